@@ -31,6 +31,7 @@ from tui.sessions import SessionStore
 from tui.tabs import Tabs
 from tui.terminal import surviving
 from tui.web import in_browser
+from tui.widgets.frame import key_names
 from tui.widgets.prompt import Prompt
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
@@ -80,6 +81,7 @@ class ChatApp(App[None]):
     CSS_PATH = "chat.tcss"
     DEFAULT_MODE = "tab-1"
     COMMAND_PALETTE_BINDING = "ctrl+p"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-usual")]  # noqa: RUF012 - as declared by Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(
@@ -330,5 +332,6 @@ class ChatApp(App[None]):
                 def run(name: str = command.name) -> None:
                     self.run_worker(self.run_command(name))
 
-                yield SystemCommand(f"/{command.name}", command.title, run)
-        yield SystemCommand("Quit", "Leave", self.action_quit)
+                # The palette searches titles alone, and what a command does is what people look for.
+                keys = key_names(self.keys.get(command.name, command.key))
+                yield SystemCommand(f"{command.title} · /{command.name}", keys, run)

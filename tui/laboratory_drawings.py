@@ -34,7 +34,10 @@ def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
         lines.append((f"{f'#{number}':<{_LABEL}}"[:_LABEL], MUTED))
         lines += _bar(each, snapshot.now, began, seconds / room, room)
         if below:
-            lines.append((f"\n{'':<{_LABEL}}{' · '.join(_details(each))}"[: width + 1], MUTED))
+            details = list(_details(each))
+            while len(details) > 1 and _LABEL + len(" · ".join(details)) > width:
+                details.pop()  # rather than half a figure
+            lines.append((f"\n{'':<{_LABEL}}{' · '.join(details)}"[: width + 1], MUTED))
         lines.append((f" {_figures(each)}"[:figures], MUTED))
         lines.append(("\n", ""))
     lines += [*_time_axis(seconds, room), *_legend()]

@@ -83,7 +83,9 @@ class Parameters:
     def text(self, name: str) -> str:
         """The value as `with_text` reads it."""
         value = getattr(self, name)
-        return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return "default" if value is None else str(value)
 
     def sampling(self) -> SamplingParams:
         """The sampler's part."""

@@ -11,14 +11,14 @@ from rich.cells import cell_len
 from textual.widgets import Static
 
 from localllm.answer.event import AnswerEvent, Logprob
-from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
+from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
 from localllm.engine.request import Counts, Timings
 from localllm.measure.inspection_data import snapshot_data, snapshot_of
-from localllm.measure.laboratory import ModelCosts, Part, Reached, Setting, forecast, points
-from localllm.measure.simulate.shape import llama_3_8b
+from localllm.measure.laboratory import ModelCosts, Reached, Setting, forecast, points
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
+from tests.tui.screens import COSTS, SHAPE, TIMELINES
 from tui import drawings, laboratory_drawings
 from tui.screens.inspector import InspectorScreen
 from tui.status import Latency
@@ -30,18 +30,9 @@ SNAPSHOT = EngineSnapshot(
     page_size=16,
     pages_total=100,
     page_holders=np.array([3, 2, 2, 0, 1, 1, 1, 1, 0], np.int32),
-    timelines=(
-        Timeline(0.0, [Span(False, 1.0, 2.0, 32), Span(False, 2.0, 3.0, 64), Span(True, 3.0, 8.0, 10)], 16, 10, 8.0),
-        Timeline(4.0, [Span(False, 8.0, 9.0, 40)]),
-    ),
+    timelines=TIMELINES,
     now=10.0,
 )
-# A weight is a byte and two operations: 8 GB of layers, 1 GB of logits, 1 KiB of keys and values a token.
-SHAPE = replace(
-    llama_3_8b(), layers=1, kv_heads=4, head_size=64, weights=9e9, dense_bytes=8e9, output_bytes=1e9,
-    row_operations=16e9, output_operations=2e9,
-)  # fmt: skip
-COSTS = ModelCosts(SHAPE, (Part("layers", 8e9, 16e9), Part("logits", 1e9, 2e9)), 8.0, "f16", 90e9, 1800e9)
 
 
 def test_the_schedule_has_a_column_a_step() -> None:

@@ -5,7 +5,6 @@ from localllm.text import shortened
 from tui.saved import folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from tui.screens.chat import ChatScreen
 from tui.sessions import Role
-from tui.widgets.frame import aligned
 
 
 async def prompt(chat: ChatScreen, argument: str) -> None:
@@ -56,4 +55,4 @@ def _parsed(argument: str) -> tuple[str, bool, str]:
 
 def _list(chat: ChatScreen, kind: str, rows: list[tuple[str, str, str]]) -> None:
     hint = f"They are files in {folder_of(kind)}, to edit and to share. /{kind} save NAME adds one."
-    chat.show_note(aligned([*rows, (hint, "", "")]) if rows else f"There is no {kind} yet. {hint}")
+    chat.show_note([*rows, (hint, "", "")] if rows else f"There is no {kind} yet. {hint}")

@@ -11,7 +11,7 @@ from localllm.files import user_path
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
 from tui.sessions.tags import change_tags
-from tui.widgets.frame import aligned, preview
+from tui.widgets.frame import preview
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
@@ -74,7 +74,7 @@ async def tag(chat: ChatScreen, argument: str) -> None:
         chat.show_title()
         return
     used = [(f"#{name}", "1 chat" if count == 1 else f"{count} chats", "") for name, count in store.tags()]
-    chat.show_note(aligned(used) if used else "No chat has a tag. /tag NAME adds one, /tag -NAME removes it.")
+    chat.show_note(used or "No chat has a tag. /tag NAME adds one, /tag -NAME removes it.")
 
 
 async def delete(chat: ChatScreen, _argument: str) -> None:

@@ -7,7 +7,6 @@ from localllm.files import user_path
 from tui.background import in_thread
 from tui.parameters import NAMES, Parameters
 from tui.screens.chat import ChatScreen
-from tui.widgets.frame import aligned
 
 NOTED_RIVALS = 5
 _SWITCHES = {"think": "on", "nothink": "off"}  # Ollama's names
@@ -34,7 +33,7 @@ async def show(chat: ChatScreen, _argument: str) -> None:
     if info:
         model = (info.name, f"{info.place} · context {info.context or 'unknown'} tokens", "")
     parameters = chat.conversation.parameters
-    chat.show_note(aligned([model, ("", "", ""), *((name, parameters.text(name), "") for name in NAMES)]))
+    chat.show_note([model, ("", "", ""), *((name, parameters.text(name), "") for name in NAMES)])
 
 
 async def load(chat: ChatScreen, argument: str) -> None:
@@ -90,7 +89,7 @@ async def use_tools(chat: ChatScreen, argument: str) -> None:
         *[("allowed" if not number else "", rule, "") for number, rule in enumerate(rules)],
         *[("problem", problem, "") for problem in tools.problems],
     ]
-    chat.show_note(aligned(rows))
+    chat.show_note(rows)
 
 
 async def ask_folder(chat: ChatScreen, argument: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from localllm.text import shortened
 from tui.commands import answers, saved, sessions, settings, tabs
 from tui.screens.chat import ChatScreen
-from tui.widgets.frame import aligned, key_names
+from tui.widgets.frame import key_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ async def show_help(chat: ChatScreen, _argument: str) -> None:
         for command in COMMANDS
     ]
     others = [(key_names(keys.get(name, usual)), what, "") for name, usual, what in _KEYS]
-    chat.show_note(aligned([*commands, ("", "", ""), *others, ("@path", "Attach a file", "")]))
+    chat.show_note([*commands, ("", "", ""), *others, ("@path", "Attach a file", "")])
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -76,6 +76,7 @@ class ApprovalScreen(ModalScreen[Decision]):
         self._options.highlighted = None
         self._options.focus()
         self.set_interval(POLL_S, self._look)
+        self.call_after_refresh(self.refresh_bindings)
 
     def _choices(self) -> list[Option]:
         rule = rule_for(self._action)
@@ -88,6 +89,10 @@ class ApprovalScreen(ModalScreen[Decision]):
     def _look(self) -> None:
         if self._stop.is_set() and self.is_current:
             self.dismiss(Decision.REFUSE)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """More is offered where there is more to see."""
+        return self._preview.max_scroll_y > 0 if action == "scroll" else True
 
     def on_key(self, event: Key) -> None:
         """Typing goes on in the prompt."""

@@ -30,7 +30,7 @@ from tui.status import Latency
 from tui.tabs import TabChanged, Tabs
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
-from tui.widgets.frame import Note, Notice, StatusLine, TabMark, TitleBar
+from tui.widgets.frame import Note, Notice, Row, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
@@ -319,6 +319,9 @@ class ChatScreen(Screen[None]):
         if action == "back":
             away = self.editing is not None or self.focused is not self.prompt
             return finding or (not at_work and (away or bool(self.transcript.query(Note))))
+        if action == "variant":
+            view = self.transcript.selected()
+            return view is not None and view.variant[1] > 1
         return True
 
     def action_scroll(self, pages: int) -> None:
@@ -350,7 +353,7 @@ class ChatScreen(Screen[None]):
         """Say what is wrong, and what to do, where the user looks."""
         self.transcript.show_error(text)
 
-    def show_note(self, content: Content | str) -> None:
+    def show_note(self, content: Content | str | Sequence[Row]) -> None:
         """Show something that is no part of the conversation."""
         self.run_worker(self.transcript.note(Note(content)))
 

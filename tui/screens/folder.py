@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from textual.content import Content
-
 from localllm.errors import RequestError
 from tui.attachments import find_attachments
 from tui.backend import Backend
 from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.sessions import Attachment
-from tui.widgets.frame import StatusLine, aligned
+from tui.widgets.frame import Row, StatusLine
 
 if TYPE_CHECKING:
     from localllm.documents.embeddings import MeaningSearch
@@ -127,17 +125,19 @@ class ChatFolder:
         return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found]
 
 
-def folder_note(folder: str, opened: _Opened) -> Content:
+def folder_note(folder: str, opened: _Opened) -> list[Row]:
     """What is known of a folder."""
     from localllm.documents.answer import problems_in_words
     from localllm.documents.embeddings import OFFERED
 
     report = opened.report
     offer = f"words; `localllm pull {OFFERED}` adds search by meaning"
+    files = "1 file" if report.files == 1 else f"{report.files} files"
+    chunks = "1 chunk" if report.chunks == 1 else f"{report.chunks} chunks"
     by = f"words, and meaning by {opened.embedder}" if opened.meaning else offer
     rows = [
         ("folder", folder, ""),
-        ("indexed", f"{report.files} files, {report.chunks} chunks, {report.read} read in {report.seconds:.1f} s", ""),
+        ("indexed", f"{files}, {chunks}, {report.read} read in {report.seconds:.1f} s", ""),
         ("found by", by, ""),
         ("answers", "quote the documents; each quotation is looked up word for word", ""),
     ]
@@ -145,4 +145,4 @@ def folder_note(folder: str, opened: _Opened) -> Content:
         rows.append(("later", f"{opened.unseen} chunks are found by words only until they are embedded", ""))
     if problems := problems_in_words(report):
         rows.append(("problems", problems, ""))
-    return aligned(rows)
+    return rows

@@ -116,12 +116,18 @@ class SessionsScreen(ModalScreen[int | None]):
         if (marked := self._marked()) is not None:
             self._act(self._store.delete, marked.id)
             self._deleted.append(marked.id)
+            self.refresh_bindings()
             self.notify(f"Deleted {marked.title!r}. Ctrl+Z brings it back.", markup=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Undo is offered where there is something to bring back."""
+        return bool(self._deleted) if action == "undo" else True
 
     def action_undo(self) -> None:
         """Bring the session back that was deleted last."""
         if self._deleted:
             self._act(self._store.restore, self._deleted.pop())
+            self.refresh_bindings()
 
     def _end_edit(self) -> None:
         self._edited = None

@@ -83,7 +83,7 @@ class Completion(OptionList, can_focus=False):
         if quoted or begun not in [choice.path for choice in found]:  # else it is written already
             self._values = [_mentioned(choice.path, quoted) for choice in found]
             self._counting = self.run_worker(partial(self._count, found), exclusive=True, group="count")
-        return [_file_row(choice) for choice in found]
+        return [_file_row(choice, self.size.width) for choice in found]
 
     async def _list(self, before: str, whole: str) -> None:
         self._files = await in_thread(list_files)
@@ -95,7 +95,7 @@ class Completion(OptionList, can_focus=False):
         for place, choice in enumerate(found):
             size = await in_thread(lambda choice=choice: size_of(choice.path, self._count_tokens))  # type: ignore[misc]
             if size and place < self.option_count:
-                self.replace_option_prompt_at_index(place, _file_row(choice, size))
+                self.replace_option_prompt_at_index(place, _file_row(choice, self.size.width, size))
 
     @property
     def is_open(self) -> bool:
@@ -123,9 +123,12 @@ def _mentioned(path: str, quoted: bool) -> str:
     return f'"{path}' if path.endswith("/") else f'"{path}"'
 
 
-def _file_row(choice: FileChoice, size: str = "") -> Content:
-    """A path with the letters that were written, and what it takes."""
+def _file_row(choice: FileChoice, columns: int, size: str = "") -> Content:
+    """A path with the letters that were written, and what it takes. A path that is too long loses its beginning."""
     path = Content(harmless(choice.path))
     for place in choice.letters:
         path = path.stylize("bold $accent", place, place + 1)
+    room = max(columns - len(size) - 4, FILE_COLUMNS)
+    if len(path) > room:
+        path = Content.assemble("…", path[len(path) - room + 1 :])
     return Content.assemble(path, " " * max(FILE_COLUMNS - path.cell_length, 2) if size else "", (size, MUTED))

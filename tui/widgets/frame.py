@@ -24,6 +24,7 @@ LOGO = """\
 _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a command"), ("Ctrl+D", "leave"))
 
 
+USUAL_COLUMNS = 80
 MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
@@ -80,7 +81,11 @@ class TitleBar(Horizontal):
         self.call_after_refresh(self._redraw)
 
     def _redraw(self) -> None:
-        if len(self._marks) > 1:
+        several = len(self._marks) > 1
+        if self._model.display is several:
+            self._model.display = not several  # the status line names it too
+            self.call_after_refresh(self._redraw)
+        if several:
             self._title.update(_tab_row(self._marks, self._current, self._title.size.width))
         else:
             tags = "".join(f"  #{tag}" for tag in self.tags)
@@ -89,10 +94,18 @@ class TitleBar(Horizontal):
 
 def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:
     """The tabs side by side: number, sign, as much of the titles as fits. A click brings one to the front."""
-    room = max((width - 2 * len(marks)) // len(marks) - 4, 1)
+    room = width - sum(6 if mark.sign else 4 for mark in marks)
+    titles = [Content(harmless(mark.title)) for mark in marks]
+    shown = dict(enumerate(titles))
+    # Short titles leave room to long ones; the current one may take half of all.
+    by_length = sorted(shown, key=lambda place: (place != current, titles[place].cell_length))
+    for before, place in enumerate(by_length):
+        most = max(room // (2 if place == current else len(marks) - before), 1)
+        shown[place] = titles[place].truncate(most, ellipsis=True)
+        room -= shown[place].cell_length
     pieces: list[Content] = []
     for place, mark in enumerate(marks):
-        title = Content(harmless(mark.title)).truncate(room, ellipsis=True)
+        title = shown[place]
         tab = Content.assemble(f" {place + 1} ", (mark.sign, mark.style), " " if mark.sign else "", title, " ")
         tab = tab.stylize_before("bold reverse" if place == current else MUTED)
         pieces.append(tab.stylize(Style.from_meta({"@click": f"app.tab({place})"})))
@@ -140,15 +153,27 @@ class Welcome(Vertical):
         self._notice.display = True
 
 
+Row = tuple[str, str, str]
+"""Of a note: a name, what it is, and something beside it."""
+
+
 class Note(Static):
     """Help, parameters or an error below the messages, until the conversation goes on."""
 
-    def __init__(self, content: Content | str, failure: bool = False) -> None:
+    def __init__(self, content: Content | str | Sequence[Row], failure: bool = False) -> None:
+        """content: a text, or rows that are aligned to the width."""
+        self._rows = () if isinstance(content, (str, Content)) else content
+        text = aligned(self._rows, USUAL_COLUMNS) if self._rows else content
         super().__init__(
-            harmless(content) if isinstance(content, str) else content,
+            harmless(text) if isinstance(text, str) else text,  # type: ignore[arg-type]
             markup=False,
             classes="note failure" if failure else "note",
         )
+
+    def on_resize(self) -> None:
+        """Fit the rows into the new width."""
+        if self._rows:
+            self.update(aligned(self._rows, self.content_size.width))
 
 
 class Notice(Static):
@@ -172,18 +197,22 @@ class Notice(Static):
         self.display = False
 
 
-def aligned(rows: Sequence[tuple[str, str, str]]) -> Content:
-    """Three columns, as wide as they have to be: a name, what it is, and something beside it."""
-    first = max(columns_of(name) for name, _, _ in rows) + 2
+def aligned(rows: Sequence[Row], width: int) -> Content:
+    """Three columns, as wide as they have to be; what a row has behind its name wraps within its own columns.
+
+    A name alone in its row may be longer than the column of names.
+    """
+    first = max((columns_of(name) for name, what, _ in rows if what), default=0) + 2
     second = max((columns_of(what) for _, what, beside in rows if beside), default=0) + 2
-    lines = [
-        Content.assemble(
-            (harmless(name) + " " * (first - columns_of(name)), "bold"),
-            harmless(what) + " " * (max(second - columns_of(what), 0) if beside else 0),
-            (harmless(beside), MUTED),
-        )
-        for name, what, beside in rows
-    ]
+    if first + second + max(columns_of(beside) for _, _, beside in rows) > width:
+        second = 0  # what is beside follows at once
+    lines: list[Content] = []
+    for name, what, beside in rows:
+        gap = " " * max(second - columns_of(what), 2) if beside else ""
+        rest = Content.assemble(harmless(what) + gap, (harmless(beside), MUTED)).wrap(max(width - first, first))
+        named = harmless(name) + " " * (first - columns_of(name))
+        lines.append(Content.assemble((named, "bold"), *rest[:1]))
+        lines += [Content.assemble(" " * first, line) for line in rest[1:]]
     return Content("\n").join(lines)
 
 
