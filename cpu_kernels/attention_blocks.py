@@ -17,6 +17,7 @@ import numpy as np
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_TOKENS, VECTORS
 from cpu_kernels.attention_span import seen
 from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER
 from cpu_kernels.simd.arithmetic import (
     add_i32,
@@ -57,7 +58,12 @@ from cpu_kernels.simd.vectors import (
 _ZERO, _WORD = np.float32(0.0), np.float32(32767.0)
 WORDS_BYTES = SPAN_TOKENS * 2
 """Bytes from one column's words of weights to the next's."""
-_VALUE_ROWS = {columns: min(2, VECTORS // columns) for columns in (1, 2, 4, 8) if columns <= VECTORS}
+# Of values, two vectors meet all columns where registers hold so many sums.
+_VALUE_ROWS = {
+    columns: 2 if POLICY.vector_parts == 1 else min(2, VECTORS // columns)
+    for columns in (1, 2, 4, 8)
+    if columns <= VECTORS
+}
 
 MEMORY_BYTES = MAX_COLUMNS * (SPAN_BYTES + WORDS_BYTES + 8)
 """Scratch for a span's weights: scales of the tokens as each row sees them, words, columns' factors and first sums."""

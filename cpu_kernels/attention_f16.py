@@ -4,6 +4,7 @@ from typing import Any
 
 from cpu_kernels.attention_shape import SPAN_BYTES, VECTORS
 from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.cross import cross_fma_f16, cross_store, no_rows, page_rows, prefetch_rows, spaced_rows
 from cpu_kernels.simd.tiles import zero_tile_f32
@@ -42,12 +43,18 @@ def queries(columns: int) -> Any:
     return put
 
 
+def _rows(columns: int) -> int:
+    """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
+    return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
+
+
 def scores(columns: int, value_bytes: int) -> Any:
     """Function that computes a span's scores, [column][token], and asks for the pages that come next.
 
     value_bytes: bytes of a page of values for each of D, scales left out.
     """
-    rows, tile = VECTORS // columns, VECTORS
+    rows = _rows(columns)
+    tile = rows * columns
     value_step, value_lines = value_bytes, -(-4 * value_bytes // 64)
 
     @inner
@@ -81,7 +88,8 @@ def outputs(columns: int, key_bytes: int) -> Any:
 
     Asking for the next span's keys meanwhile, as those of q8_0 do, costs more than it brings: key_bytes is not used.
     """
-    rows, tile = VECTORS // columns, VECTORS
+    rows = _rows(columns)
+    tile = rows * columns
 
     @inner
     def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
