@@ -190,9 +190,10 @@ async def commands(pilot: Pilot[None]) -> None:
 
 async def palette(pilot: Pilot[None]) -> None:
     await loaded(pilot)
-    await pilot.press("ctrl+p", *"ch")
+    await pilot.press("ctrl+p")
     await until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
-    await until(pilot, lambda: pilot.app.screen.query_one(OptionList).option_count)
+    await pilot.press(*"chat")
+    await until(pilot, lambda: pilot.app.screen.query_one(OptionList).option_count > 5)
 
 
 async def help_note(pilot: Pilot[None]) -> None:
