@@ -51,7 +51,6 @@ from cpu_kernels.simd.vectors import (
     view,
 )
 
-_AHEAD, _, _TILES_AHEAD = POLICY.prefetch
 _IN_REGISTERS = POLICY.sums_in_registers
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _ONES = 0x01010101
@@ -229,10 +228,10 @@ def tile_adder(layout: ScaledBlocks) -> Any:
     lines = (block_bytes + 63) // 64
 
     @inner
-    def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int) -> None:
+    def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int, ahead: int) -> None:
         first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
         for b in range(blocks):
-            prefetch_lines(p + _AHEAD, lines)
+            prefetch_lines(p + ahead, lines)
             at = p + scales_at
             for u in range(units):
                 unit, q = b * units + u, p + u * 2 * half_bytes
@@ -244,21 +243,21 @@ def tile_adder(layout: ScaledBlocks) -> Any:
         tile_store(second, sums + 64)
 
     @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
         width = tile_width(zero)
         first, step = index * (k // 32) + start // 32, 4 * width
         x, scale = field(act, _Q) + first * 8 * step, field(act, _SCALE) + first * step
         total, p = field(act, _SUM) + first * step, group + start // values * block_bytes
         blocks = (end - start) // values
         if width == 1:
-            one_token(zero, p, blocks, x, scale, total, sums)
+            one_token(zero, p, blocks, x, scale, total, sums, ahead)
         else:
             for half in range(2):
                 out, block = sums + half * 64 * width, p
                 added = tile_load_f32(zero, out)
                 for b in range(blocks):
-                    if fresh and half == 0:
-                        prefetch_lines(block + _TILES_AHEAD, lines)
+                    if ahead > 0 and half == 0:
+                        prefetch_lines(block + ahead, lines)
                     at = block + scales_at + half * second_at
                     for u in range(units):
                         unit, q = b * units + u, block + (2 * u + half) * half_bytes
