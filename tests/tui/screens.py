@@ -355,7 +355,6 @@ async def approval_to_run(pilot: Pilot[None]) -> None:
 
 async def _asks(pilot: Pilot[None], call: ToolCall) -> None:
     chat, machine = chat_of(pilot), machine_of(pilot)
-    machine.converses = True
     machine.scripts[0] = [AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "", (call,)),)), ended()]
     await loaded(pilot)
     await say(pilot, "/set tools on")
@@ -394,7 +393,6 @@ async def personas(pilot: Pilot[None]) -> None:
 
 async def folder(pilot: Pilot[None]) -> None:
     machine, chat = machine_of(pilot), chat_of(pilot)
-    machine.converses = True
     machine.scripts.clear()
     machine.scripts += [[said(QUOTING), ended()], [said("Harbour"), ended()]]
     documents = chat.tools.folder.root / "documents"
@@ -411,7 +409,6 @@ async def folder(pilot: Pilot[None]) -> None:
 
 async def summary(pilot: Pilot[None]) -> None:
     machine, chat = machine_of(pilot), chat_of(pilot)
-    machine.converses = True
     machine.scripts.clear()
     answers = [said("It is so."), ended()]
     notes = [said("The user asks about the harbour, built in 1924."), ended()]
@@ -447,6 +444,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
     environment = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(root / "home"))
     few = colours not in ("dark", "light")
     machine = Machine()
+    machine.converses = screen in ("approval", "approval-to-run", "tool-result")
     if screen == "loading":
         machine.gate.clear()
     with (

@@ -28,7 +28,7 @@ DRAWN = (
     *("palette-dark-80x24", "help-note-dark-60x20", "wrong-light-60x20", "models-dark-60x20"),
     *("parameters-dark-60x20", "chats-dark-60x20", "chats-found-light-80x24", "find-dark-80x24"),
     *("tabs-dark-60x20", "leaving-dark-80x24", "picker-dark-60x20", "inspector-dark-120x40", "timeline-light-80x24"),
-    *("laboratory-16 colours-120x40", "answers-dark-80x24", "approval-dark-80x24", "approval-to-run-light-80x24"),
+    *("laboratory-16 colours-120x40", "answers-dark-80x24", "approval-dark-60x20", "approval-to-run-light-80x24"),
     *("tool-result-dark-80x24", "folder-light-80x24", "summary-dark-80x24"),
 )
 
