@@ -114,6 +114,24 @@ def test_escape_stops_a_load_and_the_model_before_it_stays(make_app: MakeApp, st
     assert store.remembered("model") == "tiny"
 
 
+def test_leaving_while_a_model_loads_is_no_error(make_app: MakeApp) -> None:
+    backend = FakeBackend()
+    backend.gate.clear()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = chat_of(pilot)
+            await until(pilot, lambda: chat.status_line.facts.activity == ("loading weights", 0.5))
+            worker = next(each for each in pilot.app.workers if each.group == "load")
+            chat.loader.leave(chat.place)
+            backend.gate.set()
+            await until(pilot, lambda: worker.is_finished)
+            assert worker.error is None
+            chat.loader.join(chat.place, pull=False)  # leaves again with its screen
+
+    asyncio.run(flow())
+
+
 def test_a_prompt_waits_for_its_model_and_is_told_when_there_will_be_none(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One."), ended()])
     backend.gate.clear()

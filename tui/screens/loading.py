@@ -187,6 +187,8 @@ class ModelLoader:
 
     def _fall_back(self, place: Place, why: str, failed: bool) -> None:
         """Say why the model is not there; load the fallback if there is no other."""
+        if not self._places:
+            return  # the chat was left
         if place not in self._places:
             place = self._places[0]  # its tab was closed
         fallback = self._fallback
