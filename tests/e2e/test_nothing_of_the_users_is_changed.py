@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels.kernel_cache import CACHE_VARIABLE
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -134,8 +135,10 @@ def test_every_command_leaves_them_as_they_are(tmp_path: Path, kind: str) -> Non
     for line in COMMANDS:
         words = line.format(folder=folder, digest=f"sha256-{'0' * 64}").split()
         call = [sys.executable, "-c", "from tui.main import main; main()", *words]
+        # The kernels of all tests are not to be freed.
+        environment = {**variables, CACHE_VARIABLE: ""} if words[0] == "cache" else variables
         process = subprocess.Popen(
-            call, env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            call, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         if words[0] == "serve":
             assert process.stdout is not None
