@@ -95,6 +95,7 @@ class ChatApp(App[None]):
             for command in COMMANDS
             if command.key
         ),
+        Binding("ctrl+p", "command_palette", "Palette", show=False, priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop, leave", id="interrupt", show=False, priority=True),
     ]
 
@@ -323,6 +324,11 @@ class ChatApp(App[None]):
         self._interrupted = now
         stopped = self.chat.stop_work()
         self.notify(f"{'Stopped. ' if stopped else ''}Press Ctrl+C again to leave.", timeout=LEAVE_S)
+
+    def get_key_display(self, binding: Binding) -> str:
+        """As in the help, and short: F1, ^P, Esc. A letter alone stays as it is typed."""
+        name = super().get_key_display(binding)
+        return name.title() if len(name) > 1 else name
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every command of the chat."""

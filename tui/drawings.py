@@ -9,10 +9,10 @@ from localllm.answer.event import Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
 from localllm.text import harmless, human_seconds
 
-PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
+PREFILL, DECODE, DRAFTED = "$primary", "$success", "$warning"
 MUTED = "$foreground 60%"
 # Of a page: free, held by one sequence, by two, by more.
-_HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$accent"))
+_HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$warning"))
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 Piece = tuple[str, str]
@@ -41,7 +41,7 @@ def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
         ("█ prefill ", PREFILL),
         ("█ decode ", DECODE),
         ("█ drafts", DRAFTED),
-        (f" · highest {most} rows\n", MUTED),
+        (f" · up to {most} rows (log)\n", MUTED),
         (f"last: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
         (f" in {human_seconds(last.seconds)}", MUTED),
     ]
@@ -104,7 +104,7 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
     middle, late = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
     lines: list[Piece] = [
         (name, "bold"),
-        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  of {len(seconds)}\n", MUTED),
+        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  {len(seconds)} measured\n", MUTED),
     ]
     room = max(width - 22, 4)
     for place in range(min(buckets), max(buckets) + 1):
@@ -137,7 +137,7 @@ def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
 def speculation(drafted: int, accepted: int) -> Content:
     """How many speculated tokens were right."""
     if not drafted:
-        return Content.styled("No token was speculated yet.", MUTED)
+        return Content.styled("No token was drafted yet.", MUTED)
     share = accepted / drafted
     return Content.assemble(
         ("Speculation", "bold"),

@@ -14,6 +14,7 @@ Piece = tuple[str, str]
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
+_MARK = 9  # columns that a mark of the time axis takes at least
 _LABEL = 7  # columns of a request's label or of an axis' figures
 GIGA = 1e9
 
@@ -56,10 +57,10 @@ def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
         phases.append(("cache", begun, begun, DRAFTED, f"{each.cached} tokens not computed again"))
     for span in each.spans:
         rate = span.rows / max(span.ended - span.began, 1e-6)
-        what = f"{_rows(span.rows)}, {human_speed(rate)} /s"
+        what = f"{_rows(span.rows)} at {human_speed(rate)}/s"
         phases.append(("decode" if span.decodes else "prefill", span.began, span.ended, "", what))
-    finish = "at work" if each.ended is None else f"{each.generated} tokens"
-    phases.append(("finish", ended, ended, DECODE, finish))
+    end = ("now", "at work") if each.ended is None else ("finish", f"{each.generated} tokens")
+    phases.append((end[0], ended, ended, DECODE, end[1]))
     room_for = max(height - 2, 3)
     if len(phases) > room_for:
         left = len(phases) - room_for
@@ -135,10 +136,17 @@ def _details(each: Timeline) -> Sequence[str]:
 
 
 def _time_axis(seconds: float, room: int) -> list[Piece]:
-    marks = max(room // 14, 1)
-    step = room / marks
-    line = "".join(f"{'└' + human_seconds(seconds * mark / marks):<{math.ceil(step)}}" for mark in range(marks))
-    return [(" " * _LABEL + line[:room] + "\n", MUTED)]
+    """Marks at round times, as many as have room."""
+    least = seconds * _MARK / room
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+    line = ""
+    for mark in range(math.floor(seconds / step) + 1):
+        text = "└" + (human_seconds(step * mark) if mark else "0")
+        place = round(step * mark / seconds * room)
+        if place + len(text) <= room:
+            line = line.ljust(place) + text
+    return [(" " * _LABEL + line + "\n", MUTED)]
 
 
 def roofline(
@@ -225,7 +233,7 @@ def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
     """Tokens a second of all sequences, for several batches of the other setting."""
     room = max(width - 26, 4)
     most = max(found.all for _, found in forecasts)
-    lines: list[Piece] = [("\nBATCH  tok/s of all (of each)\n", MUTED)]
+    lines: list[Piece] = [("\nbatch  tok/s of all (of each)\n", MUTED)]
     for batch, found in forecasts:
         bar = "█" * max(round(found.all / most * room), 1)
         lines += [(f"{batch:>5}  ", ""), (bar, "$secondary")]
@@ -243,7 +251,7 @@ def what_if(
         ("c C", "tokens of context", f"{first.context:,}", f"{second.context:,}"),
         ("k", "keys and values", first.kv_type, second.kv_type),
         ("w W", "bits of a weight", f"{first.bits:.2f}", f"{second.bits:.2f}"),
-        ("d D", "drafted, 70 % right", str(first.draft), str(second.draft)),
+        ("d D", "drafted, 70% right", str(first.draft), str(second.draft)),
         ("", "tok/s of each", human_speed(one.each), human_speed(two.each)),
         ("", "tok/s of all", human_speed(one.all), human_speed(two.all)),
         ("", "weights", human_bytes(round(one.weights)), human_bytes(round(two.weights))),

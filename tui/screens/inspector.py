@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Static, TabbedContent, TabPane
 
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
@@ -20,6 +20,7 @@ from localllm.measure.formulas.memory import KV_TYPES
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.status import Latency
+from tui.widgets.frame import KeyBar
 
 REFRESH_S = 0.25
 # Pages, their pictures and these pictures' titles.
@@ -32,13 +33,15 @@ PAGES: Mapping[str, Mapping[str, str]] = {
     },
     "Timeline": {"timeline": "Phases of the last requests", "last_request": "The last request, phase by phase"},
     "Laboratory": {"roofline": "Roofline", "what_if": "What if", "parts": "Cost of a decoding step"},
-    "Answers": {"latency": "Latency", "choices": "Tokens"},
+    "Answers": {"latency": "Latency", "choices": "Tokens: probability, alternatives"},
 }
 NO_ENGINE = "No engine to look into: no model is loaded yet, or a server answers that is not localllm's."
 NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
 NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
 WIDE = 100  # columns for two pictures beside each other
-LEAST_ROWS = 9  # of a picture with its frame; a page of more pictures scrolls
+# Of a picture with its frame; a page of more pictures scrolls.
+LEAST_ROWS = {"page-laboratory": 13}
+USUAL_ROWS = 9
 _FRAME = 2, 4  # rows and columns that a picture's frame takes
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
 _MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
@@ -94,7 +97,7 @@ class InspectorScreen(Screen[None]):
                         with Vertical(classes="picture") as box:
                             box.border_title = title
                             yield self._pictures[name]
-        yield Footer(show_command_palette=False)
+        yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Draw what the chat has measured, and look into the engine."""
@@ -189,7 +192,7 @@ class InspectorScreen(Screen[None]):
         lines = -(-len(pictures) // columns)
         grid = pane.query_one(Grid)
         grid.styles.grid_size_columns = columns
-        grid.styles.height = max(space, lines * LEAST_ROWS)
+        grid.styles.height = max(space, lines * LEAST_ROWS.get(self._page, USUAL_ROWS))
         # Of three pictures the first has a column to itself.
         tall = columns == 2 and len(pictures) == 3
         pictures.first().styles.row_span = 2 if tall else 1
@@ -297,8 +300,8 @@ class InspectorScreen(Screen[None]):
         latency = self._latency_of
         return Content("\n").join(
             [
-                drawings.histogram("TTFT", latency.ttft, width),
-                drawings.histogram("ITL", latency.itl, width),
+                drawings.histogram("TTFT, to the first token", latency.ttft, width),
+                drawings.histogram("ITL, between tokens", latency.itl, width),
                 drawings.speculation(latency.drafted, latency.accepted),
             ]
         )

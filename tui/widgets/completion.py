@@ -18,7 +18,7 @@ from tui.status import MUTED
 
 MOST_SHOWN = 8
 LISTED_S = 10.0  # for so long the folder's files are taken to be the same
-COMMAND_COLUMNS, FILE_COLUMNS = 26, 40
+COMMAND_COLUMNS, FILE_COLUMNS = 20, 40
 
 Suggestion = tuple[str, str, str]
 """A slash command: its name, what may follow it, and what it does."""

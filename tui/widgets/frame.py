@@ -9,7 +9,8 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.style import Style
 from textual.timer import Timer
-from textual.widgets import Static
+from textual.widgets import Footer, Static
+from textual.widgets._footer import FooterKey
 
 from localllm.text import columns_of, harmless
 from tui.status import MUTED, Status
@@ -126,6 +127,34 @@ class StatusLine(Static):
     def redraw(self) -> None:
         """Show the facts as they are now."""
         self.update(self.facts.line(self.size.width))
+
+
+class KeyBar(Footer):
+    """The keys that work now, as many as fit whole. A narrow window leaves the palette out."""
+
+    def compose(self) -> ComposeResult:
+        """The keys in order; the palette's keeps its place on the right."""
+        keys = [key for key in super().compose() if isinstance(key, FooterKey)]
+        room = self.size.width
+        if palette := next((key for key in keys if key.has_class("-command-palette")), None):
+            keys.remove(palette)
+            if room >= USUAL_COLUMNS:
+                room -= _columns(palette) + 2  # a line before it, a blank behind it
+                yield palette
+        for key in keys:
+            room -= _columns(key)
+            if room < 0:
+                return
+            yield key
+
+    def on_resize(self) -> None:
+        """Choose again for the new width."""
+        self.call_after_refresh(self.recompose)
+
+
+def _columns(key: FooterKey) -> int:
+    """What a key takes of the footer, with a blank before, between and behind its parts."""
+    return columns_of(key.key_display) + columns_of(key.description) + 3
 
 
 class Welcome(Vertical):

@@ -64,7 +64,7 @@ class Prompt(TextArea):
             id="prompt",
             show_line_numbers=False,
             highlight_cursor_line=False,
-            placeholder="Ask anything  ·  / for commands  ·  @ for files",
+            placeholder="Ask anything · / for commands · @ for files",
             tab_behavior="focus",
         )
         self.sent: list[str] = []
