@@ -14,7 +14,7 @@ Piece = tuple[str, str]
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
-_MARK = 9  # columns that a mark of the time axis takes at least
+_MARK = 8  # columns that a mark of the time axis takes at least
 _LABEL = 7  # columns of a request's label or of an axis' figures
 GIGA = 1e9
 

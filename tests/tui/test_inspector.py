@@ -67,7 +67,7 @@ def test_the_tree_shows_depth_sharing_and_use() -> None:
 
 def test_a_histogram_counts_by_powers_of_two() -> None:
     text = str(drawings.histogram("ITL", [0.003, 0.003, 0.003, 0.012], 40))
-    assert "p50 3.0 ms  p95 12 ms  of 4" in text
+    assert "p50 3.0 ms  p95 12 ms  4 measured" in text
     rows = text.splitlines()[1:]
     assert [row.split()[-1] for row in rows] == ["3", "ms", "1"]  # 2-4 ms, nothing at 4-8 ms, 8-16 ms
 
@@ -100,7 +100,7 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
             await until(pilot, lambda: "2 share" in str(screen.query_one("#tree", Static).content))
             await pilot.press("4")
             latency = screen.query_one("#latency", Static)
-            await until(pilot, lambda: "TTFT  p50 500 ms" in str(latency.content))
+            await until(pilot, lambda: "TTFT, to the first token  p50 500 ms" in str(latency.content))
             await pilot.press("p", "escape")
             await until(pilot, lambda: pilot.app.screen is chat)
             await ask(pilot, "Again")
@@ -119,7 +119,7 @@ def test_the_timeline_shows_phases_to_scale() -> None:
     lines = str(laboratory_drawings.timeline(SNAPSHOT, 47, 5)).splitlines()
     assert lines[0].rstrip() == "#1     ····████▓▓▓▓┃━━━━━━━━━━━━━━━━━━━╸"
     assert lines[1].rstrip() == f"#2     {' ' * 16}{'·' * 16}████"
-    assert lines[2].split() == ["└0.0", "ms", "└5.00", "s"]
+    assert lines[2].split() == ["└0", "└2.00", "s", "└4.00", "s", "└6.00", "s", "└8.00", "s"]
     detailed = str(laboratory_drawings.timeline(SNAPSHOT, 120, 9))
     assert "first token 3.00 s, 2.0 rows/s · queue 1.00 s · prompt 2.00 s, 96 rows in 2 chunks · 16 cached" in detailed
     assert "reads its prompt" in detailed
@@ -130,7 +130,7 @@ def test_the_last_request_s_phases_are_told_one_by_one() -> None:
     text = str(laboratory_drawings.last_request(done, 100, 12))
     rows = [line.split()[0] for line in text.splitlines()[:6]]
     assert rows == ["queue", "cache", "prefill", "prefill", "decode", "finish"]
-    assert "16 tokens not computed again" in text and "10 rows, 2.0 /s" in text and "10 tokens" in text
+    assert "16 tokens not computed again" in text and "10 rows at 2.0/s" in text and "10 tokens" in text
     assert "more" in str(laboratory_drawings.last_request(done, 100, 6))
 
 

@@ -48,7 +48,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect", "Watch the engine at work", settings.inspect, "f2", label="Inspect"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
-    Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
+    Command("parameters", "Sampling, limits, system prompt", settings.edit_parameters, "f5", label="Tune"),
     Command("tab", "Open a new chat in a tab", tabs.open_tab, "f8", label="Tab"),
     Command("next", "Go to the next tab, or to tab N", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
     Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),

@@ -55,7 +55,7 @@ class InspectorScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f2,q", "app.pop_screen", "Back to the chat", id="inspector.back"),
+        Binding("escape,f2,q", "app.pop_screen", "Back", id="inspector.back"),
         Binding("1,2,3,4", "page", "Page", key_display="1-4", id="inspector.page"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
         Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),

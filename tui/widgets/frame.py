@@ -147,6 +147,11 @@ class KeyBar(Footer):
                 return
             yield key
 
+    async def recompose(self) -> None:
+        """Show the keys as they are now; below a panel, those from before it."""
+        if self.screen.is_current:
+            await super().recompose()
+
     def on_resize(self) -> None:
         """Choose again for the new width."""
         self.call_after_refresh(self.recompose)
