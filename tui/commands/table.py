@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from localllm.text import shortened
-from tui.commands import answers, saved, sessions, settings, tabs
+from tui.commands import answers, sessions, settings
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import key_names
 
@@ -49,10 +49,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits, system prompt", settings.edit_parameters, "f5", label="Tune"),
-    Command("tab", "Open a new chat in a tab", tabs.open_tab, "f8", label="Tab"),
-    Command("next", "Go to the next tab, or to tab N", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
-    Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),
-    Command("close", "Close this tab; its chat is kept", tabs.close_tab),
+    Command("tab", "Open a new chat in a tab", sessions.open_tab, "f8", label="Tab"),
+    Command("next", "Go to the next tab, or to tab N", sessions.next_tab, "f7,ctrl+pagedown", "[N]"),
+    Command("previous", "Go to the previous tab", sessions.previous_tab, "f6,ctrl+pageup"),
+    Command("close", "Close this tab; its chat is kept", sessions.close_tab),
     Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
     Command("tag", "Add tags to the chat, or remove them", sessions.tag, argument="[NAME -NAME]"),
     Command("delete", "Delete the chat", sessions.delete),
@@ -71,8 +71,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
-    Command("prompt", "Use a prompt; save NAME keeps the last", saved.prompt, argument="[NAME]"),
-    Command("persona", "Use a persona; save NAME keeps one", saved.persona, argument="[NAME]"),
+    Command("prompt", "Use a prompt; save NAME keeps the last", settings.prompt, argument="[NAME]"),
+    Command("persona", "Use a persona; save NAME keeps one", settings.persona, argument="[NAME]"),
     Command("load", "Load another model", settings.load, argument="MODEL"),
     Command("save", "Save all of this as a new model", settings.save, argument="NAME"),
     Command("notify", "Notify me when an answer is done", settings.notify, argument="[on|off]"),

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
-from tui.sessions.tags import change_tags, split_search
+from tui.sessions.store import change_tags, split_search
 from tui.widgets.frame import KeyBar
 
 _SEARCH = "Search titles and messages; #tag"
