@@ -8,7 +8,7 @@ from textual.content import Content
 from localllm.engine.inspection import EngineSnapshot, Timeline
 from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
 from localllm.text import human_bytes, human_seconds, human_speed
-from tui.drawings import DECODE, DRAFTED, MUTED, PREFILL
+from tui.drawings import DECODE, DRAFTED, GIGA, MUTED, PREFILL, counted
 
 Piece = tuple[str, str]
 
@@ -16,7 +16,6 @@ _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
 _MARK = 8  # columns that a mark of the time axis takes at least
 _LABEL = 7  # columns of a request's label or of an axis' figures
-GIGA = 1e9
 
 
 def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
@@ -54,12 +53,12 @@ def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
     begun = each.spans[0].began if each.spans else ended
     phases: list[tuple[str, float, float, str, str]] = [("queue", each.came, begun, MUTED, "")]
     if each.cached:
-        phases.append(("cache", begun, begun, DRAFTED, f"{each.cached} tokens not computed again"))
+        phases.append(("cache", begun, begun, DRAFTED, f"{counted(each.cached, 'token')} not computed again"))
     for span in each.spans:
         rate = span.rows / max(span.ended - span.began, 1e-6)
-        what = f"{_rows(span.rows)} at {human_speed(rate)}/s"
+        what = f"{counted(span.rows, 'row')} at {human_speed(rate)}/s"
         phases.append(("decode" if span.decodes else "prefill", span.began, span.ended, "", what))
-    end = ("now", "at work") if each.ended is None else ("finish", f"{each.generated} tokens")
+    end = ("now", "at work") if each.ended is None else ("finish", counted(each.generated, "token"))
     phases.append((end[0], ended, ended, DECODE, end[1]))
     room_for = max(height - 2, 3)
     if len(phases) > room_for:
@@ -125,7 +124,7 @@ def _details(each: Timeline) -> Sequence[str]:
     if not chunks:
         return (_figures(each),)
     took = sum(span.ended - span.began for span in chunks)
-    read = f"{_rows(sum(span.rows for span in chunks))} in {len(chunks)} chunk{'s' if len(chunks) > 1 else ''}"
+    read = f"{counted(sum(span.rows for span in chunks), 'row')} in {counted(len(chunks), 'chunk')}"
     return (
         _figures(each),
         f"queue {human_seconds(chunks[0].began - each.came)}",
@@ -200,10 +199,6 @@ def roofline(
     return Content.assemble(*lines)
 
 
-def _rows(count: int) -> str:
-    return f"{count} row{'s' if count != 1 else ''}"
-
-
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
@@ -217,7 +212,7 @@ def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width:
     lines: list[Piece] = []
     for what, (setting, found) in (("now", now), ("what if", other)) if both else (("what if", other),):
         rows = setting.batch * (setting.draft + 1)
-        lines.append((f"{what}: {_rows(rows)} in {human_seconds(found.seconds)}\n", MUTED))
+        lines.append((f"{what}: {counted(rows, 'row')} in {human_seconds(found.seconds)}\n", MUTED))
         for name, seconds in found.parts:
             filled = math.ceil(seconds / most * room) if seconds else 0
             lines += [

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,11 +41,14 @@ def test_the_schedule_has_a_column_a_step() -> None:
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5
     assert lines[1] == "█▃"  # log2(2) / 5 of two lines is 0.4 of a cell
     assert "last: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
+    assert str(drawings.schedule(SNAPSHOT.steps, 10, 2, 12.5e9)).endswith("in 10 ms, 12.5 GB/s")
 
 
 def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     text = str(drawings.pages(SNAPSHOT, 20, 2))
     assert "· 93 free ░ 4 once ▒ 2 twice █ 1 more" in text
+    assert "16 tokens a page" in text
+    assert "16 tokens, 36 KiB a page" in str(drawings.pages(SNAPSHOT, 20, 2, 2304.0))
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 
@@ -112,6 +116,26 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
 
     asyncio.run(flow())
     assert [request.sampling.get("logprobs") for request in backend.requests] == [None, 5]
+
+
+def test_what_is_shown_is_exported(make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = FakeBackend([])
+    backend.snapshot = SNAPSHOT
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(120, 40)) as pilot:
+            await loaded(pilot)
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            tree = pilot.app.screen.query_one("#tree", Static)
+            await until(pilot, lambda: "2 share" in str(tree.content))
+            await pilot.press("e")
+
+    asyncio.run(flow())
+    (file,) = tmp_path.glob("inspector-*.json")
+    data = json.loads(file.read_text("utf-8"))
+    assert snapshot_of(data).steps == SNAPSHOT.steps and data["costs"] is None
 
 
 def test_the_timeline_shows_phases_to_scale() -> None:

@@ -1,10 +1,13 @@
 """The inspector: the machine at work, drawn from the engine's own data, and what its steps would cost elsewise."""
 
 import asyncio
+import json
 import textwrap
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,7 +19,8 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
-from localllm.measure.formulas.memory import KV_TYPES
+from localllm.measure.formulas.memory import F16_BYTES, KV_TYPES
+from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.status import Latency
@@ -27,7 +31,7 @@ REFRESH_S = 0.25
 PAGES: Mapping[str, Mapping[str, str]] = {
     "Engine": {
         "schedule": "Schedule: rows of each step",
-        "pages": "KV pages",
+        "pages": "KV pages by how many hold them",
         "tree": "Prefix tree",
         "requests": "Requests",
     },
@@ -40,7 +44,7 @@ NO_COSTS = "What a step of this model costs is not known: the CPU engine does no
 NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
 WIDE = 100  # columns for two pictures beside each other
 # Of a picture with its frame; a page of more pictures scrolls.
-LEAST_ROWS = {"page-laboratory": 13}
+LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
 USUAL_ROWS = 9
 _FRAME = 2, 4  # rows and columns that a picture's frame takes
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
@@ -58,6 +62,7 @@ class InspectorScreen(Screen[None]):
         Binding("escape,f2,q", "app.pop_screen", "Back", id="inspector.back"),
         Binding("1,2,3,4", "page", "Page", key_display="1-4", id="inspector.page"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
+        Binding("e", "export", "Export", id="inspector.export"),
         Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),
         Binding("B", "change('batch', 0.5)", show=False, id="inspector.batch_less"),
         Binding("c", "change('context', 2)", "Context", id="inspector.context"),
@@ -140,6 +145,21 @@ class InspectorScreen(Screen[None]):
     def action_rivals(self) -> None:
         """Note alternatives from the next answer on."""
         self._note_rivals()
+
+    def action_export(self) -> None:
+        """Write what is shown to a JSON file in the current folder."""
+        if self._snapshot is None:
+            self.notify(self._absent, severity="warning", markup=False)
+            return
+        path = Path(f"inspector-{time.strftime('%Y%m%d-%H%M%S')}.json").absolute()
+        data = snapshot_data(self._snapshot) | {"costs": self._costs.as_data() if self._costs else None}
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(data, file)
+        except OSError as error:
+            self.notify(f"{path}: cannot be written: {error.strerror}.", severity="error", markup=False)
+            return
+        self.notify(f"Written to {path}", markup=False)
 
     def action_change(self, field: str, factor: float) -> None:
         """Double or halve a number of the other setting."""
@@ -235,12 +255,18 @@ class InspectorScreen(Screen[None]):
     def _schedule(self, width: int, height: int) -> Content:
         if self._snapshot is None:
             return _note(self._absent, width)
-        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2))
+        last = self._snapshot.steps[-1] if self._snapshot.steps else None
+        rate = None
+        if self._costs is not None and last is not None and last.seconds and not last.prefill:
+            rate = self._costs.shape.read_bytes(last.decode + last.drafted) / last.seconds
+        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2), rate)
 
     def _pages(self, width: int, height: int) -> Content:
         if self._snapshot is None:
             return Content()
-        return drawings.pages(self._snapshot, width, max(height - 3, 2))
+        costs = self._costs
+        token_bytes = costs.shape.kv_bytes_per_token * KV_TYPES[costs.kv_type] / F16_BYTES if costs else 0.0
+        return drawings.pages(self._snapshot, width, max(height - 3, 2), token_bytes)
 
     def _tree(self, _width: int, height: int) -> Content:
         return Content() if self._snapshot is None else drawings.tree(self._snapshot.prefixes, max(height - 1, 3))

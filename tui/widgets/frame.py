@@ -139,17 +139,17 @@ class KeyBar(Footer):
         if palette := next((key for key in keys if key.has_class("-command-palette")), None):
             keys.remove(palette)
             if room >= USUAL_COLUMNS:
-                room -= _columns(palette) + 2  # a line before it, a blank behind it
+                room -= _columns(palette) + 1  # a line before it
                 yield palette
         for key in keys:
             room -= _columns(key)
-            if room < 0:
+            if room < -1:  # the last blank may lack
                 return
             yield key
 
     async def recompose(self) -> None:
         """Show the keys as they are now; below a panel, those from before it."""
-        if self.screen.is_current:
+        if self.is_attached and self.screen.is_active:
             await super().recompose()
 
     def on_resize(self) -> None:
