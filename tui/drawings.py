@@ -46,13 +46,14 @@ def _schedule_legend(steps: Sequence[StepRecord], rate: float | None) -> list[Pi
     if not steps:
         return [("Nothing has been computed yet.", MUTED)]
     last, most = steps[-1], max(step.prefill + step.decode + step.drafted for step in steps)
+    kinds = ((last.prefill, "prefill"), (last.decode, "decode"), (last.drafted, "drafted"))
+    rows = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
     return [
         ("█ prefill ", PREFILL),
         ("█ decode ", DECODE),
         ("█ drafts", DRAFTED),
-        (f" · up to {most} rows (log)\n", MUTED),
-        (f"last: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
-        (f" in {human_seconds(last.seconds)}", MUTED),
+        (f" · up to {counted(most, 'row')} (log)\n", MUTED),
+        (f"last: {rows} in {human_seconds(last.seconds)}", MUTED),
         (f", {rate / GIGA:.3g} GB/s" if rate else "", MUTED),
     ]
 

@@ -40,6 +40,7 @@ from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
+from tui.widgets.frame import Note
 
 Flow = Callable[[Pilot[None]], Awaitable[None]]
 
@@ -381,14 +382,18 @@ async def tools(pilot: Pilot[None]) -> None:
 
 async def personas(pilot: Pilot[None]) -> None:
     await answer(pilot)
-    await say(pilot, "/persona save gardener")
-    await say(pilot, "/prompt save leaves")
-    await say(
-        pilot, "/prompt save review Look at what follows as a strict reviewer would, and say what is wrong with it"
-    )
-    await until(pilot, lambda: len(chat_of(pilot).query(".note")) == 3)
-    await say(pilot, "/prompt")
-    await until(pilot, lambda: len(chat_of(pilot).query(".note")) == 4)
+    await say(pilot, "/set system You are a gardener.")
+    await until(pilot, lambda: chat_of(pilot).conversation.parameters.system)
+    chat_of(pilot).notice.display = False
+    review = "Look at what follows as a strict reviewer would, and say what is wrong with it"
+    for command, shown in (
+        ("/persona save gardener", "gardener.toml"),
+        ("/prompt save leaves", "leaves.md"),
+        (f"/prompt save review {review}", "review.md"),
+        ("/prompt", "They are files"),
+    ):
+        await say(pilot, command)
+        await until(pilot, lambda shown=shown: any(shown in str(note.render()) for note in chat_of(pilot).query(Note)))
 
 
 async def folder(pilot: Pilot[None]) -> None:

@@ -40,7 +40,7 @@ def test_the_schedule_has_a_column_a_step() -> None:
     lines = str(drawings.schedule(SNAPSHOT.steps, 10, 2)).splitlines()
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5
     assert lines[1] == "█▃"  # log2(2) / 5 of two lines is 0.4 of a cell
-    assert "last: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
+    assert "last: 1 decode in 10 ms" in lines[3]
     assert str(drawings.schedule(SNAPSHOT.steps, 10, 2, 12.5e9)).endswith("in 10 ms, 12.5 GB/s")
 
 

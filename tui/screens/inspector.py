@@ -24,7 +24,7 @@ from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.status import Latency
-from tui.widgets.frame import KeyBar
+from tui.widgets.frame import KeyBar, Notice
 
 REFRESH_S = 0.25
 # Pages, their pictures and these pictures' titles.
@@ -102,6 +102,7 @@ class InspectorScreen(Screen[None]):
                         with Vertical(classes="picture") as box:
                             box.border_title = title
                             yield self._pictures[name]
+        yield Notice()
         yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:

@@ -17,7 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
 from tui.sessions.store import change_tags, split_search
-from tui.widgets.frame import KeyBar
+from tui.widgets.frame import KeyBar, Notice
 
 _SEARCH = "Search titles and messages; #tag"
 AROUND = 24  # characters of a message shown before what was found; twice as many behind it
@@ -54,6 +54,7 @@ class SessionsScreen(ModalScreen[int | None]):
         with Vertical(classes="panel"):
             yield Static("Chats", classes="heading")
             yield from (self._field, self._entries)
+            yield Notice()
             yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
