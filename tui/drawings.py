@@ -118,7 +118,7 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
     middle, late = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
     lines: list[Piece] = [
         (name, "bold"),
-        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  {len(seconds)} measured\n", MUTED),
+        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  n={len(seconds)}\n", MUTED),
     ]
     room = max(width - 22, 4)
     for place in range(min(buckets), max(buckets) + 1):

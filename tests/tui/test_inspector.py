@@ -71,7 +71,7 @@ def test_the_tree_shows_depth_sharing_and_use() -> None:
 
 def test_a_histogram_counts_by_powers_of_two() -> None:
     text = str(drawings.histogram("ITL", [0.003, 0.003, 0.003, 0.012], 40))
-    assert "p50 3.0 ms  p95 12 ms  4 measured" in text
+    assert "p50 3.0 ms  p95 12 ms  n=4" in text
     rows = text.splitlines()[1:]
     assert [row.split()[-1] for row in rows] == ["3", "ms", "1"]  # 2-4 ms, nothing at 4-8 ms, 8-16 ms
 
