@@ -449,7 +449,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
     environment = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(root / "home"))
     few = colours not in ("dark", "light")
     machine = Machine()
-    machine.converses = screen in ("approval", "approval-to-run", "tool-result")
+    machine.converses = screen in ("approval", "approval-to-run", "tool-result", "folder", "summary")
     if screen == "loading":
         machine.gate.clear()
     with (
