@@ -456,6 +456,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
         patch.dict(os.environ, environment),
         patch("tui.screens.models.available_memory", lambda: 4 * 2**30),
         patch("tui.screens.sessions._age", lambda _seconds: "just now"),
+        patch("tui.status.STALL_S", math.inf),  # how long an answer is silent would change each picture of it
         patch.object(Input, "cursor_blink", False),
         patch.object(TextArea, "cursor_blink", False),
     ):
