@@ -258,7 +258,10 @@ def what_if(
         lines += [(f"{keys:<5}", "$accent"), (f"{name:<20}{left:>10}", ""), (f"{right:>11}\n", changed)]
     if reached.seconds is not None:
         lines.append(
-            (f"live: {human_speed(reached.rows / reached.seconds)} tok/s in steps of {reached.rows:.0f} rows", "")
+            (
+                f"live: {human_speed(reached.rows / reached.seconds)} tok/s in steps of {counted(round(reached.rows), 'row')}",
+                "",
+            )
         )
     if reached.decode is not None and costs.bandwidth is not None:
         share = reached.decode / costs.bandwidth
