@@ -257,12 +257,8 @@ def what_if(
         changed = "bold $accent" if left != right else ""
         lines += [(f"{keys:<5}", "$accent"), (f"{name:<20}{left:>10}", ""), (f"{right:>11}\n", changed)]
     if reached.seconds is not None:
-        lines.append(
-            (
-                f"live: {human_speed(reached.rows / reached.seconds)} tok/s in steps of {counted(round(reached.rows), 'row')}",
-                "",
-            )
-        )
+        live = human_speed(reached.rows / reached.seconds)
+        lines.append((f"live: {live} tok/s in steps of {counted(round(reached.rows), 'row')}", ""))
     if reached.decode is not None and costs.bandwidth is not None:
         share = reached.decode / costs.bandwidth
         lines.append((f", {share:.0%} of what reading allows", MUTED))
