@@ -276,5 +276,11 @@ def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
             picture = pilot.app.screen.query_one("#schedule", Static)
             await until(pilot, lambda: "No engine to look into" in str(picture.content))
+            boxes = pilot.app.screen.query("#page-engine .picture")
+            await until(pilot, lambda: [box.display for box in boxes] == [True, False, False, False])
+            await until(pilot, lambda: boxes.first().size.width > 70)
+            await pilot.press("4")
+            latency = pilot.app.screen.query_one("#latency", Static)
+            await until(pilot, lambda: "nothing measured yet" in str(latency.content))
 
     asyncio.run(flow())

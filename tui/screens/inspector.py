@@ -90,6 +90,7 @@ class InspectorScreen(Screen[None]):
         self._costs: ModelCosts | None = None
         self._other: Setting | None = None
         self._absent = NO_ENGINE
+        self._looks = True  # until there is no engine
         # Held, not looked for: a look into the engine may come when they have left the screen.
         self._pictures = {name: Static("", id=name) for names in PAGES.values() for name in names}
 
@@ -204,7 +205,7 @@ class InspectorScreen(Screen[None]):
     def _arrange(self) -> None:
         """Two columns where there is room; the rows fill the page, or it scrolls."""
         pane = self.query_one(f"#{self._page}", TabPane)
-        pictures = pane.query(".picture")
+        pictures = [box for box in pane.query(".picture") if box.display]
         beside = self.size.width >= WIDE and self._page != "page-timeline"  # time goes across
         columns = 2 if beside and len(pictures) > 1 else 1
         scroll = pane.query_one(VerticalScroll)
@@ -216,7 +217,7 @@ class InspectorScreen(Screen[None]):
         grid.styles.height = max(space, lines * LEAST_ROWS.get(self._page, USUAL_ROWS))
         # Of three pictures the first has a column to itself.
         tall = columns == 2 and len(pictures) == 3
-        pictures.first().styles.row_span = 2 if tall else 1
+        pictures[0].styles.row_span = 2 if tall else 1
         self.refresh_bindings()
         self.call_after_refresh(self._draw)
 
@@ -243,8 +244,19 @@ class InspectorScreen(Screen[None]):
                 except asyncio.CancelledError:
                     if not asked.cancelled():  # this worker, not the engine, is ending
                         raise
+            if (self._snapshot is not None) != self._looks:
+                self._looks = not self._looks
+                self._show_boxes()
             self._draw()
             await asyncio.sleep(REFRESH_S)
+
+    def _show_boxes(self) -> None:
+        """Where there is no engine to look into, the first box of a page says so; the answers' page needs none."""
+        for page, names in PAGES.items():
+            for name in list(names)[1:]:
+                if (box := self._pictures[name].parent) is not None:
+                    box.display = self._looks or page == "Answers"
+        self._arrange()
 
     def _draw(self) -> None:
         """The pictures of the page that is shown."""
