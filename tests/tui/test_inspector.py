@@ -19,7 +19,7 @@ from localllm.measure.laboratory import ModelCosts, Reached, Setting, forecast, 
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tests.tui.screens import COSTS, SHAPE, TIMELINES
+from tests.tui.machine import COSTS, SHAPE, TIMELINES
 from tui import drawings, laboratory_drawings
 from tui.screens.inspector import InspectorScreen
 from tui.status import Latency
