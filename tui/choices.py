@@ -1,22 +1,26 @@
-"""The models that the picker offers: those of this machine, those beside the present one, and some to pull."""
+"""The models that the picker offers: those of this machine, those beside the present one, and some to pull; pulling."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
+from localllm.cli.pull import Meter
 from localllm.engine.backends import loaded_projector
 from localllm.errors import LocalLLMError
 from localllm.files import user_path
+from localllm.library import pull
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
+from localllm.library.pull import PullStatus
 from localllm.library.suggestions import CHAT_TOKENS, Suggestion, ranked
 from localllm.library.summary import summarize
 from localllm.roofline.expected import expect_decode, expected_decode
 from localllm.roofline.kept import KeptLimits, kept_limits
 from localllm.settings import Settings
 from localllm.text import human_count
-from tui.backend import ModelChoice
+from tui.backend import LoadProgress, ModelChoice
 
 
 def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
@@ -85,3 +89,16 @@ def to_pull(suggestion: Suggestion, kept: KeptLimits | None = None) -> ModelChoi
         licence=suggestion.licence,
         speed=expected_decode(suggestion.read, suggestion.main_type, kept)[0] if kept else None,
     )
+
+
+def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> LibraryModel:
+    """The model that a name stands for. Raises LibraryError, and what progress raises to stop; what came is kept."""
+    meter = Meter()
+
+    def told(status: PullStatus) -> None:
+        if status.total:
+            progress(f"pulling {name}, {meter.detail(status, monotonic())}", status.completed / status.total)
+        else:
+            progress(f"asking for {name}", 0.0)
+
+    return pull.find_or_pull(name, settings, told)

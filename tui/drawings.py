@@ -7,19 +7,28 @@ from textual.content import Content
 
 from localllm.answer.event import Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
-from localllm.text import harmless, human_seconds
+from localllm.text import harmless, human_bytes, human_seconds
 
-PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
+PREFILL, DECODE, DRAFTED = "$primary", "$success", "$warning"
 MUTED = "$foreground 60%"
 # Of a page: free, held by one sequence, by two, by more.
-_HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$accent"))
+_HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$warning"))
+GIGA = 1e9
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 Piece = tuple[str, str]
 
 
-def schedule(steps: Sequence[StepRecord], width: int, height: int = 4) -> Content:
-    """One column a step, newest on the right: rows of prompts, of decoding sequences and of drafts, on a log scale."""
+def counted(number: int, what: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def schedule(steps: Sequence[StepRecord], width: int, height: int = 4, rate: float | None = None) -> Content:
+    """One column a step, newest on the right: rows of prompts, of decoding sequences and of drafts, on a log scale.
+
+    rate: bytes a second that the last step read.
+    """
     shown = steps[-width:]
     most = math.log2(1 + max((step.prefill + step.decode + step.drafted for step in shown), default=1))
     lines: list[Piece] = []
@@ -30,27 +39,30 @@ def schedule(steps: Sequence[StepRecord], width: int, height: int = 4) -> Conten
             style = PREFILL if step.prefill else DRAFTED if step.drafted else DECODE
             lines.append((_EIGHTHS[min(max(round(filled * 8), 0), 8)], style))
         lines.append(("\n", ""))
-    return Content.assemble(*lines, *_schedule_legend(shown))
+    return Content.assemble(*lines, *_schedule_legend(shown, rate))
 
 
-def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
+def _schedule_legend(steps: Sequence[StepRecord], rate: float | None) -> list[Piece]:
     if not steps:
         return [("Nothing has been computed yet.", MUTED)]
     last, most = steps[-1], max(step.prefill + step.decode + step.drafted for step in steps)
+    kinds = ((last.prefill, "prefill"), (last.decode, "decode"), (last.drafted, "drafted"))
+    rows = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
     return [
         ("█ prefill ", PREFILL),
         ("█ decode ", DECODE),
         ("█ drafts", DRAFTED),
-        (f" · highest {most} rows\n", MUTED),
-        (f"last: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
-        (f" in {human_seconds(last.seconds)}", MUTED),
+        (f" · up to {counted(most, 'row')} (log)\n", MUTED),
+        (f"last: {rows} in {human_seconds(last.seconds)}", MUTED),
+        (f", {rate / GIGA:.3g} GB/s" if rate else "", MUTED),
     ]
 
 
-def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
+def pages(snapshot: EngineSnapshot, width: int, height: int = 4, token_bytes: float = 0.0) -> Content:
     """The pool's pages by how many sequences hold each, running ones and kept prefixes alike.
 
     A cell stands for neighbouring pages and shows the most holders among them. Free ones fill up what room is left.
+    token_bytes: of a token's keys and values, 0 if unknown.
     """
     holders = snapshot.page_holders
     extent = int(holders.nonzero()[0][-1]) + 1 if holders.any() else 0
@@ -65,8 +77,10 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
         (f"{sign} {count} {what} ", style)
         for (sign, style), count, what in zip(_HELD, (free, *counts), ("free", "once", "twice", "more"), strict=True)
     ]
-    size = f"{snapshot.page_size} tokens a page" if snapshot.page_size > 1 else "1 token a page"
-    note = f"\nby holders · {size} · {per_cell} page{'s' if per_cell > 1 else ''} a cell"
+    size = counted(snapshot.page_size, "token")
+    if token_bytes:
+        size += f", {human_bytes(round(token_bytes * snapshot.page_size))}"
+    note = f"\n{size} a page · {counted(per_cell, 'page')} a cell"
     return Content.assemble(*lines, *legend, (note, MUTED))
 
 
@@ -82,7 +96,7 @@ def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:
         lines += [
             ("  " * level + ("└ " if level else ""), MUTED),
             ("━" * max(round(math.log2(1 + tokens)), 1), "$accent" if node.sharers > 1 else "$primary"),
-            (f" {tokens} tokens", ""),
+            (f" {counted(tokens, 'token')}", ""),
             (f" · {node.sharers} share" if node.sharers > 1 else "", "$accent"),
             ("  ← used last" if node.last_used == newest and not node.children else "", "$success"),
             ("\n", ""),
@@ -104,7 +118,7 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
     middle, late = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
     lines: list[Piece] = [
         (name, "bold"),
-        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  of {len(seconds)}\n", MUTED),
+        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  n={len(seconds)}\n", MUTED),
     ]
     room = max(width - 22, 4)
     for place in range(min(buckets), max(buckets) + 1):
@@ -121,7 +135,7 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
 def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
     """The last tokens with their probabilities before the filters, and what else might have come."""
     if not tokens:
-        return Content.styled("P notes the alternatives of each token from the next answer on.", MUTED)
+        return Content.styled("Press p: the next answers note each token's alternatives.", MUTED)
     lines: list[Piece] = []
     for token in tokens[-most:]:
         probability = math.exp(token.logprob)
@@ -137,7 +151,7 @@ def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
 def speculation(drafted: int, accepted: int) -> Content:
     """How many speculated tokens were right."""
     if not drafted:
-        return Content.styled("No token was speculated yet.", MUTED)
+        return Content.styled("No token was drafted yet.", MUTED)
     share = accepted / drafted
     return Content.assemble(
         ("Speculation", "bold"),

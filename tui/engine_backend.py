@@ -46,7 +46,7 @@ class EngineBackend:
         from localllm.engine.loaded_model import load_model
         from localllm.library.behaviour import behaviour_of
         from localllm.library.lookup import find
-        from tui.pulling import find_or_pull
+        from tui.choices import find_or_pull
 
         with self._lock:
             settings = self._settings_with({})

@@ -8,14 +8,14 @@ from textual.content import Content
 from localllm.engine.inspection import EngineSnapshot, Timeline
 from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
 from localllm.text import human_bytes, human_seconds, human_speed
-from tui.drawings import DECODE, DRAFTED, MUTED, PREFILL
+from tui.drawings import DECODE, DRAFTED, GIGA, MUTED, PREFILL, counted
 
 Piece = tuple[str, str]
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
+_MARK = 8  # columns that a mark of the time axis takes at least
 _LABEL = 7  # columns of a request's label or of an axis' figures
-GIGA = 1e9
 
 
 def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
@@ -53,13 +53,13 @@ def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
     begun = each.spans[0].began if each.spans else ended
     phases: list[tuple[str, float, float, str, str]] = [("queue", each.came, begun, MUTED, "")]
     if each.cached:
-        phases.append(("cache", begun, begun, DRAFTED, f"{each.cached} tokens not computed again"))
+        phases.append(("cache", begun, begun, DRAFTED, f"{counted(each.cached, 'token')} not computed again"))
     for span in each.spans:
         rate = span.rows / max(span.ended - span.began, 1e-6)
-        what = f"{_rows(span.rows)}, {human_speed(rate)} /s"
+        what = f"{counted(span.rows, 'row')} at {human_speed(rate)}/s"
         phases.append(("decode" if span.decodes else "prefill", span.began, span.ended, "", what))
-    finish = "at work" if each.ended is None else f"{each.generated} tokens"
-    phases.append(("finish", ended, ended, DECODE, finish))
+    end = ("now", "at work") if each.ended is None else ("finish", counted(each.generated, "token"))
+    phases.append((end[0], ended, ended, DECODE, end[1]))
     room_for = max(height - 2, 3)
     if len(phases) > room_for:
         left = len(phases) - room_for
@@ -124,7 +124,7 @@ def _details(each: Timeline) -> Sequence[str]:
     if not chunks:
         return (_figures(each),)
     took = sum(span.ended - span.began for span in chunks)
-    read = f"{_rows(sum(span.rows for span in chunks))} in {len(chunks)} chunk{'s' if len(chunks) > 1 else ''}"
+    read = f"{counted(sum(span.rows for span in chunks), 'row')} in {counted(len(chunks), 'chunk')}"
     return (
         _figures(each),
         f"queue {human_seconds(chunks[0].began - each.came)}",
@@ -135,10 +135,17 @@ def _details(each: Timeline) -> Sequence[str]:
 
 
 def _time_axis(seconds: float, room: int) -> list[Piece]:
-    marks = max(room // 14, 1)
-    step = room / marks
-    line = "".join(f"{'└' + human_seconds(seconds * mark / marks):<{math.ceil(step)}}" for mark in range(marks))
-    return [(" " * _LABEL + line[:room] + "\n", MUTED)]
+    """Marks at round times, as many as have room."""
+    least = seconds * _MARK / room
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+    line = ""
+    for mark in range(math.floor(seconds / step) + 1):
+        text = "└" + (human_seconds(step * mark) if mark else "0")
+        place = round(step * mark / seconds * room)
+        if place + len(text) <= room:
+            line = line.ljust(place) + text
+    return [(" " * _LABEL + line + "\n", MUTED)]
 
 
 def roofline(
@@ -192,10 +199,6 @@ def roofline(
     return Content.assemble(*lines)
 
 
-def _rows(count: int) -> str:
-    return f"{count} row{'s' if count != 1 else ''}"
-
-
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
@@ -209,7 +212,7 @@ def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width:
     lines: list[Piece] = []
     for what, (setting, found) in (("now", now), ("what if", other)) if both else (("what if", other),):
         rows = setting.batch * (setting.draft + 1)
-        lines.append((f"{what}: {_rows(rows)} in {human_seconds(found.seconds)}\n", MUTED))
+        lines.append((f"{what}: {counted(rows, 'row')} in {human_seconds(found.seconds)}\n", MUTED))
         for name, seconds in found.parts:
             filled = math.ceil(seconds / most * room) if seconds else 0
             lines += [
@@ -225,7 +228,7 @@ def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
     """Tokens a second of all sequences, for several batches of the other setting."""
     room = max(width - 26, 4)
     most = max(found.all for _, found in forecasts)
-    lines: list[Piece] = [("\nBATCH  tok/s of all (of each)\n", MUTED)]
+    lines: list[Piece] = [("\nbatch  tok/s of all (of each)\n", MUTED)]
     for batch, found in forecasts:
         bar = "█" * max(round(found.all / most * room), 1)
         lines += [(f"{batch:>5}  ", ""), (bar, "$secondary")]
@@ -243,7 +246,7 @@ def what_if(
         ("c C", "tokens of context", f"{first.context:,}", f"{second.context:,}"),
         ("k", "keys and values", first.kv_type, second.kv_type),
         ("w W", "bits of a weight", f"{first.bits:.2f}", f"{second.bits:.2f}"),
-        ("d D", "drafted, 70 % right", str(first.draft), str(second.draft)),
+        ("d D", "drafted, 70% right", str(first.draft), str(second.draft)),
         ("", "tok/s of each", human_speed(one.each), human_speed(two.each)),
         ("", "tok/s of all", human_speed(one.all), human_speed(two.all)),
         ("", "weights", human_bytes(round(one.weights)), human_bytes(round(two.weights))),
@@ -254,9 +257,8 @@ def what_if(
         changed = "bold $accent" if left != right else ""
         lines += [(f"{keys:<5}", "$accent"), (f"{name:<20}{left:>10}", ""), (f"{right:>11}\n", changed)]
     if reached.seconds is not None:
-        lines.append(
-            (f"live: {human_speed(reached.rows / reached.seconds)} tok/s in steps of {reached.rows:.0f} rows", "")
-        )
+        live = human_speed(reached.rows / reached.seconds)
+        lines.append((f"live: {live} tok/s in steps of {counted(round(reached.rows), 'row')}", ""))
     if reached.decode is not None and costs.bandwidth is not None:
         share = reached.decode / costs.bandwidth
         lines.append((f", {share:.0%} of what reading allows", MUTED))

@@ -1,20 +1,26 @@
-"""Builds the chat, runs it, and frees everything afterwards."""
+"""Builds the chat, runs it, and frees everything afterwards. Reads the user's own keys.
 
+They are in keys.toml in the configuration folder, with a line such as `new = "f9"` for each action.
+"""
+
+import difflib
 import logging
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import platformdirs
 from rich.console import Console
 from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
-from localllm.errors import RequestError
+from localllm.errors import RequestError, SettingsError
 from localllm.settings import Settings, load_settings, read_key, sessions_path
+from localllm.text import shortened
 from tui.app import ChatApp
 from tui.backend import Backend
-from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.saved import read_persona
 from tui.sessions import SessionStore
@@ -101,3 +107,49 @@ def _backend(
     from tui.engine_backend import EngineBackend
 
     return EngineBackend(settings_with)
+
+
+def keys_path() -> Path:
+    """Where the file is looked for, e.g. ~/.config/localllm/keys.toml. It need not exist."""
+    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "keys.toml"
+
+
+def actions() -> list[str]:
+    """Names of everything that has a key. A prefix with a dot says where the key works."""
+    from textual.binding import Binding
+
+    from tui.app import ChatApp
+    from tui.screens.chat import ChatScreen
+    from tui.screens.inspector import InspectorScreen
+    from tui.screens.models import ModelsScreen
+    from tui.screens.parameters import ParametersScreen
+    from tui.screens.sessions import SessionsScreen
+    from tui.widgets.find import FindBar
+    from tui.widgets.messages import MessageView
+    from tui.widgets.prompt import Prompt
+
+    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
+    owners = (ChatApp, ChatScreen, Prompt, FindBar, MessageView, *panels)
+    bindings = [binding for owner in owners for binding in owner.BINDINGS]
+    return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})
+
+
+def load_keys(file: Path) -> dict[str, str]:
+    """Read which action has which keys, several separated by commas. Raises SettingsError for an unknown action."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{file}: is not valid TOML: {error}.") from error
+    known = actions()
+    for name, key in content.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Choose from: {', '.join(known)}."
+            raise SettingsError(f"{file}: there is no action {shortened(name)!r}. {hint}")
+        if not isinstance(key, str) or not key:
+            raise SettingsError(f'{file}: {name} must be a key such as "f9" or "ctrl+k" (got {key!r}).')
+    return content

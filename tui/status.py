@@ -70,9 +70,9 @@ class Status:
             style = "$error" if share > 0.95 else "$warning" if share > 0.8 else MUTED
             segments.append((1, f"ctx {used}/{self.context} {bar(share)}", style))
         if self.counts.cached_memory or self.counts.cached_disk:
-            kept = [f"{self.counts.cached_memory} mem"] if self.counts.cached_memory else []
-            kept += [f"{self.counts.cached_disk} disk"] if self.counts.cached_disk else []
-            segments.append((5, f"cached {' + '.join(kept)}", MUTED))
+            kept = [f"{self.counts.cached_memory} in memory"] if self.counts.cached_memory else []
+            kept += [f"{self.counts.cached_disk} on disk"] if self.counts.cached_disk else []
+            segments.append((5, f"cached {', '.join(kept)}", MUTED))
         if self.counts.dropped_messages or self.counts.dropped_tokens:
             count = self.counts.dropped_messages
             what = f"{count} message{'s' if count > 1 else ''}" if count else "oldest text"

@@ -9,7 +9,6 @@ import math
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,131 +16,28 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, TabbedContent, TextArea
 
-from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
-from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
-from localllm.library.suggestions import ranked
-from localllm.measure.laboratory import ModelCosts, Part
-from localllm.measure.simulate.shape import llama_3_8b
-from localllm.roofline.kept import KeptLimits
-from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.fakes.fake_backend import ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
+from tests.tui.machine import ANSWER, NEW, NOTES, OLD, QUESTION, QUOTING, RIVALS, WIDE, Machine, machine_of
 from tui.app import ChatApp
-from tui.backend import ModelChoice
-from tui.choices import to_pull
 from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
+from tui.widgets.frame import Note
 
 Flow = Callable[[Pilot[None]], Awaitable[None]]
 
 SIZES = {"60x20": (60, 20), "80x24": (80, 24), "120x40": (120, 40), "200x50": (200, 50)}
 COLOURS = ("dark", "light", "16 colours")
-
-QUESTION = "Why do trees lose their leaves?"
-ANSWER = """\
-Trees lose their leaves to **save water**: in winter the ground is frozen, and wide leaves would lose what the \
-roots cannot replace.
-
-| tree   | leaves in winter |
-|--------|------------------|
-| beech  | no               |
-| spruce | yes              |
-
-```python
-def is_bare(month: int) -> bool:
-    return month in (12, 1, 2)
-```
-"""
-WIDE = """\
-# Three trees
-
-1. First, the *table*, of which the longest cells wrap:
-
-| tree | family | leaves | where it grows best in the open | height |
-|------|--------|:------:|---------------------------------|-------:|
-| Fagus sylvatica | Fagaceae | broad, thin, shed every autumn | central Europe up to 1,400 m | 40 m |
-| Picea abies | Pinaceae | needles, kept for seven years | boreal and alpine forests | 50 m |
-
-2. Then code that is wider than the window:
-
-```python
-def heights(trees: dict[str, list[float]], *, unit: str = "m") -> dict[str, float]:  # the mean of each
-    return {name: sum(values) / len(values) for name, values in trees.items() if values and unit == "m"}
-```
-
-> A quotation: `<div>` and <List<String>> stay as they are, 日本語 and 👩‍🔬 too.
-"""
-OLD = "def is_bare(month: int) -> bool:\n    return month in (12, 1, 2)\n"
-NEW = """\
-    winter = (12, 1, 2) if north else (6, 7, 8)
-    return month in winter
-"""
-NOTES = "# Ships\n\nThe harbour was built in 1924.\nIt has three piers, and\na small crane.\n"
-QUOTING = """\
-The harbour is about a hundred years old:
-
-- "The harbour was built in 1924."
-- It has "three piers, and a small crane", and "a red lighthouse".
-"""
-
-TIMELINES = (
-    Timeline(0.0, [Span(False, 1.0, 2.0, 32), Span(False, 2.0, 3.0, 64), Span(True, 3.0, 8.0, 10)], 16, 10, 8.0),
-    Timeline(4.0, [Span(False, 8.0, 9.0, 40)]),
-)
-SNAPSHOT = EngineSnapshot(
-    steps=(*[StepRecord(512, 0, 0, 0.2)] * 3, StepRecord(31, 1, 0, 0.05), *[StepRecord(0, 1, 3, 0.02)] * 40),
-    requests=(RequestView(140, 139, 16, 23, waiting=False, background=False),),
-    prefixes=(PrefixView(0, 320, 2, 5, (PrefixView(320, 480, 1, 4), PrefixView(320, 400, 1, 5))),),
-    page_size=16,
-    pages_total=1000,
-    page_holders=np.array([3] * 20 + [2] * 9 + [1] * 18, np.int32),
-    timelines=TIMELINES,
-    now=10.0,
-)
-# A weight is a byte and two operations: 8 GB of layers, 1 GB of logits, 1 KiB of keys and values a token.
-SHAPE = replace(
-    llama_3_8b(), layers=1, kv_heads=4, head_size=64, weights=9e9, dense_bytes=8e9, output_bytes=1e9,
-    row_operations=16e9, output_operations=2e9,
-)  # fmt: skip
-COSTS = ModelCosts(SHAPE, (Part("layers", 8e9, 16e9), Part("logits", 1e9, 2e9)), 8.0, "f16", 90e9, 1800e9)
-MEASURED = KeptLimits("a processor", "avx2", 2, "2026-11-23", read=20e9, int8=500e9, floats=100e9)
-RIVALS = Logprob(b" water", math.log(0.75), ((b" water", math.log(0.75)), (b" light", math.log(0.2))))
-
-
-class Machine(FakeBackend):
-    """Scripted answers, a built-in model, some to pull; nothing that changes by itself."""
-
-    def __init__(self) -> None:
-        super().__init__([said("Water, I think.", PartKind.REASONING), said(ANSWER), ended()])
-        self.snapshot, self.model_costs = SNAPSHOT, COSTS
-        self.painted = threading.Event()
-
-    def memory_bytes(self) -> int | None:
-        """It is asked for now and then, and pictures are taken in between."""
-        return None
-
-    def models(self, near: str | None) -> list[ModelChoice]:
-        """They are listed once the chat behind the list is whole, so that the picture is always the same."""
-        assert self.painted.wait(60)
-        built_in = ModelChoice(
-            "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
-        )
-        return [built_in, *(to_pull(suggestion, MEASURED) for suggestion in ranked(4 * 2**30))]
-
-
-def machine_of(pilot: Pilot[None]) -> Machine:
-    app = pilot.app
-    assert isinstance(app, ChatApp) and isinstance(app.backend, Machine)
-    return app.backend
 
 
 async def welcome(pilot: Pilot[None]) -> None:
@@ -381,14 +277,18 @@ async def tools(pilot: Pilot[None]) -> None:
 
 async def personas(pilot: Pilot[None]) -> None:
     await answer(pilot)
-    await say(pilot, "/persona save gardener")
-    await say(pilot, "/prompt save leaves")
-    await say(
-        pilot, "/prompt save review Look at what follows as a strict reviewer would, and say what is wrong with it"
-    )
-    await until(pilot, lambda: len(chat_of(pilot).query(".note")) == 3)
-    await say(pilot, "/prompt")
-    await until(pilot, lambda: len(chat_of(pilot).query(".note")) == 4)
+    await say(pilot, "/set system You are a gardener.")
+    await until(pilot, lambda: chat_of(pilot).conversation.parameters.system)
+    chat_of(pilot).notice.display = False
+    review = "Look at what follows as a strict reviewer would, and say what is wrong with it"
+    for command, shown in (
+        ("/persona save gardener", "gardener.toml"),
+        ("/prompt save leaves", "leaves.md"),
+        (f"/prompt save review {review}", "review.md"),
+        ("/prompt", "They are files"),
+    ):
+        await say(pilot, command)
+        await until(pilot, lambda shown=shown: any(shown in str(note.render()) for note in chat_of(pilot).query(Note)))
 
 
 async def folder(pilot: Pilot[None]) -> None:
@@ -444,13 +344,14 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
     environment = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(root / "home"))
     few = colours not in ("dark", "light")
     machine = Machine()
-    machine.converses = screen in ("approval", "approval-to-run", "tool-result")
+    machine.converses = screen in ("approval", "approval-to-run", "tool-result", "folder", "summary")
     if screen == "loading":
         machine.gate.clear()
     with (
         patch.dict(os.environ, environment),
         patch("tui.screens.models.available_memory", lambda: 4 * 2**30),
         patch("tui.screens.sessions._age", lambda _seconds: "just now"),
+        patch("tui.status.STALL_S", math.inf),  # how long an answer is silent would change each picture of it
         patch.object(Input, "cursor_blink", False),
         patch.object(TextArea, "cursor_blink", False),
     ):

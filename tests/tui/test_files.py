@@ -9,7 +9,7 @@ from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tui.files import list_files, ranked, size_of
+from tui.widgets.completion import list_files, ranked, size_of
 
 PATHS = ["src/engine/cache.py", "docs/cache.md", "tests/test_cache_of_pages.py", "src/charge/eraser.py", "README.md"]
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from localllm.measure.laboratory import ModelCosts, Reached, Setting, forecast, 
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tests.tui.screens import COSTS, SHAPE, TIMELINES
+from tests.tui.machine import COSTS, SHAPE, TIMELINES
 from tui import drawings, laboratory_drawings
 from tui.screens.inspector import InspectorScreen
 from tui.status import Latency
@@ -39,12 +40,15 @@ def test_the_schedule_has_a_column_a_step() -> None:
     lines = str(drawings.schedule(SNAPSHOT.steps, 10, 2)).splitlines()
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5
     assert lines[1] == "█▃"  # log2(2) / 5 of two lines is 0.4 of a cell
-    assert "last: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
+    assert "last: 1 decode in 10 ms" in lines[3]
+    assert str(drawings.schedule(SNAPSHOT.steps, 10, 2, 12.5e9)).endswith("in 10 ms, 12.5 GB/s")
 
 
 def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     text = str(drawings.pages(SNAPSHOT, 20, 2))
     assert "· 93 free ░ 4 once ▒ 2 twice █ 1 more" in text
+    assert "16 tokens a page" in text
+    assert "16 tokens, 36 KiB a page" in str(drawings.pages(SNAPSHOT, 20, 2, 2304.0))
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 
@@ -67,7 +71,7 @@ def test_the_tree_shows_depth_sharing_and_use() -> None:
 
 def test_a_histogram_counts_by_powers_of_two() -> None:
     text = str(drawings.histogram("ITL", [0.003, 0.003, 0.003, 0.012], 40))
-    assert "p50 3.0 ms  p95 12 ms  of 4" in text
+    assert "p50 3.0 ms  p95 12 ms  n=4" in text
     rows = text.splitlines()[1:]
     assert [row.split()[-1] for row in rows] == ["3", "ms", "1"]  # 2-4 ms, nothing at 4-8 ms, 8-16 ms
 
@@ -100,7 +104,7 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
             await until(pilot, lambda: "2 share" in str(screen.query_one("#tree", Static).content))
             await pilot.press("4")
             latency = screen.query_one("#latency", Static)
-            await until(pilot, lambda: "TTFT  p50 500 ms" in str(latency.content))
+            await until(pilot, lambda: "TTFT, to the first token  p50 500 ms" in str(latency.content))
             await pilot.press("p", "escape")
             await until(pilot, lambda: pilot.app.screen is chat)
             await ask(pilot, "Again")
@@ -114,12 +118,32 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
     assert [request.sampling.get("logprobs") for request in backend.requests] == [None, 5]
 
 
+def test_what_is_shown_is_exported(make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = FakeBackend([])
+    backend.snapshot = SNAPSHOT
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(120, 40)) as pilot:
+            await loaded(pilot)
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            tree = pilot.app.screen.query_one("#tree", Static)
+            await until(pilot, lambda: "2 share" in str(tree.content))
+            await pilot.press("e")
+
+    asyncio.run(flow())
+    (file,) = tmp_path.glob("inspector-*.json")
+    data = json.loads(file.read_text("utf-8"))
+    assert snapshot_of(data).steps == SNAPSHOT.steps and data["costs"] is None
+
+
 def test_the_timeline_shows_phases_to_scale() -> None:
     """Ten seconds on forty cells: four a second."""
     lines = str(laboratory_drawings.timeline(SNAPSHOT, 47, 5)).splitlines()
     assert lines[0].rstrip() == "#1     ····████▓▓▓▓┃━━━━━━━━━━━━━━━━━━━╸"
     assert lines[1].rstrip() == f"#2     {' ' * 16}{'·' * 16}████"
-    assert lines[2].split() == ["└0.0", "ms", "└5.00", "s"]
+    assert lines[2].split() == ["└0", "└2.00", "s", "└4.00", "s", "└6.00", "s", "└8.00", "s"]
     detailed = str(laboratory_drawings.timeline(SNAPSHOT, 120, 9))
     assert "first token 3.00 s, 2.0 rows/s · queue 1.00 s · prompt 2.00 s, 96 rows in 2 chunks · 16 cached" in detailed
     assert "reads its prompt" in detailed
@@ -130,7 +154,7 @@ def test_the_last_request_s_phases_are_told_one_by_one() -> None:
     text = str(laboratory_drawings.last_request(done, 100, 12))
     rows = [line.split()[0] for line in text.splitlines()[:6]]
     assert rows == ["queue", "cache", "prefill", "prefill", "decode", "finish"]
-    assert "16 tokens not computed again" in text and "10 rows, 2.0 /s" in text and "10 tokens" in text
+    assert "16 tokens not computed again" in text and "10 rows at 2.0/s" in text and "10 tokens" in text
     assert "more" in str(laboratory_drawings.last_request(done, 100, 6))
 
 
@@ -252,5 +276,11 @@ def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
             picture = pilot.app.screen.query_one("#schedule", Static)
             await until(pilot, lambda: "No engine to look into" in str(picture.content))
+            boxes = pilot.app.screen.query("#page-engine .picture")
+            await until(pilot, lambda: [box.display for box in boxes] == [True, False, False, False])
+            await until(pilot, lambda: boxes.first().size.width > 70)
+            await pilot.press("4")
+            latency = pilot.app.screen.query_one("#latency", Static)
+            await until(pilot, lambda: "nothing measured yet" in str(latency.content))
 
     asyncio.run(flow())

@@ -6,7 +6,7 @@ import pytest
 
 from localllm.errors import SettingsError
 from tui.commands.table import COMMANDS
-from tui.keys import actions, load_keys
+from tui.start import actions, load_keys
 
 
 def test_no_file_changes_nothing(tmp_path: Path) -> None:

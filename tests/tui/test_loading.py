@@ -18,8 +18,7 @@ from tests.localllm.library.model_server import ModelServer
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.backend import LoadStoppedError, ModelChoice
-from tui.choices import model_choices
-from tui.pulling import find_or_pull
+from tui.choices import find_or_pull, model_choices
 from tui.screens.models import ModelsScreen
 from tui.sessions import SessionStore
 

@@ -91,7 +91,7 @@ def test_figures_of_one_answer_agree(make_app: MakeApp) -> None:
         async with make_app(backend).run_test(size=(120, 30)) as pilot:
             chat = await loaded(pilot)
             await ask(pilot, "First")
-            assert "41 tokens  ·  20 tok/s" in figures(chat.transcript.views[-1])
+            assert "41 tokens · 20 tok/s" in figures(chat.transcript.views[-1])
             assert "20 tok/s" in str(chat.status_line.content)
             await ask(pilot, "Second")
             assert "0 tokens" not in figures(chat.transcript.views[-1])

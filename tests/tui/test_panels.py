@@ -13,6 +13,7 @@ from tests.tui.conftest import MakeApp
 from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
 from tui.sessions import SessionStore
+from tui.widgets.frame import KeyBar
 
 
 def test_another_model_answers_the_same_conversation(make_app: MakeApp) -> None:
@@ -188,5 +189,27 @@ def test_keys_can_be_changed(make_app: MakeApp) -> None:
             assert chat.conversation.messages
             await pilot.press("f9")
             await until(pilot, lambda: chat.conversation.messages == [])
+
+    asyncio.run(flow())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_the_footer_shows_whole_keys_and_keeps_them_below_a_panel(columns: int, make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend([])).run_test(size=(columns, 24)) as pilot:
+            chat = await loaded(pilot)
+            bar = chat.query_one(KeyBar)
+
+            def shown() -> list[str]:
+                return [str(key.render()).strip() for key in bar.children]
+
+            await until(pilot, lambda: "F1 Help" in shown() and "Esc Stop" not in shown())
+            assert all(key.region.right <= columns for key in bar.children)
+            assert ("^P Palette" in shown()) == (columns >= 80)
+            before = shown()
+            await pilot.press("f5")
+            await until(pilot, lambda: pilot.app.screen is not chat)
+            await pilot.pause()
+            assert shown() == before
 
     asyncio.run(flow())

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -252,7 +253,9 @@ def test_a_model_is_saved_at_the_server(backend: OllamaBackend, script: Script) 
 def test_models_and_addresses(backend: OllamaBackend) -> None:
     (choice,) = backend.models(None)
     assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
-    with pytest.raises(RemoteError, match="cannot be reached"):
-        OllamaBackend(OllamaServer("127.0.0.1:9")).models(None)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # it does not listen
+        with pytest.raises(RemoteError, match="cannot be reached"):
+            OllamaBackend(OllamaServer(f"127.0.0.1:{silent.getsockname()[1]}")).models(None)
     with pytest.raises(RemoteError, match="not a server's address"):
         OllamaServer("ftp://host")

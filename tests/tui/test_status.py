@@ -24,8 +24,8 @@ def a_status() -> Status:
 
 def test_all_facts_where_there_is_room() -> None:
     assert str(a_status().line(200)) == (
-        "qwen3:0.6b │ llama.cpp, 20/29 layers on GPU │ ctx 128/4096 ──────── │ cached 30 mem + 60 disk │ TTFT 340 ms"
-        " │ 42 tok/s │ 3 GiB"
+        "qwen3:0.6b │ llama.cpp, 20/29 layers on GPU │ ctx 128/4096 ──────── │ cached 30 in memory, 60 on disk"
+        " │ TTFT 340 ms │ 42 tok/s │ 3 GiB"
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands on whole conversations."""
+"""Commands on whole conversations and their tabs."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from localllm.errors import RequestError
 from localllm.files import user_path
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
-from tui.sessions.tags import change_tags
+from tui.sessions.store import change_tags
 from tui.widgets.frame import preview
 
 
@@ -167,3 +167,32 @@ def _longest_run(text: str) -> int:
         run = run + 1 if letter == "`" else 0
         longest = max(longest, run)
     return longest
+
+
+async def open_tab(chat: ChatScreen, _argument: str) -> None:
+    """Open a new chat beside this one."""
+    await chat.tabs.open()
+
+
+async def close_tab(chat: ChatScreen, _argument: str) -> None:
+    """Close this tab; its chat stays in the list. An answer on its way is stopped, and saved as far as it has come."""
+    if len(chat.tabs.all) == 1:
+        raise RequestError("This is the only tab. /new starts a new chat in it, /quit leaves.")
+    await chat.stop()
+    await chat.tabs.close(chat)
+
+
+async def next_tab(chat: ChatScreen, argument: str) -> None:
+    """Go to the next tab, or to one by its number."""
+    tabs = chat.tabs
+    if not argument:
+        await tabs.step(1)
+    elif argument.isdecimal() and 1 <= int(argument) <= len(tabs.all):
+        await tabs.show(tabs.all[int(argument) - 1])
+    else:
+        raise RequestError(f"There is no tab {argument}. Tabs are numbered from 1 to {len(tabs.all)}.")
+
+
+async def previous_tab(chat: ChatScreen, _argument: str) -> None:
+    """Go to the previous tab."""
+    await chat.tabs.step(-1)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from localllm.text import shortened
-from tui.commands import answers, saved, sessions, settings, tabs
+from tui.commands import answers, sessions, settings
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import key_names
 
@@ -45,38 +45,37 @@ async def show_help(chat: ChatScreen, _argument: str) -> None:
 COMMANDS: tuple[Command, ...] = (
     Command("help", "Show commands and keys", show_help, "f1", label="Help"),
     Command("new", "Start a new chat", sessions.new, "ctrl+n", label="New"),
-    Command("clear", "Start a new chat", sessions.new),
     Command("inspect", "Watch the engine at work", settings.inspect, "f2", label="Inspect"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
-    Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
-    Command("tab", "Open a new chat in a tab beside this one", tabs.open_tab, "f8", label="Tab"),
-    Command("next", "Go to the next tab, or to tab N", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
-    Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),
-    Command("close", "Close this tab; its chat stays in the list", tabs.close_tab),
+    Command("parameters", "Sampling, limits, system prompt", settings.edit_parameters, "f5", label="Tune"),
+    Command("tab", "Open a new chat in a tab", sessions.open_tab, "f8", label="Tab"),
+    Command("next", "Go to the next tab, or to tab N", sessions.next_tab, "f7,ctrl+pagedown", "[N]"),
+    Command("previous", "Go to the previous tab", sessions.previous_tab, "f6,ctrl+pageup"),
+    Command("close", "Close this tab; its chat is kept", sessions.close_tab),
     Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
     Command("tag", "Add tags to the chat, or remove them", sessions.tag, argument="[NAME -NAME]"),
     Command("delete", "Delete the chat", sessions.delete),
-    Command("undo", "Bring a deleted chat back, or a changed file", sessions.undo),
+    Command("undo", "Bring a deleted chat or a file back", sessions.undo),
     Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Write the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Answer again", answers.regenerate, "ctrl+r"),
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
     Command("edit", "Edit and resend a message", answers.edit),
     Command("fork", "Continue in a copy of the chat", answers.fork),
-    Command("compact", "Summarise the oldest turns for the model", answers.compact, argument="[undo]"),
+    Command("compact", "Summarise the oldest turns", answers.compact, argument="[undo]"),
     Command("copy", "Copy the answer", answers.copy, "ctrl+y"),
     Command("code", "Copy the answer's code", answers.copy_code),
     Command("think", "Show or hide the thinking", answers.toggle_thinking, "ctrl+t"),
-    Command("tools", "Let the model use files and commands here", settings.use_tools, argument="[on|off]"),
+    Command("tools", "Let the model use files and commands", settings.use_tools, argument="[on|off]"),
     Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
-    Command("prompt", "Write a saved prompt; save NAME keeps the last", saved.prompt, argument="[NAME]"),
-    Command("persona", "Answer as a saved persona; save NAME keeps one", saved.persona, argument="[NAME]"),
+    Command("prompt", "Use a prompt; save NAME keeps the last", settings.prompt, argument="[NAME]"),
+    Command("persona", "Use a persona; save NAME keeps one", settings.persona, argument="[NAME]"),
     Command("load", "Load another model", settings.load, argument="MODEL"),
-    Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
-    Command("notify", "Tell when an answer is done and you are elsewhere", settings.notify, argument="[on|off]"),
+    Command("save", "Save all of this as a new model", settings.save, argument="NAME"),
+    Command("notify", "Notify me when an answer is done", settings.notify, argument="[on|off]"),
     Command("vim", "Use vim's keys", settings.vim, argument="[on|off]"),
     Command("theme", "Change the colours", settings.theme, argument="[NAME]"),
     Command("quit", "Leave", sessions.leave),
@@ -103,7 +102,7 @@ _KEYS = (
 
 
 # Other names that people try; Ollama's among them.
-_ALSO = {"?": "help", "exit": "quit", "bye": "quit", "q": "quit"}
+_ALSO = {"?": "help", "clear": "new", "exit": "quit", "bye": "quit", "q": "quit"}
 # What alone on a line can only mean to leave.
 _LEAVING = frozenset({"exit", "quit", ":q", "bye"})
 _COMMAND = re.compile(r"/([\w?-]+)(?:\s+(.*))?", re.DOTALL)

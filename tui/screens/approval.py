@@ -11,14 +11,14 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.text import harmless
 from localllm.tools.action import Action
 from localllm.tools.approvals import rule_for
 from tui.status import MUTED
-from tui.widgets.frame import preview
+from tui.widgets.frame import KeyBar, preview
 
 POLL_S = 0.1
 _QUESTIONS = {
@@ -69,7 +69,7 @@ class ApprovalScreen(ModalScreen[Decision]):
             yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview
             yield self._options
-            yield Footer(show_command_palette=False)
+            yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Mark nothing, and look whether the chat was stopped."""

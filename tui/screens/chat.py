@@ -12,7 +12,6 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.events import Key, Paste
 from textual.screen import Screen
-from textual.widgets import Footer
 from textual.worker import Worker
 
 from localllm.engine.request import FinishReason
@@ -30,7 +29,7 @@ from tui.status import Latency
 from tui.tabs import TabChanged, Tabs
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
-from tui.widgets.frame import Note, Notice, Row, StatusLine, TabMark, TitleBar
+from tui.widgets.frame import KeyBar, Note, Notice, Row, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
@@ -104,7 +103,7 @@ class ChatScreen(Screen[None]):
             yield self.find
             yield self.prompt
         yield self.status_line
-        yield Footer()
+        yield KeyBar()
 
     async def on_mount(self) -> None:
         """Show the conversation, then load the model behind it."""

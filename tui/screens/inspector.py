@@ -1,10 +1,13 @@
 """The inspector: the machine at work, drawn from the engine's own data, and what its steps would cost elsewise."""
 
 import asyncio
+import json
 import textwrap
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -12,33 +15,37 @@ from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Static, TabbedContent, TabPane
 
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
-from localllm.measure.formulas.memory import KV_TYPES
+from localllm.measure.formulas.memory import F16_BYTES, KV_TYPES
+from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.status import Latency
+from tui.widgets.frame import KeyBar, Notice
 
 REFRESH_S = 0.25
 # Pages, their pictures and these pictures' titles.
 PAGES: Mapping[str, Mapping[str, str]] = {
     "Engine": {
         "schedule": "Schedule: rows of each step",
-        "pages": "KV pages",
+        "pages": "KV pages by how many hold them",
         "tree": "Prefix tree",
         "requests": "Requests",
     },
     "Timeline": {"timeline": "Phases of the last requests", "last_request": "The last request, phase by phase"},
     "Laboratory": {"roofline": "Roofline", "what_if": "What if", "parts": "Cost of a decoding step"},
-    "Answers": {"latency": "Latency", "choices": "Tokens"},
+    "Answers": {"latency": "Latency", "choices": "Tokens: probability, alternatives"},
 }
 NO_ENGINE = "No engine to look into: no model is loaded yet, or a server answers that is not localllm's."
 NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
 NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
 WIDE = 100  # columns for two pictures beside each other
-LEAST_ROWS = 9  # of a picture with its frame; a page of more pictures scrolls
+# Of a picture with its frame; a page of more pictures scrolls.
+LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
+USUAL_ROWS = 9
 _FRAME = 2, 4  # rows and columns that a picture's frame takes
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
 _MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
@@ -52,9 +59,10 @@ class InspectorScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f2,q", "app.pop_screen", "Back to the chat", id="inspector.back"),
+        Binding("escape,f2,q", "app.pop_screen", "Back", id="inspector.back"),
         Binding("1,2,3,4", "page", "Page", key_display="1-4", id="inspector.page"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
+        Binding("e", "export", "Export", id="inspector.export"),
         Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),
         Binding("B", "change('batch', 0.5)", show=False, id="inspector.batch_less"),
         Binding("c", "change('context', 2)", "Context", id="inspector.context"),
@@ -82,6 +90,7 @@ class InspectorScreen(Screen[None]):
         self._costs: ModelCosts | None = None
         self._other: Setting | None = None
         self._absent = NO_ENGINE
+        self._looks = True  # until there is no engine
         # Held, not looked for: a look into the engine may come when they have left the screen.
         self._pictures = {name: Static("", id=name) for names in PAGES.values() for name in names}
 
@@ -94,7 +103,8 @@ class InspectorScreen(Screen[None]):
                         with Vertical(classes="picture") as box:
                             box.border_title = title
                             yield self._pictures[name]
-        yield Footer(show_command_palette=False)
+        yield Notice()
+        yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Draw what the chat has measured, and look into the engine."""
@@ -138,6 +148,21 @@ class InspectorScreen(Screen[None]):
         """Note alternatives from the next answer on."""
         self._note_rivals()
 
+    def action_export(self) -> None:
+        """Write what is shown to a JSON file in the current folder."""
+        if self._snapshot is None:
+            self.notify(self._absent, severity="warning", markup=False)
+            return
+        path = Path(f"inspector-{time.strftime('%Y%m%d-%H%M%S')}.json").absolute()
+        data = snapshot_data(self._snapshot) | {"costs": self._costs.as_data() if self._costs else None}
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(data, file)
+        except OSError as error:
+            self.notify(f"{path}: cannot be written: {error.strerror}.", severity="error", markup=False)
+            return
+        self.notify(f"Written to {path}", markup=False)
+
     def action_change(self, field: str, factor: float) -> None:
         """Double or halve a number of the other setting."""
         if self._other is not None:
@@ -180,7 +205,7 @@ class InspectorScreen(Screen[None]):
     def _arrange(self) -> None:
         """Two columns where there is room; the rows fill the page, or it scrolls."""
         pane = self.query_one(f"#{self._page}", TabPane)
-        pictures = pane.query(".picture")
+        pictures = [box for box in pane.query(".picture") if box.display]
         beside = self.size.width >= WIDE and self._page != "page-timeline"  # time goes across
         columns = 2 if beside and len(pictures) > 1 else 1
         scroll = pane.query_one(VerticalScroll)
@@ -189,10 +214,10 @@ class InspectorScreen(Screen[None]):
         lines = -(-len(pictures) // columns)
         grid = pane.query_one(Grid)
         grid.styles.grid_size_columns = columns
-        grid.styles.height = max(space, lines * LEAST_ROWS)
+        grid.styles.height = max(space, lines * LEAST_ROWS.get(self._page, USUAL_ROWS))
         # Of three pictures the first has a column to itself.
         tall = columns == 2 and len(pictures) == 3
-        pictures.first().styles.row_span = 2 if tall else 1
+        pictures[0].styles.row_span = 2 if tall else 1
         self.refresh_bindings()
         self.call_after_refresh(self._draw)
 
@@ -219,8 +244,19 @@ class InspectorScreen(Screen[None]):
                 except asyncio.CancelledError:
                     if not asked.cancelled():  # this worker, not the engine, is ending
                         raise
+            if (self._snapshot is not None) != self._looks:
+                self._looks = not self._looks
+                self._show_boxes()
             self._draw()
             await asyncio.sleep(REFRESH_S)
+
+    def _show_boxes(self) -> None:
+        """Where there is no engine to look into, the first box of a page says so; the answers' page needs none."""
+        for page, names in PAGES.items():
+            for name in list(names)[1:]:
+                if (box := self._pictures[name].parent) is not None:
+                    box.display = self._looks or page == "Answers"
+        self._arrange()
 
     def _draw(self) -> None:
         """The pictures of the page that is shown."""
@@ -232,12 +268,18 @@ class InspectorScreen(Screen[None]):
     def _schedule(self, width: int, height: int) -> Content:
         if self._snapshot is None:
             return _note(self._absent, width)
-        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2))
+        last = self._snapshot.steps[-1] if self._snapshot.steps else None
+        rate = None
+        if self._costs is not None and last is not None and last.seconds and not last.prefill:
+            rate = self._costs.shape.read_bytes(last.decode + last.drafted) / last.seconds
+        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2), rate)
 
     def _pages(self, width: int, height: int) -> Content:
         if self._snapshot is None:
             return Content()
-        return drawings.pages(self._snapshot, width, max(height - 3, 2))
+        costs = self._costs
+        token_bytes = costs.shape.kv_bytes_per_token * KV_TYPES[costs.kv_type] / F16_BYTES if costs else 0.0
+        return drawings.pages(self._snapshot, width, max(height - 3, 2), token_bytes)
 
     def _tree(self, _width: int, height: int) -> Content:
         return Content() if self._snapshot is None else drawings.tree(self._snapshot.prefixes, max(height - 1, 3))
@@ -297,8 +339,8 @@ class InspectorScreen(Screen[None]):
         latency = self._latency_of
         return Content("\n").join(
             [
-                drawings.histogram("TTFT", latency.ttft, width),
-                drawings.histogram("ITL", latency.itl, width),
+                drawings.histogram("TTFT, to the first token", latency.ttft, width),
+                drawings.histogram("ITL, between tokens", latency.itl, width),
                 drawings.speculation(latency.drafted, latency.accepted),
             ]
         )

@@ -79,7 +79,10 @@ class ModelLoader:
         """
         self._end()
         self._name, self._place, self._fallback, self.busy = name, place, fallback, True
-        self._show_activity(f"loading {name.rpartition('/')[2]}", 0.0)
+        short = name.rpartition("/")[2]
+        for each in self._places:
+            each.title_bar.model = short
+        self._show_activity(f"loading {short}", 0.0)
         place.screen.refresh_bindings()
         # What loading imports must not hold up the first picture.
         place.screen.call_after_refresh(self._start, place, pull, self._stopped)

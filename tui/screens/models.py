@@ -1,6 +1,6 @@
 """The model picker: what is at hand and what could be pulled, how large it is, whether it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -8,14 +8,15 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from cpu_kernels.limits import available_memory
 from localllm.errors import LocalLLMError
-from localllm.text import harmless, human_bytes, human_speed
+from localllm.text import columns_of, harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
+from tui.widgets.frame import KeyBar
 
 MUTED = "$foreground 60%"
 
@@ -37,7 +38,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._heading = heading
         self._all: Sequence[ModelChoice] = ()
         # Held, not looked for: models may be found, and rows be fitted, when they have left the screen.
-        self._field = Input(placeholder="Narrow the list, or give a name, an address or a path")
+        self._field = Input(placeholder="Search, or type a name, a URL or a path")
         self._entries = OptionList(markup=False)
         self._memory = Static("Looking …", id="memory", markup=False)
 
@@ -46,7 +47,7 @@ class ModelsScreen(ModalScreen[str | None]):
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
             yield from (self._field, self._entries, self._memory)
-            yield Footer(show_command_palette=False)
+            yield KeyBar(show_command_palette=False)
 
     async def on_mount(self) -> None:
         """Read the models' headers beside everything else."""
@@ -111,25 +112,26 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     """Two lines: the name and what is to know of the choice, then what it is made of."""
     name = harmless(choice.name.rpartition("/")[2])
     speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""
-    right = (" · ".join(filter(None, [harmless(choice.suits or choice.source), speed])), MUTED)
+    right = (_fitting([choice.suits or choice.source, speed], width - columns_of(name) - 2), MUTED)
     if choice.loaded:
         right = ("● loaded", "$success")
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]
-    facts.append(f"{_context(choice.context)} tokens" if choice.context else "")
+    facts.append(f"{_context(choice.context)} context" if choice.context else "")
     facts.append(choice.licence)
     needs = ("", "")
     if choice.memory:
         fits = choice.memory <= free
         needs = (f"needs {human_bytes(choice.memory)}", "$success" if fits else "$error")
-    return Option(
-        Content("\n").join(
-            [
-                _line((name, "bold"), right, width),
-                _line((harmless(" · ".join(filter(None, facts))), MUTED), needs, width),
-            ]
-        ),
-        id=choice.name,
-    )
+    left = (_fitting(facts, width - columns_of(needs[0]) - 2), MUTED)
+    return Option(Content("\n").join([_line((name, "bold"), right, width), _line(left, needs, width)]), id=choice.name)
+
+
+def _fitting(facts: Iterable[str], room: int) -> str:
+    """As many facts as fit whole, from the first one on."""
+    known = [harmless(fact) for fact in facts if fact]
+    while len(known) > 1 and columns_of(" · ".join(known)) > room:
+        known.pop()
+    return " · ".join(known)
 
 
 def _context(tokens: int) -> str:

@@ -6,10 +6,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Button, Footer, Input, Label, Static, TextArea
+from textual.widgets import Button, Input, Label, Static, TextArea
 
 from localllm.errors import RequestError
 from tui.parameters import NAMES, PRESETS, Parameters
+from tui.widgets.frame import KeyBar
 
 _HINTS = {
     "temperature": "0 takes the likeliest token",
@@ -81,7 +82,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
                         yield self._fields[name]
                         yield Label(_HINTS[name], classes="hint")
             yield self._error
-            yield Footer(show_command_palette=False)
+            yield KeyBar(show_command_palette=False)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Fill a preset in."""

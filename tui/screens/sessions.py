@@ -10,13 +10,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
-from tui.sessions.tags import change_tags, split_search
+from tui.sessions.store import change_tags, split_search
+from tui.widgets.frame import KeyBar, Notice
 
 _SEARCH = "Search titles and messages; #tag"
 AROUND = 24  # characters of a message shown before what was found; twice as many behind it
@@ -53,7 +54,8 @@ class SessionsScreen(ModalScreen[int | None]):
         with Vertical(classes="panel"):
             yield Static("Chats", classes="heading")
             yield from (self._field, self._entries)
-            yield Footer(show_command_palette=False)
+            yield Notice()
+            yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Show what is found for the search that was given."""

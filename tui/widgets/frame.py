@@ -9,7 +9,8 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.style import Style
 from textual.timer import Timer
-from textual.widgets import Static
+from textual.widgets import Footer, Static
+from textual.widgets._footer import FooterKey
 
 from localllm.text import columns_of, harmless
 from tui.status import MUTED, Status
@@ -25,6 +26,7 @@ _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a 
 
 
 USUAL_COLUMNS = 80
+_PALETTE = "-command-palette"  # Textual's class for its key
 MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
@@ -126,6 +128,53 @@ class StatusLine(Static):
     def redraw(self) -> None:
         """Show the facts as they are now."""
         self.update(self.facts.line(self.size.width))
+
+
+class KeyBar(Footer):
+    """The keys that work now, as many as fit whole. A narrow window leaves the palette out.
+
+    Below a panel it shows those that worked before.
+    """
+
+    def __init__(self, show_command_palette: bool = True) -> None:
+        super().__init__(show_command_palette=show_command_palette)
+        self._keys: list[FooterKey] = []
+
+    def compose(self) -> ComposeResult:
+        """The keys in order; the palette's keeps its place on the right."""
+        keys = [key for key in super().compose() if isinstance(key, FooterKey)]
+        if self.screen.is_active:
+            self._keys = keys
+        else:
+            keys = [_copy(key) for key in self._keys]
+        room = self.size.width
+        if palette := next((key for key in keys if key.has_class(_PALETTE)), None):
+            keys = [key for key in keys if key is not palette]
+            if room >= USUAL_COLUMNS:
+                room -= _columns(palette)
+                yield palette
+        for key in keys:
+            room -= _columns(key)
+            if room < 0:
+                return
+            yield key
+
+    def on_resize(self) -> None:
+        """Choose again for the new width."""
+        self.call_after_refresh(self.recompose)
+
+
+def _copy(key: FooterKey) -> FooterKey:
+    """The same key as another widget; one that was removed cannot be shown again."""
+    classes = _PALETTE if key.has_class(_PALETTE) else ""
+    copy = FooterKey(key.key, key.key_display, key.description, key.action, classes=classes)
+    copy.compact = key.compact
+    return copy
+
+
+def _columns(key: FooterKey) -> int:
+    """What a key takes of the footer, with a blank before, between and behind its parts."""
+    return columns_of(key.key_display) + columns_of(key.description) + 3
 
 
 class Welcome(Vertical):

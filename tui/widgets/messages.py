@@ -205,7 +205,7 @@ class AnswerView(MessageView):
         if stats.get("cached"):
             parts.append(f"{stats['cached']} of {stats['prompt']} cached")
         ended = {"cancelled": "stopped", "length": "cut: /continue"}.get(self.message.finish_reason or "")
-        figures = Content("  ·  ".join([*parts, ended] if ended else parts))
+        figures = Content(" · ".join([*parts, ended] if ended else parts))
         if self._checker is not None and self.message.content:
             figures = Content.assemble(_verdict(self._checker), "\n", figures)
         if not stats.get("unseen"):

@@ -14,8 +14,7 @@ from localllm.remote.openai import OpenAIServer
 from tests.fakes.openai_server import openai_server
 from tests.localllm.server.conftest import MODEL, Server
 from tests.waiting import PATIENCE_S
-from tui.server_backend import OllamaBackend, OpenAIBackend
-from tui.server_inspection import ServerInspection
+from tui.server_backend import OllamaBackend, OpenAIBackend, ServerInspection
 
 
 def seen(asked: "Future[EngineSnapshot] | None") -> EngineSnapshot:
