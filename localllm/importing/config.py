@@ -90,8 +90,9 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """Layers."""
-        return self.whole("num_hidden_layers")
+        """Layers, counted where only their kinds are stated."""
+        kinds = self.values.get("layers_block_type")
+        return self.whole("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
 
     def rope(self, kind: str | None = None) -> "Config":
         """How heads turn, wherever it is stated. kind: of which layers, where they differ."""

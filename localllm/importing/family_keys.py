@@ -28,6 +28,19 @@ def qwen3_moe(config: Config) -> Keys:
     return experts(config)
 
 
+def qwen3_vl(config: Config) -> Keys:
+    """For text, all parts of a position are the same; the other keys are for images."""
+    deep = config.table("vision_config").values.get("deepstack_visual_indexes") or []
+    sections = config.rope().numbers("mrope_section") if config.rope().values.get("mrope_section") else [24, 20, 20]
+    return {"rope.dimension_sections": [*map(int, sections), 0], "n_deepstack_layers": len(deep)}
+
+
+def qwen3_vl_moe(config: Config) -> Keys:
+    config.expect("decoder_sparse_step", 1)
+    config.expect("mlp_only_layers", [])
+    return {**qwen3_vl(config), **experts(config)}
+
+
 def qwen2_moe(config: Config) -> Keys:
     config.expect("norm_topk_prob", False)
     config.expect("decoder_sparse_step", 1)

@@ -1,7 +1,7 @@
 """Stored values as the rows of a new tensor: floats for the rows that are asked for, whichever way they are stored.
 
 A vector is a matrix with one value a row, so that what reorders rows also reorders biases. Matrices are wrapped where a
-family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped).
+family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped, ScaledRows), or lacks some (Padded).
 """
 
 from collections.abc import Callable
@@ -151,6 +151,51 @@ class Mapped(FloatMatrix):
 
     def floats(self, rows: Numbers) -> Floats:
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
+
+
+@dataclass(frozen=True)
+class ScaledRows(FloatMatrix):
+    """A matrix whose rows have a factor each. Raises ValueError for another number of factors."""
+
+    of: Matrix
+    factors: Floats
+
+    def __post_init__(self) -> None:
+        if len(self.factors) != row_count(self.of.shape):
+            raise ValueError("factors of other rows")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        return self.of.floats(rows) * self.factors[rows][:, None]
+
+
+@dataclass(frozen=True)
+class Padded(FloatMatrix):
+    """A matrix with rows of zeros behind its own."""
+
+    of: Matrix
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.of.shape[1:])
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        own = rows < self.of.shape[0]
+        out = np.zeros((len(rows), self.of.shape[-1]), np.float32)
+        out[own] = self.of.floats(rows[own])
+        return out
 
 
 @dataclass(frozen=True)

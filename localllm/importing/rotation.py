@@ -11,6 +11,7 @@ from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
 Keys = dict[str, Any]
+_STILL = 1e30  # a factor by which nothing turns
 
 
 def scaling_keys(
@@ -21,6 +22,9 @@ def scaling_keys(
     context, size = keys["context_length"], keys["rope.dimension_count"]
     if kind == "default":
         return {}, {}
+    if kind == "proportional":  # the turning pairs come first, and those behind them turn too slowly to matter
+        turning = int(rope.number("partial_rotary_factor", 1.0) * size / 2)
+        return {}, {"rope_freqs.weight": np.array([1.0] * turning + [_STILL] * (size // 2 - turning), np.float32)}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}
     if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length

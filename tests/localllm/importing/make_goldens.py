@@ -19,6 +19,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from tests.localllm.importing.hybrid_models import HYBRIDS
 from tests.localllm.importing.more_models import ENCODERS, MORE
 from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
 from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
@@ -28,6 +29,8 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Shapes of the tensors as they are saved, and the logits of TOKENS in float32, or the states of an encoder."""
     values = dict(config)
     kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    if "vision_config" in config:
+        kind = transformers.AutoModelForImageTextToText
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
@@ -128,7 +131,7 @@ def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
 
 
 def main() -> None:
-    wanted = {**CONFIGS, **MORE, **ENCODERS}
+    wanted = {**CONFIGS, **MORE, **HYBRIDS, **ENCODERS}
     made: dict[str, Any] = {name: golden(name, config) for name, config in wanted.items()}
     packings = {name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in PACKINGS.items()}
     packings["mxfp4"] = mxfp4_golden(made["gpt_oss"]["shapes"])

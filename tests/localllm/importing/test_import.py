@@ -18,6 +18,7 @@ from localllm.library.lookup import find
 from localllm.settings import load_settings
 from tests.gguf_io.tokenizer_files import sample_texts
 from tests.localllm.importing.conftest import GOLDENS, assert_alike, byte_level, computed_logits, quiet
+from tests.localllm.importing.hybrid_models import HYBRIDS
 from tests.localllm.importing.more_models import MORE
 from tests.localllm.importing.tiny_models import (
     CONFIGS,
@@ -30,7 +31,7 @@ from tests.localllm.importing.tiny_models import (
 from tests.oracle import llama_oracle
 
 
-@pytest.mark.parametrize("name", sorted({**CONFIGS, **MORE}))
+@pytest.mark.parametrize("name", sorted({**CONFIGS, **MORE, **HYBRIDS}))
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS[name]["logits"])
