@@ -3,6 +3,7 @@
 Source: llama.cpp, conversion/gemma.py.
 """
 
+import math
 from statistics import NormalDist
 
 from localllm.importing.config import Config
@@ -35,6 +36,9 @@ def gemma3n(config: Config) -> Keys:
     shares = config.numbers("activation_sparsity_pattern")
     if not all(0 <= share < 1 for share in shares):
         raise CheckpointError(f"{config.where}: activation_sparsity_pattern: shares from 0 to 1 are needed.")
+    # A sample's deviation is wanted, and that of all values was trained.
+    width = max(config.alike("intermediate_size"), 2)
+    sample = math.sqrt((width - 1) / width)
     return {
         **_later(config),
         "rope.freq_base": config.rope("full_attention").number("rope_theta", 1e6),
@@ -42,7 +46,9 @@ def gemma3n(config: Config) -> Keys:
         "altup.active_idx": config.whole("altup_active_idx"),
         "altup.num_inputs": config.whole("altup_num_inputs"),
         # Standard deviations above the mean from which on gates count.
-        "activation_sparsity_scale": [NormalDist().inv_cdf(share) if share else float("-inf") for share in shares],
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(share) * sample if share else float("-inf") for share in shares
+        ],
     }
 
 

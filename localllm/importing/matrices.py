@@ -155,7 +155,10 @@ class Mapped(FloatMatrix):
 
 @dataclass(frozen=True)
 class ScaledRows(FloatMatrix):
-    """A matrix whose rows have a factor each. Raises ValueError for another number of factors."""
+    """A matrix whose rows have a factor each. Raises ValueError for another number of factors.
+
+    Products need more bits than BF16 has.
+    """
 
     of: Matrix
     factors: Floats
@@ -170,7 +173,7 @@ class ScaledRows(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return "F16" if self.of.exact == "BF16" else self.of.exact
 
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(rows) * self.factors[rows][:, None]

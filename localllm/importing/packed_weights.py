@@ -24,8 +24,9 @@ _WORD = 32
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the values of eight neighbouring rows lie
 _GET = "Get the model in BF16, FP8, GPTQ (4 or 8 bits), AWQ (gemm) or as GGUF."
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
-              ".input_scale", ".k_scale", ".v_scale", "_scale_inv", "_scale")  # fmt: skip
+              ".input_scale", ".k_scale", ".v_scale")  # fmt: skip
 """Ends of the names of tensors that belong to others."""
+_OWNERS = {"_scale_inv": "", "_scale": "", "_scales": "_blocks"}  # the same, where there is what they belong to
 _FP8_SCALES = ("_scale_inv", "_scale")
 _WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
@@ -68,9 +69,7 @@ class Packing:
             if name.endswith(end):
                 stem = name.removesuffix(end)
                 return stem + plain, self._unpacked(tensors, stem, end)
-        if name.endswith(COMPANIONS) or (
-            name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors
-        ):
+        if name.endswith(COMPANIONS) or _belongs(tensors, name):
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
@@ -123,6 +122,11 @@ class Packing:
             ) from error
         raise CheckpointError(f"{tensors[stem + end].path}: {shortened(stem + end)} is packed, and config.json has no "
                               "quantization_config that says how. Download the folder again.")  # fmt: skip
+
+
+def _belongs(tensors: Tensors, name: str) -> bool:
+    """Whether a tensor has the scales of another."""
+    return any(name.endswith(end) and name.removesuffix(end) + owner in tensors for end, owner in _OWNERS.items())
 
 
 @dataclass(frozen=True)

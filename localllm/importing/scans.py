@@ -11,7 +11,7 @@ from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Change, Rule
 from localllm.importing.family_keys import experts, granite
-from localllm.importing.matrices import Folded, Mapped, Matrix, ScaledRows
+from localllm.importing.matrices import Folded, Mapped, Matrix, ScaledRows, row_count
 from localllm.importing.rotation import Keys
 
 _SCAN, _SCAN_NAME = r"model\.layers\.(\d+)\.mamba\.", r"model.layers.\1.mamba."
@@ -97,7 +97,9 @@ def nemotron_h(config: Config) -> Keys:
     if "moe" not in kinds:
         return keys
     if "mlp" in kinds:
-        raise CheckpointError(f"{config.where}: layers with experts and layers without them cannot be imported together.")
+        raise CheckpointError(
+            f"{config.where}: layers with experts and layers without them cannot be imported together."
+        )
     config.expect("n_group", 1)
     return {
         **keys,
@@ -127,8 +129,12 @@ def nemotron_layers(config: Config) -> list[str]:
 def _check_times(config: Config) -> None:
     """Raise CheckpointError where time steps are cut off."""
     limit = config.values.get("time_step_limit")
-    if isinstance(limit, list) and (limit[:1] != [0.0] or limit[1:] not in ([float("inf")], [{"__float__": "Infinity"}])):
-        raise CheckpointError(f"{config.where}: time_step_limit is {limit}; only time steps without one can be imported.")
+    if isinstance(limit, list) and (
+        limit[:1] != [0.0] or limit[1:] not in ([float("inf")], [{"__float__": "Infinity"}])
+    ):
+        raise CheckpointError(
+            f"{config.where}: time_step_limit is {limit}; only time steps without one can be imported."
+        )
 
 
 def _column(matrix: Matrix, _config: Config) -> Matrix:
@@ -160,7 +166,7 @@ def _rules(stored: str, name: str, groups: str) -> tuple[Rule, ...]:
 
 def _times(factor: Callable[[Config], float]) -> Change:
     """Rows times a factor of the configuration."""
-    return lambda matrix, config: Mapped(matrix, lambda values: values * np.float32(factor(config)))
+    return lambda matrix, config: ScaledRows(matrix, np.full(row_count(matrix.shape), factor(config), np.float32))
 
 
 def _stated(*names: str) -> Callable[[Config], float]:

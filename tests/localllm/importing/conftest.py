@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from gguf_io import open_model
 from models import NativeRunner
 from tests.gguf_io.tokenizer_files import sample_texts
+from tests.localllm.importing.hybrid_models import SMALLER
 from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, write_weights
 
 GOLDENS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "goldens.json").read_text())
@@ -59,7 +60,7 @@ def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
         (made / "tokenizer_config.json").write_text(
             json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"})
         )
-        write_weights(made, GOLDENS[name]["shapes"])
+        write_weights(made, GOLDENS[name]["shapes"], SMALLER.get(name, "nothing"))
         return made
 
     return write

@@ -51,3 +51,5 @@ HYBRIDS: dict[str, dict[str, Any]] = {
                      "text_config": {**USUAL, **HEADS, **MIXTURE, **_M_ROPE, "num_experts": 4,
                                      "moe_intermediate_size": 48}},
 }  # fmt: skip
+# Nothing scales their scores, which norms of queries about one would make larger than f16 keys are exact.
+SMALLER = dict.fromkeys(("gemma3n", "gemma4", "gemma4-experts"), "q_norm")

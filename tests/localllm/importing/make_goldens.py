@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from tests.localllm.importing.hybrid_models import HYBRIDS
+from tests.localllm.importing.hybrid_models import HYBRIDS, SMALLER
 from tests.localllm.importing.more_models import ENCODERS, MORE
 from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
 from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
@@ -37,7 +37,7 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
         kind.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-        write_weights(folder, shapes)
+        write_weights(folder, shapes, SMALLER.get(name, "nothing"))
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         saved = json.loads((folder / "config.json").read_text())
     return {"config": saved, "shapes": shapes, "logits": computed(model, states=name in ENCODERS)}
