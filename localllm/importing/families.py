@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.importing import delta_nets, gemmas, scans
+from localllm.importing import delta_nets, gemmas, remote_code, scans
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
@@ -178,6 +178,11 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("seed_oss"),
     "ernie4_5": Family("ernie4_5"),
     "ernie4_5_moe": Family("ernie4_5-moe", stated.ernie_moe),
+    "exaone": Family("exaone", remote_code.exaone),
+    "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
+    "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
+    "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
+    "smallthinker": Family("smallthinker", remote_code.smallthinker),
     "bert": Family("bert", stated.bert, activations=EXACT_GELU, rules=_BERT),
     "nomic_bert": Family("nomic-bert", stated.nomic_bert, rules=_BERT),
     "modernbert": Family("modern-bert", stated.modern_bert, activations=EXACT_GELU, rules=_MODERN_BERT, tied=True),
@@ -192,6 +197,9 @@ def find_family(model_type: str, config: Config) -> Family:
         "tied": config.values.get("tie_word_embeddings") is True,
         "experts": model_type == "nemotron_h" and "moe" in scans.nemotron_layers(config),
     }
+    names = config.values.get("architectures")
+    if model_type == "bailing_moe" and isinstance(names, list) and "BailingMoeV2ForCausalLM" in names:
+        model_type = "bailing_moe_v2"
     for variant, meant in variants.items():
         if meant and f"{model_type}, {variant}" in FAMILIES:
             model_type = f"{model_type}, {variant}"

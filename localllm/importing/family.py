@@ -112,10 +112,10 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
         "rope.dimension_count": turning,
         "rope.freq_base": config.rope(family.rope).number("rope_theta", 10_000.0),
     }
-    if "rms_norm_eps" in config.values:
+    if config.values.get("rms_norm_eps") is not None:
         keys["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
     for name in ("layer_norm_eps", "norm_epsilon"):
-        if name in config.values:
+        if config.values.get(name) is not None:
             keys["attention.layer_norm_epsilon"] = config.number(name)
     keys |= family.keys(config)
     scaling, factors = scaling_keys(config.rope(family.rope), keys, family.sharpening, truncated=family.truncated)

@@ -1,7 +1,8 @@
 """Stored values as the rows of a new tensor: floats for the rows that are asked for, whichever way they are stored.
 
 A vector is a matrix with one value a row, so that what reorders rows also reorders biases. Matrices are wrapped where a
-family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped, ScaledRows), or lacks some (Padded).
+family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped, ScaledRows), or lacks some
+(Padded).
 """
 
 from collections.abc import Callable

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from tests.localllm.importing.hybrid_models import HYBRIDS, SMALLER
 from tests.localllm.importing.more_models import ENCODERS, MORE
 from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
+from tests.localllm.importing.remote_models import EQUALS
 from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
 
 
@@ -131,7 +132,7 @@ def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
 
 
 def main() -> None:
-    wanted = {**CONFIGS, **MORE, **HYBRIDS, **ENCODERS}
+    wanted = {**CONFIGS, **MORE, **HYBRIDS, **EQUALS, **ENCODERS}
     made: dict[str, Any] = {name: golden(name, config) for name, config in wanted.items()}
     packings = {name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in PACKINGS.items()}
     packings["mxfp4"] = mxfp4_golden(made["gpt_oss"]["shapes"])

@@ -120,7 +120,7 @@ FIRST = "model.layers.0.mlp.up_proj.weight"
         (config(hidden_size="64"), "hidden_size should be a number"),
         (config(num_attention_heads=-4), "should be a whole number"),
         (config(rms_norm_eps=float("nan")), "rms_norm_eps should be a number"),
-        (config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}), "type 'dynamic' cannot be imported"),
+        (config(rope_parameters={"rope_type": "su", "rope_theta": 1e4}), "type 'su' cannot be imported"),
         (config(use_sliding_window=True), "use_sliding_window is True"),
         (weights(lambda tensors: tensors.update({"model.odd.weight": ("F32", np.ones(4, np.float32))})), "no rule for"),
         (weights(lambda tensors: tensors.update({FIRST: ("F8_E4M3", np.ones((96, 64), np.uint8))})), "without its"),

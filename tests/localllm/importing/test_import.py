@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gguf_io import load_tokenizer, open_model
 from localllm.cli.main import main
 from localllm.importing import tensors
 from localllm.importing.convert import import_folder
+from localllm.importing.errors import CheckpointError
 from localllm.library.lookup import find
 from localllm.settings import load_settings
 from tests.gguf_io.tokenizer_files import sample_texts
@@ -35,6 +37,51 @@ from tests.oracle import llama_oracle
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS[name]["logits"])
+
+
+def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """As in Qwen 3 VL's repositories; transformers saves them upright."""
+    made = folder("qwen3_vl_moe")
+    stored = {}
+    for name, shape in GOLDENS["qwen3_vl_moe"]["shapes"].items():
+        values = values_of(name, tuple(shape))
+        stored[name] = "BF16", bfloat16(np.swapaxes(values, 1, 2) if ".experts." in name else values)
+    write_safetensors(made / "model.safetensors", stored)
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["qwen3_vl_moe"]["logits"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mamba2", {"time_step_limit": [0.0, 0.5]}, "time_step_limit"),
+        ("falcon_h1-norm", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate is True"),
+        ("nemotron_h", {"layers_block_type": ["moe", "mlp", "full_attention", "linear_attention"]}, "with experts and"),
+        ("nemotron_h", {"layers_block_type": ["other"]}, "layers are .'other'."),
+        ("nemotron_h-experts", {"moe_latent_size": 16}, "moe_latent_size is 16"),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 15}, "shares from 0 to 1"),
+        ("gemma4", {"per_layer_config": {"2": {"head_dim": 64}, "5": {"head_dim": 32}}}, "layers differ in head_dim"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ],
+)
+def test_what_the_engine_does_not_compute_is_refused(
+    name: str, changes: dict[str, Any], message: str, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(folder(name, **changes), tmp_path / "made.gguf", None, quiet, quiet)
+    assert not (tmp_path / "made.gguf").exists()
+
+
+def test_nemotrons_layers_by_letters(folder: Callable[..., Path], tmp_path: Path) -> None:
+    changes = {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4}
+    import_folder(folder("nemotron_h", **changes), tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["nemotron_h"]["logits"])
+
+
+def test_gemma4s_larger_heads_by_their_older_names(folder: Callable[..., Path], tmp_path: Path) -> None:
+    changes = {"per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1}
+    import_folder(folder("gemma4-experts", **changes), tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["gemma4-experts"]["logits"])
 
 
 def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path: Path) -> None:
