@@ -112,6 +112,11 @@ _BERT = (
     Rule(r"bert\.(.+)\.beta", r"\1.bias"),
     Rule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
 )
+_ROBERTA = (
+    Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+", ""),
+    Rule(r"(?:roberta\.)?(embeddings\.position_embeddings\.weight)", r"\1", stated.from_first_position),
+    Rule(r"roberta\.(embeddings\.(?!position_).+|encoder\..+)", r"\1"),
+)
 _MODERN_BERT = (
     Rule(r"(?:head|decoder)\..+", ""),
     Rule(r"model\.(.+)", r"\1"),
@@ -184,6 +189,7 @@ FAMILIES: dict[str, Family] = {
     "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
     "smallthinker": Family("smallthinker", remote_code.smallthinker),
     "bert": Family("bert", stated.bert, activations=EXACT_GELU, rules=_BERT),
+    "xlm-roberta": Family("bert", stated.xlm_roberta, activations=EXACT_GELU, rules=_ROBERTA),
     "nomic_bert": Family("nomic-bert", stated.nomic_bert, rules=_BERT),
     "modernbert": Family("modern-bert", stated.modern_bert, activations=EXACT_GELU, rules=_MODERN_BERT, tied=True),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.errors import CheckpointError
+from localllm.importing.unigram import unigram_keys
 from localllm.text import shortened
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
         keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
+    if (types := checkpoint.config.get("type_vocab_size")) is not None:
+        keys["tokenizer.ggml.token_type_count"] = types
     template = _template(checkpoint, config)
     return keys | ({"tokenizer.chat_template": template} if template else {})
 
@@ -49,12 +52,15 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
 def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
     model = content["model"]
     kind = model.get("type")
-    if kind not in ("BPE", "WordPiece"):
+    if kind not in ("BPE", "WordPiece", "Unigram"):
         raise CheckpointError(
-            f"{where}: a tokenizer of the kind {shortened(str(kind))!r} is not imported; BPE and WordPiece are."
+            f"{where}: a tokenizer of the kind {shortened(str(kind))!r} is not imported; BPE, WordPiece and Unigram "
+            "are."
         )
-    added = content.get("added_tokens") or []
-    ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+    added, pieces = content.get("added_tokens") or [], model["vocab"]
+    if kind == "Unigram":
+        pieces = {piece: index for index, (piece, _) in enumerate(pieces)}
+    ids = {**pieces, **{token["content"]: token["id"] for token in added}}
     if not 0 < size <= MAX_TOKENS or any(type(index) is not int or index < 0 for index in ids.values()):
         raise CheckpointError(f"{where}: its token ids are unusable. Download the folder again.")
     if (most := max(ids.values(), default=0)) >= size:
@@ -67,6 +73,8 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
         kinds[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
     if kind == "WordPiece":
         return _word_pieces(content, tokens, kinds, where)
+    if kind == "Unigram":
+        return unigram_keys(content, tokens, kinds, where)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     if model.get("byte_fallback"):
@@ -195,7 +203,7 @@ def _special(
 def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The tokens that a template puts before and behind a text, None for none."""
     for step in processor.get("processors", [processor]):
-        if step.get("type") == "BertProcessing":
+        if step.get("type") in ("BertProcessing", "RobertaProcessing"):
             return step["cls"][0], step["sep"][0]
         if step.get("type") == "TemplateProcessing":
             names = [part.get("SpecialToken", {}).get("id") for part in step["single"]]

@@ -20,7 +20,7 @@ import transformers
 from safetensors import safe_open
 
 from tests.localllm.importing.hybrid_models import HYBRIDS, SMALLER
-from tests.localllm.importing.more_models import ENCODERS, MORE
+from tests.localllm.importing.more_models import ENCODERS, MORE, RERANKED, RERANKER
 from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
 from tests.localllm.importing.remote_models import EQUALS
 from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
@@ -32,6 +32,8 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
     kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
     if "vision_config" in config:
         kind = transformers.AutoModelForImageTextToText
+    if "num_labels" in config:
+        kind = transformers.AutoModelForSequenceClassification
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
@@ -41,7 +43,12 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
         write_weights(folder, shapes, SMALLER.get(name, "nothing"))
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         saved = json.loads((folder / "config.json").read_text())
-    return {"config": saved, "shapes": shapes, "logits": computed(model, states=name in ENCODERS)}
+    if "num_labels" in config:
+        with torch.no_grad():
+            logits = [round(model(torch.tensor([text])).logits.item(), 7) for text in RERANKED]
+    else:
+        logits = computed(model, states=name in ENCODERS)
+    return {"config": saved, "shapes": shapes, "logits": logits}
 
 
 def computed(model: Any, *, states: bool = False) -> list[float]:
@@ -132,7 +139,7 @@ def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
 
 
 def main() -> None:
-    wanted = {**CONFIGS, **MORE, **HYBRIDS, **EQUALS, **ENCODERS}
+    wanted = {**CONFIGS, **MORE, **HYBRIDS, **EQUALS, **ENCODERS, "reranker": RERANKER}
     made: dict[str, Any] = {name: golden(name, config) for name, config in wanted.items()}
     packings = {name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in PACKINGS.items()}
     packings["mxfp4"] = mxfp4_golden(made["gpt_oss"]["shapes"])
