@@ -22,6 +22,10 @@ _log = logging.getLogger(__name__)
 MAX_TOKENS = 1 << 22
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
           "cls": "cls"}  # fmt: skip
+# What answers are taken apart by, and so must be in their text.
+_GEMMA4_TEXT = {
+    f"<{bar}>" for name in ("channel", "tool_call", "tool_response") for bar in (f"|{name}", f"{name}|")
+} | {'<|"|>'}
 # Borders between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
 _PROBE = (
     "Hello, world!  It's 12345678 o'clock,\n\n\tand WE'LL see...  \r\n  3.14159 x=y_z; naïve café déjà-vu ÀÉÎ "
@@ -40,6 +44,8 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
     where = str(checkpoint.folder / "tokenizer.json")
     try:
         keys = _keys(content, config, size, where)
+        if checkpoint.model_type == "gemma4_text":
+            keys |= _gemma4(content, keys)
         keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
@@ -138,6 +144,17 @@ def _sentence_pieces(
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.add_space_prefix": prepends,
+    }
+
+
+def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 4's tokenizer, which merges by rank though its tokens are SentencePiece's, and the text of its calls."""
+    pairs = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
+    kinds = zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"], strict=True)
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": list(pairs),
+        "tokenizer.ggml.token_type": [USER_DEFINED if token in _GEMMA4_TEXT else kind for token, kind in kinds],
     }
 
 
