@@ -181,17 +181,26 @@ class Recording:
         stage: Stage | None = None,
     ) -> int:
         """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
-        return self.builder.add(
+        scaled = bool(matrix.scale)
+        # What is to be added may be in `out`, and has no factor.
+        room = self.sublayer if scaled and addend[0] == out.address else out
+        barrier = Barrier.ALWAYS if last else Barrier.NEVER
+        operation = self.builder.add(
             matrix.format.matmul,
             *matrix.arguments,
-            out.address,
-            out.stride,
-            *addend,
+            room.address,
+            room.stride,
+            *((0, 0) if scaled else addend),
             self.packed,
             int(private),
-            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
+            barrier=Barrier.ALWAYS if scaled else barrier,
             stage=stage,
         )
+        if scaled:
+            factor = self.vector(matrix.scale, 1)
+            places = (out.address, out.stride, room.address, room.stride)
+            self.builder.add(sums.scale_and_add, *places, matrix.rows, factor, *addend, barrier=barrier, stage=stage)
+        return operation
 
     def products_of_slots(
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
@@ -208,9 +217,15 @@ class Recording:
             0,
             segments,
             matrix.expert_bytes,
-            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
+            barrier=Barrier.ALWAYS if last or matrix.scale else Barrier.NEVER,
             stage=stage,
         )
+        if matrix.scale:
+            count = self.loader.rows(matrix.scale)
+            factors = np.broadcast_to(self.loader.vector(matrix.scale, count)[:count], (matrix.experts,))
+            arguments = (out.address, out.stride, self.builder.array(factors), segments)
+            barrier = Barrier.ALWAYS if last else Barrier.NEVER
+            self.builder.add(sums.scale_by_expert, *arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of what is added, or of the sum, where the architecture has them.
