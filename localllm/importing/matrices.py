@@ -32,6 +32,11 @@ class Matrix(Protocol):
     @property
     def exact(self) -> str: ...
 
+    @property
+    def factor(self) -> float:
+        """What all values of `blocks` have to be multiplied by; `floats` are."""
+        ...
+
     def floats(self, rows: Numbers) -> Floats:
         """Chosen rows, of all but the last dimension taken together: rows x values of a row."""
         ...
@@ -41,6 +46,11 @@ class Matrix(Protocol):
         ...
 
 
+def float_type(matrix: Matrix) -> str:
+    """The type of floats that a matrix becomes where its blocks are of no use."""
+    return matrix.exact if matrix.exact in ("F32", "F16", "BF16") else "F16"
+
+
 def row_count(shape: tuple[int, ...]) -> int:
     """Rows of a matrix of this shape."""
     return shape[0] if len(shape) == 1 else prod(shape[:-1])
@@ -48,6 +58,10 @@ def row_count(shape: tuple[int, ...]) -> int:
 
 class FloatMatrix:
     """What matrices of floats share: they have no blocks."""
+
+    @property
+    def factor(self) -> float:
+        return 1.0
 
     def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
         raise TypeError("a matrix of floats has no blocks")
@@ -100,6 +114,10 @@ class Rows:
     def exact(self) -> str:
         return self.of.exact
 
+    @property
+    def factor(self) -> float:
+        return self.of.factor
+
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(self.order[rows])
 
@@ -124,7 +142,7 @@ class Turned(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         height, width = self.shape[-2:]
@@ -148,7 +166,7 @@ class Mapped(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
@@ -174,7 +192,7 @@ class ScaledRows(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return "F16" if self.of.exact == "BF16" else self.of.exact
+        return "F32" if self.of.exact == "F32" else "F16"
 
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(rows) * self.factors[rows][:, None]
@@ -193,7 +211,7 @@ class Padded(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         own = rows < self.of.shape[0]
@@ -211,7 +229,7 @@ class Folded(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(np.arange(row_count(self.of.shape))).reshape(self.shape)[rows]
