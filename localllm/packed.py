@@ -1,7 +1,8 @@
 """Packed weights that are kept on disk, so that a model's next load maps them instead of packing again.
 
 A file is named by everything that its content depends on: the state of the model's files (path, size, times, inode),
-and the code and the processor that it was packed by and for. What is in it is in models/packed_file.py.
+and the code and the processor that it was packed by and for. So several versions of localllm keep one each, of which
+the least recently used go first. What is in it is in models/packed_file.py.
 """
 
 import contextlib
@@ -126,7 +127,7 @@ def _pack_to_disk(
     time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
     path, files = _path(file), _states(file)
     try:
-        with _place_for(path, [name for name, *_ in files], size, limit_mib) as fd:
+        with _place_for(path, size, limit_mib) as fd:
             writer = PackedWriter(fd)
             pack_to(file, writer, progress)
             writer.finish({"key": path.stem, "files": files})
@@ -193,7 +194,7 @@ class PackedKeeper:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             size = sum(each.nbytes for each in self._packed.values())
-            with _place_for(self._path, [name for name, *_ in self._files], size, self._limit_mib) as fd:
+            with _place_for(self._path, size, self._limit_mib) as fd:
                 writer = PackedWriter(fd)
                 for name, matrix in self._packed.items():
                     writer.put(name, parts_of(matrix, self._go_on))
@@ -289,7 +290,7 @@ class _GivenUpError(Exception):
 
 
 @contextlib.contextmanager
-def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -> Iterator[int]:
+def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
     """A new file open for writing, which gets its name when the block ends well. Older ones go to make room.
 
     Raises _GivenUpError where there is no room, or another process is writing; OSError.
@@ -305,7 +306,7 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
             for each in folder.iterdir():  # only a process that was killed can have left these
                 if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
                     each.unlink()
-            _make_room(path, files, size, limit_mib)
+            _make_room(path, size, limit_mib)
             fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
             try:
                 yield fd
@@ -321,14 +322,11 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
         raise _GivenUpError("another process is writing packed weights") from None
 
 
-def _make_room(path: Path, files: list[str], size: int, limit_mib: int | None) -> None:
+def _make_room(path: Path, size: int, limit_mib: int | None) -> None:
     limit = limit_bytes(limit_mib)
     if size > limit:
         raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
     stored = remove_orphans()
-    for each in [each for each in stored if [name for name, *_ in each.files] == files]:  # of other code or processors
-        each.path.unlink(missing_ok=True)
-        stored.remove(each)
     while sum(each.bytes for each in stored) + size > limit:
         stored.pop(0).path.unlink(missing_ok=True)
     if shutil.disk_usage(path.parent).free < FREE_TIMES * size:
