@@ -49,6 +49,9 @@ LEAST_MEMORY = 2**30
 # A load's own work comes first.
 _WAIT_S = 2.0
 _LOWEST_PRIORITY = 19
+# What a process that is about to end still writes, and how long it waits for that at most.
+_SOON_BYTES = 2**30
+_PATIENCE_S = 5.0
 # A file that was changed so shortly before may be changed again without a new time.
 _SETTLED_NS = 2 * 10**9
 _ROOT = Path(__file__).parent.parent
@@ -169,32 +172,37 @@ class PackedKeeper:
 
     def __init__(self, file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> None:
         """packed: matrices by what they are, see WeightLoader.packed."""
-        self._stopped = threading.Event()
+        self._stopped, self._hurried = threading.Event(), threading.Event()
+        self.bytes = sum(each.nbytes for each in packed.values())
         self._path = _path(file)
         self._files = _states(file)
         self._packed = dict(packed)
         self._limit_mib = limit_mib
         self._thread = threading.Thread(target=self._keep, name="packed-keeper", daemon=True)
+        _keepers.add(self)
         self._thread.start()
 
     def stop(self) -> None:
         """Give up what is not written yet, and let go of the weights. Idempotent."""
         self._stopped.set()
+        self._hurried.set()
         self._thread.join()
+        _keepers.discard(self)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until everything is written, or was given up."""
+        """Wait until everything is written, or was given up; write at once."""
+        self._hurried.set()
         self._thread.join(seconds)
 
     def _keep(self) -> None:
-        if self._stopped.wait(_WAIT_S):
+        self._hurried.wait(_WAIT_S)
+        if self._stopped.is_set():
             return
         if sys.platform == "linux":  # which gives each thread a priority of its own
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            size = sum(each.nbytes for each in self._packed.values())
-            with _place_for(self._path, size, self._limit_mib) as fd:
+            with _place_for(self._path, self.bytes, self._limit_mib) as fd:
                 writer = PackedWriter(fd)
                 for name, matrix in self._packed.items():
                     writer.put(name, parts_of(matrix, self._go_on))
@@ -211,6 +219,18 @@ class PackedKeeper:
             raise _GivenUpError("the model was closed")
         if available_memory() < LEAST_MEMORY:
             raise _GivenUpError("memory is short")
+
+
+_keepers: set[PackedKeeper] = set()
+
+
+def finish_keeping() -> None:
+    """Wait a few seconds for weights that are being kept, where that is enough to write them.
+
+    For a process that ends with a short answer, and that would pack again at each start.
+    """
+    for keeper in [each for each in _keepers if each.bytes <= _SOON_BYTES]:
+        keeper.wait(_PATIENCE_S)
 
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:

@@ -112,6 +112,22 @@ def test_nothing_is_kept_or_used_where_it_is_off(model: Path, load: Loads) -> No
     assert load.packed == 3
 
 
+@pytest.mark.parametrize(("most", "kept"), [(2**30, 1), (0, 0)])
+def test_a_process_that_ends_soon_still_keeps_a_small_model(
+    most: int, kept: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_WAIT_S", PATIENCE_S)  # which ends before
+    monkeypatch.setattr(packed, "_SOON_BYTES", most)
+    monkeypatch.setattr(packed, "_PATIENCE_S", PATIENCE_S)
+    with open_model(model) as file:
+        runner = packed.open_with_packed(
+            file, None, PLENTY, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
+        )
+    packed.finish_keeping()
+    runner.close()
+    assert len(stored()) == kept and not packed._keepers
+
+
 def test_small_models_and_new_files_are_not_kept(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_SETTLED_NS", 2**62)
     load(model)
@@ -279,7 +295,7 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
 def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
     script = (
         "import os, signal\nfrom pathlib import Path\nfrom localllm.packed import _place_for, packed_folder\n"
-        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', [], 1, 100) as fd:\n"
+        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', 1, 100) as fd:\n"
         "    os.write(fd, b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
