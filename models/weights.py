@@ -254,12 +254,15 @@ class WeightLoader:
         size = groups * weight_format.group_bytes(k)
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
-        ready = self._ready.find(identity, size) if self._ready else None
-        packed = self._room(size) if ready is None else ready
-        self._builder.keep(packed)
-        self.packed[identity] = packed
-        if ready is None:
-            self._fill(identity, packed, read, _portions(order, rows, k, experts, weight_format), weight_format, k)
+        packed = self.packed.get(identity)  # of keys that are values too
+        if packed is None:
+            ready = self._ready.find(identity, size) if self._ready else None
+            packed = self._room(size) if ready is None else ready
+            self._builder.keep(packed)
+            self.packed[identity] = packed
+            if ready is None:
+                portions = _portions(order, rows, k, experts, weight_format)
+                self._fill(identity, packed, read, portions, weight_format, k)
         scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
         return Matrix(weight_format, packed, padded(count), k, experts, scale if self.has(scale) else "")
 

@@ -127,7 +127,7 @@ FIRST = "model.layers.0.mlp.up_proj.weight"
         (weights(lambda tensors: tensors.pop(FIRST)), "blk.0.ffn_up.weight"),
         (weights(lambda tensors: tensors.update({FIRST: ("F32", np.ones((9, 64), np.float32))})), "ffn_up.weight"),
         (weights(lambda tensors: tensors.update({FIRST: ("I32", np.ones((96, 64), np.int32))})), "whole numbers"),
-        (tokenizer(model={"type": "Unigram", "vocab": []}), "kind 'Unigram' is not imported"),
+        (tokenizer(model={"type": "WordLevel", "vocab": {}}), "kind 'WordLevel' is not imported"),
         (tokenizer(model={"type": "BPE", "vocab": {"a": 999}, "merges": []}), "has a token 999"),
         (tokenizer(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}), "token ids are unusable"),
         (tokenizer(model={"type": "BPE"}), "is damaged"),
