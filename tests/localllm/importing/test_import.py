@@ -16,8 +16,10 @@ from localllm.cli.main import main
 from localllm.importing import tensors
 from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
+from localllm.importing.families import FAMILIES
 from localllm.library.lookup import find
 from localllm.settings import load_settings
+from models.registry import ARCHITECTURES, TEXT_ENCODERS
 from tests.gguf_io.tokenizer_files import sample_texts
 from tests.localllm.importing.conftest import GOLDENS, assert_alike, byte_level, computed_logits, quiet
 from tests.localllm.importing.hybrid_models import HYBRIDS
@@ -37,6 +39,11 @@ from tests.oracle import llama_oracle
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS[name]["logits"])
+
+
+def test_every_architecture_of_the_engine_can_be_imported() -> None:
+    imported = {family.architecture for family in FAMILIES.values()}
+    assert (ARCHITECTURES.keys() | TEXT_ENCODERS.keys()) - imported == set()
 
 
 def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_path: Path) -> None:
