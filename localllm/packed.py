@@ -46,12 +46,8 @@ DEFAULT_SHARE = 0.25  # of the free disk
 LEAST_BYTES = 64 * 2**20  # less is packed about as fast as it is read
 FREE_TIMES = 2  # a file is written only where so many times its size are free
 LEAST_MEMORY = 2**30
-# A load's own work comes first.
-_WAIT_S = 2.0
-_LOWEST_PRIORITY = 19
-# What a process that is about to end still writes, and how long it waits for that at most.
-_SOON_BYTES = 2**30
-_PATIENCE_S = 5.0
+_WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # a load's own work comes first
+_SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # what a process that is about to end still writes, and how long it waits
 # A file that was changed so shortly before may be changed again without a new time.
 _SETTLED_NS = 2 * 10**9
 _ROOT = Path(__file__).parent.parent
@@ -141,8 +137,7 @@ def _pack_to_disk(
 def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
     """A model's packed weights, if they are on the disk; they are being checked from now on, see PackedWeights.check.
 
-    limit_mib: the setting; 0 is off.
-    A file that is damaged, or another's, is removed.
+    limit_mib: the setting; 0 is off. A file that is damaged, or another's, is removed.
     """
     if limit_mib == 0:
         return None
@@ -207,10 +202,8 @@ class PackedKeeper:
                 for name, matrix in self._packed.items():
                     writer.put(name, parts_of(matrix, self._go_on))
                 writer.finish({"key": self._path.stem, "files": self._files})
-        except _GivenUpError as reason:
+        except (_GivenUpError, OSError) as reason:
             log.info("The packed weights are not kept: %s", reason)
-        except OSError as error:
-            log.info("The packed weights are not kept: %s: %s", self._path.parent, error.strerror)
         finally:
             self._packed.clear()
 
@@ -225,10 +218,7 @@ _keepers: set[PackedKeeper] = set()
 
 
 def finish_keeping() -> None:
-    """Wait a few seconds for weights that are being kept, where that is enough to write them.
-
-    For a process that ends with a short answer, and that would pack again at each start.
-    """
+    """Wait a few seconds for small models' weights that are being kept: for processes that end with a short answer."""
     for keeper in [each for each in _keepers if each.bytes <= _SOON_BYTES]:
         keeper.wait(_PATIENCE_S)
 
