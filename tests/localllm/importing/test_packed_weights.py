@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from gguf_io import open_model
 from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
+from models import NativeRunner
 from tests.localllm.importing.conftest import GOLDENS, TOLERANCE, assert_alike, computed_logits, quiet
 from tests.localllm.importing.packed_models import NVFP4, PACKINGS, packed, stored_tensors
 from tests.localllm.importing.tiny_models import (
@@ -97,7 +99,12 @@ def test_experts_of_nvfp4_have_factors_of_their_own(folder: Folder, tmp_path: Pa
     with open_model(tmp_path / "made.gguf") as file:
         assert {file.tensors[f"blk.1.ffn_{part}_exps.weight"].type.name for part in ("gate", "up", "down")} == {"NVFP4"}
         assert file.tensors["blk.1.ffn_gate_exps.scale"].shape == (4,)
-    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["nvfp4-experts"]["logits"], 4 * TOLERANCE)
+    together = computed_logits(tmp_path / "made.gguf")
+    assert_alike(together, GOLDENS["nvfp4-experts"]["logits"], 4 * TOLERANCE)
+    with open_model(tmp_path / "made.gguf") as file, closing(NativeRunner(file, kv_bytes=8 << 20, threads=2)) as runner:
+        sequence = runner.create_sequence()
+        alone = [runner.run([token], [place], [sequence], [0])[0].copy() for place, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(alone[-1], together)
 
 
 @pytest.mark.oracle
