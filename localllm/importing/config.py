@@ -7,12 +7,13 @@ from typing import Any
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
-# Names of GPT-2's configuration, EXAONE's, and Nomic BERT's.
+# Names of GPT-2's configuration, EXAONE's, the first Nemotron-H's, and Nomic BERT's.
 _OLDER_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "num_layers": "num_hidden_layers",
+    "attention_head_dim": "head_dim",
     "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",

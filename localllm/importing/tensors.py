@@ -16,7 +16,7 @@ from localllm.text import shortened
 
 _PIECE = 4 << 20  # values that are held as floats
 _EXPERT = re.compile(r"(.+\.experts|.*altup(?:_unembed)?_projections)\.(\d+)\.(.+)")
-_UNUSED = re.compile(r".*(rotary_emb\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
+_UNUSED = re.compile(r".*(rotary(_emb)?\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
 _OTHER_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.", "embed_vision.",
                 "embed_audio.")  # fmt: skip
 _SUFFIXES = (".weight", ".bias", ".scale")

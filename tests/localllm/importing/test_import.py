@@ -79,8 +79,9 @@ def test_what_the_engine_does_not_compute_is_refused(
     assert not (tmp_path / "made.gguf").exists()
 
 
-def test_nemotrons_layers_by_letters(folder: Callable[..., Path], tmp_path: Path) -> None:
-    changes = {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4}
+def test_nemotrons_older_names(folder: Callable[..., Path], tmp_path: Path) -> None:
+    changes = {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4,
+               "head_dim": None, "attention_head_dim": 32}  # fmt: skip
     import_folder(folder("nemotron_h", **changes), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["nemotron_h"]["logits"])
 
