@@ -1,4 +1,4 @@
-"""Sums of rows of floats: what a sub-layer found, and what each expert adds to its answers."""
+"""Sums and products of rows of floats: what a sub-layer found, and what each expert adds to its answers."""
 
 import math
 from collections.abc import Iterator
@@ -54,6 +54,54 @@ def scale_rows(op: int, step: int, thread: int, threads: int) -> None:
         x = argument(op, 0) + row * argument(op, 1)
         for i in range(0, argument(op, 2), 16):
             store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), factor))
+
+
+def _scale_and_add_samples() -> Iterator[Sample]:
+    for stride in (None, 0, 192):
+        s = Sample(rows=3)
+        addend = 0 if stride is None else s.normal(3, 48)
+        yield s.arguments(s.normal(3, 48), 192, s.normal(3, 48), 192, 40, s.array([0.7]), addend, stride or 0)
+
+
+@kernel(_scale_and_add_samples)
+def scale_and_add(op: int, step: int, thread: int, threads: int) -> None:
+    """y = x * a factor + addend. y may be x, or the addend.
+
+    Arguments: 0 y, 1 its stride, 2 x, 3 its stride, 4 values of a row, 5 address of the factor, 6 addend or 0, 7 its
+    stride.
+    """
+    vectors, factor = (argument(op, 4) + 15) // 16, splat_f32(get_f32(argument(op, 5)))
+    first, last = share(vectors, thread, threads) * 64, share(vectors, thread + 1, threads) * 64
+    for row in range(stage_rows(op, step)):
+        y, x = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+        addend = argument(op, 6) + row * argument(op, 7)
+        for i in range(first, last, 64):
+            if argument(op, 6) == 0:
+                store_f32(y + i, mul_f32(load_f32(x + i), factor))
+            else:
+                store_f32(y + i, fma(load_f32(x + i), factor, load_f32(addend + i)))
+
+
+def _scale_by_expert_samples() -> Iterator[Sample]:
+    s = Sample(rows=6, width=2)
+    yield s.arguments(s.normal(6, 32), 128, s.normal(4), s.array([2, 1, 0, 1, 3, 1, 2], np.int64))
+
+
+@kernel(_scale_by_expert_samples)
+def scale_by_expert(op: int, step: int, thread: int, threads: int) -> None:
+    """Multiply each slot by its expert's factor.
+
+    Arguments: 0 y, 1 stride of its rows, 2 factors, 3 segments, as cpu_kernels.matmul reads them.
+    """
+    width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
+    first, last = share(stride // 64, thread, threads) * 64, share(stride // 64, thread + 1, threads) * 64
+    for s in range(field(segments, 0)):
+        factor = splat_f32(get_f32(argument(op, 2) + 4 * field(segments, 3 * s + 1)))
+        begin = field(segments, 3 * s + 2) * width
+        for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
+            y = argument(op, 0) + slot * stride
+            for i in range(first, last, 64):
+                store_f32(y + i, mul_f32(load_f32(y + i), factor))
 
 
 def _expert_bias_samples() -> Iterator[Sample]:

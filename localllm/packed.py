@@ -1,7 +1,8 @@
 """Packed weights that are kept on disk, so that a model's next load maps them instead of packing again.
 
 A file is named by everything that its content depends on: the state of the model's files (path, size, times, inode),
-and the code and the processor that it was packed by and for. What is in it is in models/packed_file.py.
+and the code and the processor that it was packed by and for. So several versions of localllm keep one each, of which
+the least recently used go first. What is in it is in models/packed_file.py.
 """
 
 import contextlib
@@ -45,9 +46,8 @@ DEFAULT_SHARE = 0.25  # of the free disk
 LEAST_BYTES = 64 * 2**20  # less is packed about as fast as it is read
 FREE_TIMES = 2  # a file is written only where so many times its size are free
 LEAST_MEMORY = 2**30
-# A load's own work comes first.
-_WAIT_S = 2.0
-_LOWEST_PRIORITY = 19
+_WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # a load's own work comes first
+_SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # what a process that is about to end still writes, and how long it waits
 # A file that was changed so shortly before may be changed again without a new time.
 _SETTLED_NS = 2 * 10**9
 _ROOT = Path(__file__).parent.parent
@@ -126,7 +126,7 @@ def _pack_to_disk(
     time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
     path, files = _path(file), _states(file)
     try:
-        with _place_for(path, [name for name, *_ in files], size, limit_mib) as fd:
+        with _place_for(path, size, limit_mib) as fd:
             writer = PackedWriter(fd)
             pack_to(file, writer, progress)
             writer.finish({"key": path.stem, "files": files})
@@ -137,8 +137,7 @@ def _pack_to_disk(
 def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
     """A model's packed weights, if they are on the disk; they are being checked from now on, see PackedWeights.check.
 
-    limit_mib: the setting; 0 is off.
-    A file that is damaged, or another's, is removed.
+    limit_mib: the setting; 0 is off. A file that is damaged, or another's, is removed.
     """
     if limit_mib == 0:
         return None
@@ -168,40 +167,43 @@ class PackedKeeper:
 
     def __init__(self, file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> None:
         """packed: matrices by what they are, see WeightLoader.packed."""
-        self._stopped = threading.Event()
+        self._stopped, self._hurried = threading.Event(), threading.Event()
+        self.bytes = sum(each.nbytes for each in packed.values())
         self._path = _path(file)
         self._files = _states(file)
         self._packed = dict(packed)
         self._limit_mib = limit_mib
         self._thread = threading.Thread(target=self._keep, name="packed-keeper", daemon=True)
+        _keepers.add(self)
         self._thread.start()
 
     def stop(self) -> None:
         """Give up what is not written yet, and let go of the weights. Idempotent."""
         self._stopped.set()
+        self._hurried.set()
         self._thread.join()
+        _keepers.discard(self)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until everything is written, or was given up."""
+        """Wait until everything is written, or was given up; write at once."""
+        self._hurried.set()
         self._thread.join(seconds)
 
     def _keep(self) -> None:
-        if self._stopped.wait(_WAIT_S):
+        self._hurried.wait(_WAIT_S)
+        if self._stopped.is_set():
             return
         if sys.platform == "linux":  # which gives each thread a priority of its own
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            size = sum(each.nbytes for each in self._packed.values())
-            with _place_for(self._path, [name for name, *_ in self._files], size, self._limit_mib) as fd:
+            with _place_for(self._path, self.bytes, self._limit_mib) as fd:
                 writer = PackedWriter(fd)
                 for name, matrix in self._packed.items():
                     writer.put(name, parts_of(matrix, self._go_on))
                 writer.finish({"key": self._path.stem, "files": self._files})
-        except _GivenUpError as reason:
+        except (_GivenUpError, OSError) as reason:
             log.info("The packed weights are not kept: %s", reason)
-        except OSError as error:
-            log.info("The packed weights are not kept: %s: %s", self._path.parent, error.strerror)
         finally:
             self._packed.clear()
 
@@ -210,6 +212,15 @@ class PackedKeeper:
             raise _GivenUpError("the model was closed")
         if available_memory() < LEAST_MEMORY:
             raise _GivenUpError("memory is short")
+
+
+_keepers: set[PackedKeeper] = set()
+
+
+def finish_keeping() -> None:
+    """Wait a few seconds for small models' weights that are being kept: for processes that end with a short answer."""
+    for keeper in [each for each in _keepers if each.bytes <= _SOON_BYTES]:
+        keeper.wait(_PATIENCE_S)
 
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
@@ -289,7 +300,7 @@ class _GivenUpError(Exception):
 
 
 @contextlib.contextmanager
-def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -> Iterator[int]:
+def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
     """A new file open for writing, which gets its name when the block ends well. Older ones go to make room.
 
     Raises _GivenUpError where there is no room, or another process is writing; OSError.
@@ -305,7 +316,7 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
             for each in folder.iterdir():  # only a process that was killed can have left these
                 if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
                     each.unlink()
-            _make_room(path, files, size, limit_mib)
+            _make_room(path, size, limit_mib)
             fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
             try:
                 yield fd
@@ -321,14 +332,11 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
         raise _GivenUpError("another process is writing packed weights") from None
 
 
-def _make_room(path: Path, files: list[str], size: int, limit_mib: int | None) -> None:
+def _make_room(path: Path, size: int, limit_mib: int | None) -> None:
     limit = limit_bytes(limit_mib)
     if size > limit:
         raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
     stored = remove_orphans()
-    for each in [each for each in stored if [name for name, *_ in each.files] == files]:  # of other code or processors
-        each.path.unlink(missing_ok=True)
-        stored.remove(each)
     while sum(each.bytes for each in stored) + size > limit:
         stored.pop(0).path.unlink(missing_ok=True)
     if shutil.disk_usage(path.parent).free < FREE_TIMES * size:

@@ -1,6 +1,6 @@
 """Records the forward pass of a transformer as a program: from tokens over layers to logits, or to states."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -185,6 +185,9 @@ class DecoderRecorder:
         name = "output.weight" if recording.loader.has("output.weight") else "token_embd.weight"
         output = recording.loader.matrix(name, config.vocabulary, config.embedding)
         factor = architecture.scales.logits(config)
+        if output.scale:
+            factor *= float(recording.loader.vector(output.scale, 1)[0])
+            output = replace(output, scale="")
         gathers = builder.stage is Stage.ALL
         recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
         bias = recording.bias("output.bias", config.vocabulary)

@@ -1,5 +1,7 @@
 """The feed-forward layer of a mixture of experts, as operations."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from cpu_kernels import activations, experts, sums
@@ -83,7 +85,7 @@ class ExpertLayers:
             barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
-        self._product(down, self._answers, last=True)
+        self._product(replace(down, scale=""), self._answers, last=True)  # which the choice's weights have already
         self._add_bias(prefix + "ffn_down_exps.bias", self._answers, config.embedding)
         self._combine()
         if self._shared:

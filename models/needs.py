@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats.conversions import NativeForm
+from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
@@ -154,10 +154,10 @@ class _HeaderLoader(WeightLoader):
         packed: NDArray[np.generic],
         read: ReadRows,
         portions: Iterator[NDArray[np.int32]],
-        form: NativeForm,
+        weight_format: WeightFormat,
         k: int,
     ) -> None:
-        self.packers[form[0].name] = form[0].repack
+        self.packers[weight_format.name] = weight_format.repack
 
 
 def _threads(threads: int | None) -> int:

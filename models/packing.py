@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats.conversions import NativeForm
+from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
@@ -69,8 +69,8 @@ class _WritingLoader(WeightLoader):
         packed: NDArray[np.generic],
         read: ReadRows,
         portions: Iterator[NDArray[np.int32]],
-        form: NativeForm,
+        weight_format: WeightFormat,
         k: int,
     ) -> None:
-        room = np.empty(max(PORTION_BYTES, form[0].group_bytes(k)), np.uint8)
-        self._writer.put(identity, (room[: self._pack_groups(room, read, rows, form, k)] for rows in portions))
+        room = np.empty(max(PORTION_BYTES, weight_format.group_bytes(k)), np.uint8)
+        self._writer.put(identity, (room[: self._pack_groups(room, read, rows, weight_format, k)] for rows in portions))

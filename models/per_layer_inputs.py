@@ -30,11 +30,10 @@ class PerLayerInputs:
         self._recording, config, builder = recording, recording.config, recording.builder
         self._width, self._layers = config.per_layer_width, config.layers
         self._padded, self._values = padded(self._width), self._layers * self._width
-        self._rows, form = recording.loader.rows_in_file(LOOKED_UP, config.vocabulary, self._values)
-        self._format, self._convert = form
+        self._rows, self._format = recording.loader.rows_in_file(LOOKED_UP, config.vocabulary, self._values)
         rows, group_rows = recording.max_rows, self._format.group_rows
         groups = -(-rows // group_rows)
-        row_bytes = self._convert(np.zeros((1, self._rows.row_bytes), np.uint8)).shape[1]
+        row_bytes = self._rows.row_bytes
         self._source = np.zeros((rows + -(-SLACK_BYTES // row_bytes), row_bytes), np.uint8)
         self._places = np.full(groups * group_rows, -1, np.int32)
         self._packed = builder.buffer(groups * self._format.group_bytes(self._values), np.uint8)
@@ -49,7 +48,7 @@ class PerLayerInputs:
     def fetch(self, tokens: Sequence[int], program: Program) -> None:
         """Read the rows of a step's tokens. Raises ModelFileError where the file was changed or cannot be read."""
         count = len(tokens)
-        self._source[:count] = self._convert(self._rows.read(tokens))
+        self._source[:count] = self._rows.read(tokens)
         if count != self._fetched:
             self._places[:count] = np.arange(count)
             self._places[count:] = -1

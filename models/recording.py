@@ -102,6 +102,7 @@ class Recording:
         self.embedding_factor = architecture.scales.embedding(config) / residual
         self._plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
+        self._unscaled: list[tuple[Kernel, tuple[int, ...], Stage | None]] = []
 
     @cached_property
     def sublayer(self) -> Rows:
@@ -181,17 +182,27 @@ class Recording:
         stage: Stage | None = None,
     ) -> int:
         """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
-        return self.builder.add(
+        scaled = bool(matrix.scale)
+        # What is to be added may be in `out`, and has no factor.
+        room = self.sublayer if scaled and addend[0] == out.address else out
+        operation = self.builder.add(
             matrix.format.matmul,
             *matrix.arguments,
-            out.address,
-            out.stride,
-            *addend,
+            room.address,
+            room.stride,
+            *((0, 0) if scaled else addend),
             self.packed,
             int(private),
             barrier=Barrier.ALWAYS if last else Barrier.NEVER,
             stage=stage,
         )
+        if scaled:
+            places = (out.address, out.stride, room.address, room.stride)
+            arguments = (*places, matrix.rows, self.vector(matrix.scale, 1), *addend)
+            self._unscaled.append((sums.scale_and_add, arguments, stage))
+        if last:
+            self._scale_products()
+        return operation
 
     def products_of_slots(
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
@@ -211,6 +222,20 @@ class Recording:
             barrier=Barrier.ALWAYS if last else Barrier.NEVER,
             stage=stage,
         )
+        if matrix.scale:
+            count = self.loader.rows(matrix.scale)
+            factors = np.broadcast_to(self.loader.vector(matrix.scale, count)[:count], (matrix.experts,))
+            arguments = (out.address, out.stride, self.builder.array(factors), segments)
+            self._unscaled.append((sums.scale_by_expert, arguments, stage))
+        if last:
+            self._scale_products()
+
+    def _scale_products(self) -> None:
+        """Multiply the products side by side, which are done, by the factors of their matrices."""
+        while self._unscaled:
+            kernel, arguments, stage = self._unscaled.pop(0)
+            barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
+            self.builder.add(kernel, *arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of what is added, or of the sum, where the architecture has them.

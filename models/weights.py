@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.formats.conversions import NativeForm, native_form
+from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -24,6 +24,9 @@ PORTION_BYTES = 4 << 20
 """Packed bytes of a matrix that are made at once, if a group has no more."""
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
 """Gives the bytes of so many rows from a first one on, [row][byte]."""
+_SCALED = "NVFP4"
+# Beside such matrices, factors of activations in four bits, which kernels here do not make of them.
+_UNUSED = ".input_scale"
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
 
@@ -46,13 +49,17 @@ def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed matrix of `rows` outputs (padding included) and k inputs, once or once an expert."""
+    """A packed matrix of `rows` outputs (padding included) and k inputs, once or once an expert.
+
+    scale: the tensor of a factor of all values, one an expert, which is not in `packed`; empty for none.
+    """
 
     format: WeightFormat
     packed: NDArray[np.generic]
     rows: int
     k: int
     experts: int
+    scale: str = ""
 
     @property
     def address(self) -> int:
@@ -103,7 +110,7 @@ class WeightLoader:
         self._progress = progress
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
-        self._used: set[str] = set()
+        self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
         self._ready = ready
         self.packed: dict[str, NDArray[np.generic]] = {}
         """The packed bytes by what they are: tensor, rows and format. See models.packed_file."""
@@ -176,11 +183,11 @@ class WeightLoader:
             self._matrices[name] = matrix
         return matrix
 
-    def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, NativeForm]:
+    def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
         """The rows of a tensor of rows x k, which stay in the file, and the format that they can be packed in."""
         tensor = self._tensor(name, (rows, k))
         self._report(tensor)
-        return self._file.rows(name), self._native_form(tensor)
+        return self._file.rows(name), self._format_of(tensor)
 
     def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of a tensor of rows x k: a piece of a fused one."""
@@ -203,9 +210,9 @@ class WeightLoader:
             values = self._file.dequantize(name).reshape(heads, rows, k)[:, :count].transpose(0, 2, 1)
             return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
 
-        form = native_form("F32" if dtype is np.float32 else "F16")
+        weight_format = WEIGHT_FORMATS["F32" if dtype is np.float32 else "F16"]
         read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - typed by whom it is given to
-        matrix = self._pack_rows(f"{name} turned", form, read, None, k, count, heads)
+        matrix = self._pack_rows(f"{name} turned", weight_format, read, None, k, count, heads)
         self._report(tensor)
         return matrix
 
@@ -227,14 +234,14 @@ class WeightLoader:
                 self._buffer = np.empty(room, np.uint8)
             return self._file.data(tensor.name, low, count, self._buffer)
 
-        matrix = self._pack_rows(tensor.name, self._native_form(tensor), read, order, rows, k, experts)
+        matrix = self._pack_rows(tensor.name, self._format_of(tensor), read, order, rows, k, experts)
         self._report(tensor)
         return matrix
 
     def _pack_rows(
         self,
         name: str,
-        form: NativeForm,
+        weight_format: WeightFormat,
         read: ReadRows,
         order: NDArray[np.int64] | None,
         rows: int,
@@ -242,19 +249,22 @@ class WeightLoader:
         experts: int,
     ) -> Matrix:
         """Pack rows of k values, of which `read` gives the bytes. name: what they are. order: as `matrix` has it."""
-        weight_format = form[0]
         count = rows if order is None else len(order)
         groups = padded(count) * max(experts, 1) // weight_format.group_rows
         size = groups * weight_format.group_bytes(k)
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
-        ready = self._ready.find(identity, size) if self._ready else None
-        packed = self._room(size) if ready is None else ready
-        self._builder.keep(packed)
-        self.packed[identity] = packed
-        if ready is None:
-            self._fill(identity, packed, read, _portions(order, rows, k, experts, weight_format), form, k)
-        return Matrix(weight_format, packed, padded(count), k, experts)
+        packed = self.packed.get(identity)  # of keys that are values too
+        if packed is None:
+            ready = self._ready.find(identity, size) if self._ready else None
+            packed = self._room(size) if ready is None else ready
+            self._builder.keep(packed)
+            self.packed[identity] = packed
+            if ready is None:
+                portions = _portions(order, rows, k, experts, weight_format)
+                self._fill(identity, packed, read, portions, weight_format, k)
+        scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
+        return Matrix(weight_format, packed, padded(count), k, experts, scale if self.has(scale) else "")
 
     def _values(self, name: str) -> NDArray[np.float32]:
         """A tensor's values."""
@@ -270,28 +280,27 @@ class WeightLoader:
         packed: NDArray[np.generic],
         read: ReadRows,
         portions: Iterator[NDArray[np.int32]],
-        form: NativeForm,
+        weight_format: WeightFormat,
         k: int,
     ) -> None:
         """Pack all portions, one after the other."""
         position = 0
         for source_rows in portions:
-            position += self._pack_groups(packed[position:], read, source_rows, form, k)
+            position += self._pack_groups(packed[position:], read, source_rows, weight_format, k)
 
     def _pack_groups(
         self,
         target: NDArray[np.generic],
         read: ReadRows,
         source_rows: NDArray[np.int32],
-        form: NativeForm,
+        weight_format: WeightFormat,
         k: int,
     ) -> int:
         """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
-        weight_format, convert = form
         groups = len(source_rows) // weight_format.group_rows
         present = source_rows[source_rows >= 0]
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
-        source = convert(read(low, high - low))
+        source = read(low, high - low)
         places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
         op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
@@ -308,14 +317,14 @@ class WeightLoader:
         self._team.run_kernel(weight_format.repack, op)
         return groups * weight_format.group_bytes(k)
 
-    def _native_form(self, tensor: TensorInfo) -> NativeForm:
-        """The format that a tensor is packed in, and the conversion of its rows where it has no kernels of its own."""
-        try:
-            return native_form(tensor.type.name)
-        except ValueError as error:
+    def _format_of(self, tensor: TensorInfo) -> WeightFormat:
+        """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
+        if (found := WEIGHT_FORMATS.get(tensor.type.name)) is None:
             raise UnsupportedModelError(
-                f"{self._file.path}: {tensor.name}: {error}. The llama.cpp backend may take it: use --backend llama."
-            ) from error
+                f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}. "
+                "The llama.cpp backend may take it: use --backend llama."
+            )
+        return found
 
     def _report(self, tensor: TensorInfo) -> None:
         self._loaded_bytes += tensor.nbytes

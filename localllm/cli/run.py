@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -188,6 +189,7 @@ def started_here(
     from localllm.engine.projectors import WITHOUT
     from localllm.engine.request import SamplingParams
     from localllm.library.behaviour import behaviour_of
+    from localllm.packed import finish_keeping
     from localllm.settings import load_settings
 
     found = obtain(model, load_settings(flags))
@@ -203,6 +205,8 @@ def started_here(
         answering = LocalModel(model, loaded, replace(behaviour, settings={}))
         prompt = answering.prepare(request)
         yield generation.Started(prompt.submit(), loaded.backend, load_s, request, answering)
+        sys.stdout.flush()
+        finish_keeping()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from localllm.text import shortened
 
 MAX_JSON_BYTES = 128 << 20  # tokenizer.json of large vocabularies has 30 MiB
 MAX_HEADER_BYTES = 100 << 20
-MAX_FILES, MAX_TENSORS, MAX_DIMENSIONS = 1024, 1 << 18, 4
+MAX_FILES, MAX_TENSORS, MAX_DIMENSIONS = 1024, 1 << 18, 6
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 

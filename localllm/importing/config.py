@@ -7,11 +7,13 @@ from typing import Any
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
-# Names of GPT-2's configuration, and Nomic BERT's.
+# Names of GPT-2's configuration, EXAONE's, the first Nemotron-H's, and Nomic BERT's.
 _OLDER_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "attention_head_dim": "head_dim",
     "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
@@ -23,7 +25,7 @@ class Config:
     """A configuration, of which every value is checked when it is read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and name not in values}
+        older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and values.get(name) is None}
         self.values, self.where = {**values, **older}, where
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -90,8 +92,9 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """Layers."""
-        return self.whole("num_hidden_layers")
+        """Layers, counted where only their kinds are stated."""
+        kinds = self.values.get("layers_block_type")
+        return self.whole("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
 
     def rope(self, kind: str | None = None) -> "Config":
         """How heads turn, wherever it is stated. kind: of which layers, where they differ."""

@@ -1,6 +1,6 @@
 """A folder of safetensors becomes one GGUF file: headers first, then tensor by tensor, quantised on the way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from localllm.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, q
 from models.needs import native_needs
 
 _ALWAYS_FLOAT = ("shortconv.conv.weight", "ssm_conv1d.weight", "token_types.weight", "position_embd.weight")
-_KEPT = "MXFP4"
+_KEPT = ("MXFP4", "NVFP4")
 
 
 def imported_model(
@@ -95,19 +95,21 @@ def _write(
     tensors, notes = new_tensors(checkpoint, family, config)
     keys |= pooling_keys(checkpoint)
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
-    if kind is None and refuse_blocks and any(tensor.exact == _KEPT for tensor in tensors):
+    if kind is None and refuse_blocks and (kept := sorted({tensor.exact for tensor in tensors} & set(_KEPT))):
         raise CheckpointError(
-            f"{folder}: its experts are {_KEPT} already, and quantising twice adds the errors of both. "
+            f"{folder}: weights are {kept[0]} already, and quantising twice adds the errors of both. "
             "Leave --quantize away, or say Q8_0, which quantises the rest."
         )
     for note in notes:
         tell(note)
     kinds = {tensor.name: _kind(tensor, kind) for tensor in tensors}
+    tensors, of_blocks = _block_factors(tensors, kinds)
+    factors |= of_blocks
     with closing(GGUFWriter(target, family.architecture)) as writer:
         writer.add_name(folder.resolve().name)
         writer.add_quantization_version(2)
         matrices = {kinds[tensor.name] for tensor in tensors if is_matrix(tensor.name, tensor.shape)}
-        main = kind or (matrices.pop() if len(matrices) == 1 else "F16")
+        main = kind or next((each for each in matrices if len(matrices) == 1 or each == "NVFP4"), "F16")
         writer.add_file_type(LlamaFileType.ALL_F32 if main == "F32" else LlamaFileType[f"MOSTLY_{main}"])
         for key, value in keys.items():
             _add(writer, f"{family.architecture}.{key}", value)
@@ -137,9 +139,27 @@ def _kind(tensor: NewTensor, kind: str | None) -> str:
     """
     if not is_matrix(tensor.name, tensor.shape) or tensor.name.endswith(_ALWAYS_FLOAT):
         return "F32"
-    if kind is None or tensor.exact == _KEPT:
+    if kind is None or tensor.exact in _KEPT:
         return tensor.exact
     return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
+
+
+def _block_factors(
+    tensors: list[NewTensor], kinds: Mapping[str, str]
+) -> tuple[list[NewTensor], dict[str, NDArray[np.float32]]]:
+    """Factors of matrices that are kept as NVFP4, one or one an expert, as tensors; and all other tensors.
+
+    A tensor of factors that the model has itself (Gemma 4's of experts) is multiplied with them.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    for tensor in tensors:
+        if kinds[tensor.name] == "NVFP4":
+            name = f"{tensor.name.removesuffix('weight')}scale"
+            found[name] = np.array([part.factor for part in tensor.parts], np.float32)
+    for tensor in tensors:
+        if tensor.name in found:
+            found[tensor.name] *= tensor.parts[0].floats(np.arange(len(found[tensor.name])))[:, 0]
+    return [tensor for tensor in tensors if tensor.name not in found], found
 
 
 def _blocks(tensor: NewTensor, kind: str) -> NDArray[np.uint8]:
@@ -150,7 +170,7 @@ def _blocks(tensor: NewTensor, kind: str) -> NDArray[np.uint8]:
     out = np.empty((prod(tensor.shape) // width, _row_bytes(block_type, width)), np.uint8)
     first = 0
     for part, rows in tensor.pieces():
-        if kind == _KEPT:
+        if kind in _KEPT:
             packed = part.blocks(rows)
         else:
             packed = quants.quantize(part.floats(rows).reshape(-1, width), block_type)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.importing import delta_nets, scans
+from localllm.importing import delta_nets, gemmas, remote_code, scans
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
@@ -76,6 +76,22 @@ _FUSED_EXPERTS = (
     *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _half),
     Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight"),
 )
+
+
+def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
+    """Experts with values of a row last, which some files have before the rows."""
+    return matrix if matrix.shape[-1] == config.whole(width) else Turned(matrix)
+
+
+def _upright_half(index: int) -> Change:
+    return lambda matrix, config: _half(index)(_upright(matrix, config, "hidden_size"), config)
+
+
+_EITHER_WAY_EXPERTS = (
+    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _upright_half),
+    Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight",
+         lambda matrix, config: _upright(matrix, config, "moe_intermediate_size")),
+)  # fmt: skip
 _OSS = _LAYER + r"mlp\.experts\."
 _GPT_OSS = (
     *_split(_OSS + "gate_up_proj_bias", r"model.layers.\1.mlp.experts.{}.bias", _every_other_bias),
@@ -95,6 +111,11 @@ _BERT = (
     Rule(r"bert\.(.+)\.gamma", r"\1.weight"),
     Rule(r"bert\.(.+)\.beta", r"\1.bias"),
     Rule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
+)
+_ROBERTA = (
+    Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+", ""),
+    Rule(r"(?:roberta\.)?(embeddings\.position_embeddings\.weight)", r"\1", stated.from_first_position),
+    Rule(r"roberta\.(embeddings\.(?!position_).+|encoder\..+)", r"\1"),
 )
 _MODERN_BERT = (
     Rule(r"(?:head|decoder)\..+", ""),
@@ -116,6 +137,8 @@ FAMILIES: dict[str, Family] = {
                                rules=(*delta_nets.QWEN35, *_FUSED_EXPERTS), rotary=0.25),
     "qwen2_moe": Family("qwen2moe", stated.qwen2_moe),
     "qwen3_moe": Family("qwen3moe", stated.qwen3_moe),
+    "qwen3_vl_text": Family("qwen3vl", stated.qwen3_vl),
+    "qwen3_vl_moe_text": Family("qwen3vlmoe", stated.qwen3_vl_moe, rules=_EITHER_WAY_EXPERTS),
     "olmoe": Family("olmoe", stated.olmoe),
     "gemma": Family("gemma", shifted_norms=True, activations=GELU, tied=True),
     "gemma2": Family("gemma2", stated.gemma2, shifted_norms=True, activations=GELU, tied=True),
@@ -123,6 +146,10 @@ FAMILIES: dict[str, Family] = {
                           tied=True),
     "gemma3_text, both ways": Family("gemma-embedding", stated.gemma_embedding, shifted_norms=True, activations=GELU,
                                      rope="full_attention", tied=True, rules=_DENSE),
+    "gemma3n_text": Family("gemma3n", gemmas.gemma3n, activations=GELU, rope="full_attention", tied=True,
+                           rules=gemmas.GEMMA3N),
+    "gemma4_text": Family("gemma4", gemmas.gemma4, activations=GELU, rope="full_attention", tied=True,
+                          rules=gemmas.GEMMA4),
     "phi": Family("phi2", stated.phi, activations=GELU),
     "phi3": Family("phi3", window_is_context=True),
     "starcoder2": Family("starcoder2", activations=GELU, window_is_context=True, tied=True),
@@ -139,6 +166,11 @@ FAMILIES: dict[str, Family] = {
                                rules=(*scans.GRANITE_HYBRID, *_GRANITE_EXPERTS)),
     "granitemoehybrid, dense": Family("granitehybrid", scans.granite_hybrid, permuted=True,
                                       rules=(*scans.GRANITE_HYBRID, *_GRANITE_DENSE)),
+    "mamba2": Family("mamba2", scans.mamba2, rules=scans.MIXERS, attends=False),
+    "falcon_h1": Family("falcon-h1", scans.falcon_h1, rules=scans.FALCON_H1),
+    "falcon_h1, tied": Family("falcon-h1", scans.falcon_h1, rules=scans.FALCON_H1_TIED),
+    "nemotron_h": Family("nemotron_h", scans.nemotron_h, rules=scans.MIXERS),
+    "nemotron_h, experts": Family("nemotron_h_moe", scans.nemotron_h, rules=scans.NEMOTRON_EXPERTS),
     "granitemoeshared": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
     "gpt_oss": Family("gpt-oss", stated.gpt_oss, rules=_GPT_OSS, truncated=False),
     "olmo2": Family("olmo2", stated.olmo2),
@@ -151,7 +183,13 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("seed_oss"),
     "ernie4_5": Family("ernie4_5"),
     "ernie4_5_moe": Family("ernie4_5-moe", stated.ernie_moe),
+    "exaone": Family("exaone", remote_code.exaone),
+    "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
+    "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
+    "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
+    "smallthinker": Family("smallthinker", remote_code.smallthinker),
     "bert": Family("bert", stated.bert, activations=EXACT_GELU, rules=_BERT),
+    "xlm-roberta": Family("bert", stated.xlm_roberta, activations=EXACT_GELU, rules=_ROBERTA),
     "nomic_bert": Family("nomic-bert", stated.nomic_bert, rules=_BERT),
     "modernbert": Family("modern-bert", stated.modern_bert, activations=EXACT_GELU, rules=_MODERN_BERT, tied=True),
 }  # fmt: skip
@@ -162,7 +200,12 @@ def find_family(model_type: str, config: Config) -> Family:
     variants = {
         "both ways": config.values.get("use_bidirectional_attention") is True,
         "dense": config.values.get("num_local_experts") == 0,
+        "tied": config.values.get("tie_word_embeddings") is True,
+        "experts": model_type == "nemotron_h" and "moe" in scans.nemotron_layers(config),
     }
+    names = config.values.get("architectures")
+    if model_type == "bailing_moe" and isinstance(names, list) and "BailingMoeV2ForCausalLM" in names:
+        model_type = "bailing_moe_v2"
     for variant, meant in variants.items():
         if meant and f"{model_type}, {variant}" in FAMILIES:
             model_type = f"{model_type}, {variant}"

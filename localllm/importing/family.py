@@ -59,6 +59,7 @@ class Family:
     where the configuration does not say. window_is_context: every layer has the window that is stated. tied: logits are
     computed by the embeddings, where the configuration does not say. sharpening: how YaRN's mscale_all_dim is stated in
     GGUF, as its multiple; None where models have none. truncated: whether YaRN's borders must be whole numbers.
+    attends: whether there is attention at all.
     """
 
     architecture: str
@@ -73,6 +74,7 @@ class Family:
     tied: bool = False
     sharpening: float | None = None
     truncated: bool = True
+    attends: bool = True
 
     def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
         """What a stored tensor becomes, by names of gguf's table."""
@@ -92,6 +94,8 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
     """
     for name in ("hidden_act", "hidden_activation"):
         config.expect(name, *family.activations)
+    if not family.attends:
+        return {**_sizes(config), "attention.head_count": 0, **family.keys(config)}, {}
     heads, size = config.whole("num_attention_heads"), config.head_size
     turning = int(size * config.rope().number("partial_rotary_factor", config.number("partial_rotary_factor",
                                                                                      family.rotary)))  # fmt: skip
@@ -99,25 +103,32 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
     if family.window_is_context and config.values.get("sliding_window") is not None:
         context = min(context, config.whole("sliding_window"))  # up to there, a window hides nothing
     keys: Keys = {
-        "block_count": config.layers,
+        **_sizes(config),
         "context_length": context,
-        "embedding_length": config.whole("hidden_size"),
-        "feed_forward_length": config.whole("intermediate_size", 0),
         "attention.head_count": heads,
         "attention.head_count_kv": config.whole("num_key_value_heads", heads),
         "attention.key_length": size,
         "attention.value_length": size,
         "rope.dimension_count": turning,
         "rope.freq_base": config.rope(family.rope).number("rope_theta", 10_000.0),
-        "vocab_size": config.whole("vocab_size"),
     }
-    if "rms_norm_eps" in config.values:
+    if config.values.get("rms_norm_eps") is not None:
         keys["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
     for name in ("layer_norm_eps", "norm_epsilon"):
-        if name in config.values:
+        if config.values.get(name) is not None:
             keys["attention.layer_norm_epsilon"] = config.number(name)
+    keys |= family.keys(config)
     scaling, factors = scaling_keys(config.rope(family.rope), keys, family.sharpening, truncated=family.truncated)
-    return {**keys, **scaling, **family.keys(config)}, factors
+    return {**keys, **scaling}, factors
+
+
+def _sizes(config: Config) -> Keys:
+    return {
+        "block_count": config.layers,
+        "embedding_length": config.whole("hidden_size"),
+        "feed_forward_length": config.alike("intermediate_size", 0),
+        "vocab_size": config.whole("vocab_size"),
+    }
 
 
 def pooling_keys(checkpoint: Checkpoint) -> dict[str, Any]:

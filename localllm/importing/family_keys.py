@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
+from localllm.importing.matrices import Matrix, chosen_rows
 from localllm.importing.rotation import Keys
 
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+_RANK = 4  # pooling_type
 _EXAONE_32B_LAYERS = 64
 
 
@@ -26,6 +28,19 @@ def qwen3_moe(config: Config) -> Keys:
     config.expect("decoder_sparse_step", 1)
     config.expect("mlp_only_layers", [])
     return experts(config)
+
+
+def qwen3_vl(config: Config) -> Keys:
+    """For text, all parts of a position are the same; the other keys are for images."""
+    deep = config.table("vision_config").values.get("deepstack_visual_indexes") or []
+    sections = config.rope().numbers("mrope_section") if config.rope().values.get("mrope_section") else [24, 20, 20]
+    return {"rope.dimension_sections": [*map(int, sections), 0], "n_deepstack_layers": len(deep)}
+
+
+def qwen3_vl_moe(config: Config) -> Keys:
+    config.expect("decoder_sparse_step", 1)
+    config.expect("mlp_only_layers", [])
+    return {**qwen3_vl(config), **experts(config)}
 
 
 def qwen2_moe(config: Config) -> Keys:
@@ -259,6 +274,23 @@ def bert(config: Config) -> Keys:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     return {"attention.causal": False}
+
+
+def xlm_roberta(config: Config) -> Keys:
+    """BERT whose positions begin behind that of padding; with a head, it scores pairs of texts."""
+    keys = {**bert(config), "context_length": config.whole("max_position_embeddings") - _first_position(config)}
+    names = config.values.get("architectures")
+    scores = isinstance(names, list) and "XLMRobertaForSequenceClassification" in names
+    return {**keys, "pooling_type": _RANK} if scores else keys
+
+
+def from_first_position(matrix: Matrix, config: Config) -> Matrix:
+    """Embeddings of positions that are used."""
+    return chosen_rows(matrix, lambda rows: rows[_first_position(config) :])
+
+
+def _first_position(config: Config) -> int:
+    return config.whole("pad_token_id", 1) + 1
 
 
 def nomic_bert(config: Config) -> Keys:

@@ -1,7 +1,8 @@
 """Stored values as the rows of a new tensor: floats for the rows that are asked for, whichever way they are stored.
 
 A vector is a matrix with one value a row, so that what reorders rows also reorders biases. Matrices are wrapped where a
-family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped).
+family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped, ScaledRows), or lacks some
+(Padded).
 """
 
 from collections.abc import Callable
@@ -31,6 +32,11 @@ class Matrix(Protocol):
     @property
     def exact(self) -> str: ...
 
+    @property
+    def factor(self) -> float:
+        """What all values of `blocks` have to be multiplied by; `floats` are."""
+        ...
+
     def floats(self, rows: Numbers) -> Floats:
         """Chosen rows, of all but the last dimension taken together: rows x values of a row."""
         ...
@@ -40,6 +46,11 @@ class Matrix(Protocol):
         ...
 
 
+def float_type(matrix: Matrix) -> str:
+    """The type of floats that a matrix becomes where its blocks are of no use."""
+    return matrix.exact if matrix.exact in ("F32", "F16", "BF16") else "F16"
+
+
 def row_count(shape: tuple[int, ...]) -> int:
     """Rows of a matrix of this shape."""
     return shape[0] if len(shape) == 1 else prod(shape[:-1])
@@ -47,6 +58,10 @@ def row_count(shape: tuple[int, ...]) -> int:
 
 class FloatMatrix:
     """What matrices of floats share: they have no blocks."""
+
+    @property
+    def factor(self) -> float:
+        return 1.0
 
     def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
         raise TypeError("a matrix of floats has no blocks")
@@ -99,6 +114,10 @@ class Rows:
     def exact(self) -> str:
         return self.of.exact
 
+    @property
+    def factor(self) -> float:
+        return self.of.factor
+
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(self.order[rows])
 
@@ -123,7 +142,7 @@ class Turned(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         height, width = self.shape[-2:]
@@ -147,10 +166,58 @@ class Mapped(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
+
+
+@dataclass(frozen=True)
+class ScaledRows(FloatMatrix):
+    """A matrix whose rows have a factor each. Raises ValueError for another number of factors.
+
+    Products need more bits than BF16 has.
+    """
+
+    of: Matrix
+    factors: Floats
+
+    def __post_init__(self) -> None:
+        if len(self.factors) != row_count(self.of.shape):
+            raise ValueError("factors of other rows")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def exact(self) -> str:
+        return "F32" if self.of.exact == "F32" else "F16"
+
+    def floats(self, rows: Numbers) -> Floats:
+        return self.of.floats(rows) * self.factors[rows][:, None]
+
+
+@dataclass(frozen=True)
+class Padded(FloatMatrix):
+    """A matrix with rows of zeros behind its own."""
+
+    of: Matrix
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.of.shape[1:])
+
+    @property
+    def exact(self) -> str:
+        return float_type(self.of)
+
+    def floats(self, rows: Numbers) -> Floats:
+        own = rows < self.of.shape[0]
+        out = np.zeros((len(rows), self.of.shape[-1]), np.float32)
+        out[own] = self.of.floats(rows[own])
+        return out
 
 
 @dataclass(frozen=True)
@@ -162,7 +229,7 @@ class Folded(FloatMatrix):
 
     @property
     def exact(self) -> str:
-        return self.of.exact
+        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         return self.of.floats(np.arange(row_count(self.of.shape))).reshape(self.shape)[rows]

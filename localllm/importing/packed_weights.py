@@ -1,10 +1,11 @@
-"""Weights that a checkpoint has in fewer bits, as floats: GPTQ, AWQ, compressed-tensors, and the blocks of MXFP4.
+"""Weights that a checkpoint has in fewer bits, as floats: GPTQ, AWQ, and compressed-tensors.
 
 A weight is (code - zero) * scale, with a zero and a scale for a group of a row's values; what differs is where codes,
 zeros and scales lie. Sources: AutoGPTQ 0.7.1 (nn_modules/qlinear/qlinear_cuda_old.py), AutoAWQ 0.2.9
 (utils/packing_utils.py), compressed-tensors 0.20 (compressors/pack_quantized), transformers (integrations/mxfp4.py).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,18 +15,20 @@ from numpy.typing import NDArray
 from localllm.importing.checkpoint import StoredTensor
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
+from localllm.importing.four_bit_floats import Codes, Mxfp4, Nvfp4
 from localllm.importing.matrices import FloatMatrix, Floats, Matrix, Numbers, Plain
 from localllm.text import shortened
 
 Tensors = Mapping[str, StoredTensor]
-Codes = NDArray[np.uint8]
 
 _WORD = 32
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the values of eight neighbouring rows lie
 _GET = "Get the model in BF16, FP8, GPTQ (4 or 8 bits), AWQ (gemm) or as GGUF."
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
-              ".input_scale", ".k_scale", ".v_scale", "_scale_inv", "_scale")  # fmt: skip
+              ".input_scale", ".k_scale", ".v_scale", ".weight_scale_2", ".weight_global_scale",
+              ".input_global_scale")  # fmt: skip
 """Ends of the names of tensors that belong to others."""
+_OWNERS = {"_scale_inv": "", "_scale": "", "_scales": "_blocks"}  # the same, where there is what they belong to
 _FP8_SCALES = ("_scale_inv", "_scale")
 _WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
@@ -41,7 +44,7 @@ class Packing:
         stated = config.table("quantization_config")
         self._method = method = stated.values.get("quant_method")
         self._zero_offset = 1
-        if method not in (None, "fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4"):
+        if method not in (None, "fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4", "modelopt"):
             raise CheckpointError(
                 f"{stated.where}: weights packed by {shortened(str(method))!r} are not imported. {_GET}"
             )
@@ -55,7 +58,10 @@ class Packing:
             self._expect(stated, "version", "gemm", "GEMM")
             self._expect(stated, "zero_point", True)
         elif method == "compressed-tensors":
-            self._expect(stated, "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+            self._expect(stated, "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
+                         "nvfp4-pack-quantized", "mixed-precision")  # fmt: skip
+        elif method == "modelopt":
+            self._expect(stated, "quant_algo", "NVFP4", "W4A16_NVFP4", "FP8", "MIXED_PRECISION")
         self.block = _square_block(stated)
 
     def matrix(self, tensors: Tensors, name: str) -> tuple[str, Matrix] | None:
@@ -68,9 +74,7 @@ class Packing:
             if name.endswith(end):
                 stem = name.removesuffix(end)
                 return stem + plain, self._unpacked(tensors, stem, end)
-        if name.endswith(COMPANIONS) or (
-            name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors
-        ):
+        if name.endswith(COMPANIONS) or _belongs(tensors, name):
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
@@ -94,6 +98,8 @@ class Packing:
         if scale is None:
             what = "is FP8" if tensor.dtype.startswith("F8") else "has whole numbers"
             raise CheckpointError(f"{tensor.path}: {shortened(name)} {what} without its scales. Download it again.")
+        if tensor.dtype == "U8" and scale.dtype == "F8_E4M3":
+            return _nvfp4(tensors, name, scale, name + "_scale_2", inverse=False)
         return Plain(tensor, scale, self.block)
 
     def _unpacked(self, tensors: Tensors, stem: str, end: str) -> Matrix:
@@ -111,6 +117,8 @@ class Packing:
         try:
             if end == "_blocks":
                 return Mxfp4(part(end), part("_scales"))
+            if stem + ".weight_global_scale" in tensors:
+                return _nvfp4(tensors, stem + end, part(".weight_scale"), stem + ".weight_global_scale", inverse=True)
             if end == ".weight_packed":
                 return _pack_quantized(tensors, stem, part)
             if self._method == "awq":
@@ -123,6 +131,11 @@ class Packing:
             ) from error
         raise CheckpointError(f"{tensors[stem + end].path}: {shortened(stem + end)} is packed, and config.json has no "
                               "quantization_config that says how. Download the folder again.")  # fmt: skip
+
+
+def _belongs(tensors: Tensors, name: str) -> bool:
+    """Whether a tensor has the scales of another."""
+    return any(name.endswith(end) and name.removesuffix(end) + owner in tensors for end, owner in _OWNERS.items())
 
 
 @dataclass(frozen=True)
@@ -151,36 +164,18 @@ class Integers(FloatMatrix):
         return numbers
 
 
-@dataclass(frozen=True)
-class Mxfp4:
-    """OCP's MXFP4: 32 values of four bits with an exponent. packed: ... x rows x blocks of a row x 16 bytes."""
-
-    packed: StoredTensor
-    scales: StoredTensor
-    exact: str = "MXFP4"
-
-    def __post_init__(self) -> None:
-        fit = len(self.packed.shape) > 2 and self.packed.shape[-1] == 16 and self.packed.shape[:-1] == self.scales.shape
-        if not fit or {self.packed.dtype, self.scales.dtype} != {"U8"}:
-            raise ValueError("blocks without exponents")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
-
-    def blocks(self, rows: Numbers) -> Codes:
-        """Blocks as GGUF has them: the exponent, and bytes of two values 16 apart, which are neighbours here."""
-        count = self.packed.shape[-2]
-        pairs = self.packed.raw().reshape(-1, count, 16)[rows]
-        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
-        nibbles = values[..., :16] | values[..., 16:] << 4
-        exponents = self.scales.raw().reshape(-1, count, 1)[rows]
-        return np.concatenate([exponents, nibbles], axis=-1).reshape(len(rows), -1)
-
-    def floats(self, rows: Numbers) -> Floats:
-        from gguf import GGMLQuantizationType, quants
-
-        return np.asarray(quants.dequantize(self.blocks(rows), GGMLQuantizationType.MXFP4), np.float32)
+def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, inverse: bool) -> Matrix:
+    """NVFP4, with a factor of the whole matrix in a tensor of its own, or its inverse. Raises CheckpointError."""
+    packed, found = tensors[name], tensors.get(factor)
+    value = 0.0 if found is None or found.shape not in ((), (1,)) else found.floats(found.raw()).item()
+    if not (math.isfinite(value) and value > 0):
+        raise CheckpointError(f"{packed.path}: {shortened(name)} has no usable {shortened(factor)}. Download it again.")
+    try:
+        return Nvfp4(packed, scales, 1 / value if inverse else value)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{packed.path}: {shortened(name)} and its scales do not fit together. Download it again."
+        ) from error
 
 
 def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offset: int) -> Matrix:

@@ -11,6 +11,7 @@ from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
 Keys = dict[str, Any]
+_STILL = 1e30  # a factor by which nothing turns
 
 
 def scaling_keys(
@@ -19,12 +20,12 @@ def scaling_keys(
     """What stretches the rotation: keys, and tensors of factors. sharpening, truncated: see Family."""
     kind = rope.values.get("rope_type", rope.values.get("type")) or "default"
     context, size = keys["context_length"], keys["rope.dimension_count"]
-    if kind == "default":
+    if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
+        return {"rope.freq_base": keys["rope.freq_base"] * rope.number("alpha") ** (size / (size - 2))}, {}
+    if kind in ("default", "dynamic"):  # the usual dynamic one begins to stretch beyond the trained context
         return {}, {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}
-    if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
-        return {"rope.freq_base": keys["rope.freq_base"] * rope.number("alpha") ** (size / (size - 2))}, {}
     original = rope.whole("original_max_position_embeddings", context)
     if kind == "yarn":
         rope.expect("attention_factor")
@@ -44,8 +45,9 @@ def scaling_keys(
             "rope.scaling.yarn_beta_fast": rope.number("beta_fast", 32.0),
             "rope.scaling.yarn_beta_slow": rope.number("beta_slow", 1.0),
         }, {}
-    if kind == "llama3":
-        return {}, {"rope_freqs.weight": _llama3_factors(rope, keys["rope.freq_base"], size, original)}
+    if kind in ("llama3", "proportional"):
+        of_pairs = _llama3_factors if kind == "llama3" else _proportional_factors
+        return {}, {"rope_freqs.weight": of_pairs(rope, keys["rope.freq_base"], size, original)}
     if kind == "longrope":
         scale = context / original
         spread = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
@@ -65,3 +67,10 @@ def _llama3_factors(rope: Config, base: float, size: int, original: int) -> NDAr
     turns = original * base ** (-np.arange(0, size, 2) / size) / (2 * math.pi)
     smooth = np.clip((turns - low) / max(high - low, 1e-9), 0.0, 1.0)
     return np.asarray(1 / ((1 - smooth) / factor + smooth), np.float32)
+
+
+def _proportional_factors(rope: Config, _base: float, size: int, _original: int) -> NDArray[np.float32]:
+    """The first pairs of a head turn, and those behind them do not (Gemma 4)."""
+    factors = np.full(size // 2, _STILL, np.float32)
+    factors[: int(rope.number("partial_rotary_factor", 1.0) * size / 2)] = 1.0
+    return factors

@@ -10,14 +10,17 @@ from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Family
-from localllm.importing.matrices import Mapped, Matrix, Numbers, Rows, Turned, chosen_rows, row_count
+from localllm.importing.matrices import Mapped, Matrix, Numbers, Padded, Rows, Turned, chosen_rows, row_count
 from localllm.importing.packed_weights import Packing
 from localllm.text import shortened
 
 _PIECE = 4 << 20  # values that are held as floats
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
-_UNUSED = re.compile(r".*(rotary_emb\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
-_OTHER_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.")
+_EXPERT = re.compile(r"(.+\.experts|.*altup(?:_unembed)?_projections)\.(\d+)\.(.+)")
+_UNUSED = re.compile(r".*(rotary(_emb)?\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
+_OTHER_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.", "embed_vision.",
+                "embed_audio.")  # fmt: skip
+_SUFFIXES = (".weight", ".bias", ".scale")
+_OF_TOKENS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
                 f"tensor of this name in models of the family {checkpoint.model_type} has. Download the folder again."
             ) from error
         for renamed, matrix in made:
-            tried = (names.get_name(each, try_suffixes=(".weight", ".bias")) for each in (renamed, f"model.{renamed}"))
+            tried = (names.get_name(each, try_suffixes=_SUFFIXES) for each in (renamed, f"model.{renamed}"))
             new = next(filter(None, tried), None)
             if new is None:
                 raise CheckpointError(
@@ -103,6 +106,8 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
     """A matrix as the engine computes with it: heads in its order, norms whole, convolutions in two dimensions."""
     if re.search(r"(shortconv\.conv|ssm_conv1d)\.weight", name) and len(matrix.shape) == 3:
         matrix = Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
+    if name in _OF_TOKENS and row_count(matrix.shape) < config.whole("vocab_size"):
+        matrix = Padded(matrix, config.whole("vocab_size"))  # tokens of images and sound have no embedding
     if "exp_probs_b" in name and len(matrix.shape) == 2:  # one row
         matrix = Rows(Turned(matrix), np.arange(matrix.shape[1]), matrix.shape[1:])
     if family.permuted and (match := re.match(r"blk\.\d+\.attn_([qk])\.", name)):

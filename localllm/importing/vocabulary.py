@@ -14,6 +14,7 @@ from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.errors import CheckpointError
+from localllm.importing.unigram import unigram_keys
 from localllm.text import shortened
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,10 @@ _log = logging.getLogger(__name__)
 MAX_TOKENS = 1 << 22
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
           "cls": "cls"}  # fmt: skip
+# What answers are taken apart by, and so must be in their text.
+_GEMMA4_TEXT = {
+    f"<{bar}>" for name in ("channel", "tool_call", "tool_response") for bar in (f"|{name}", f"{name}|")
+} | {'<|"|>'}
 # Borders between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
 _PROBE = (
     "Hello, world!  It's 12345678 o'clock,\n\n\tand WE'LL see...  \r\n  3.14159 x=y_z; naïve café déjà-vu ÀÉÎ "
@@ -39,9 +44,13 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
     where = str(checkpoint.folder / "tokenizer.json")
     try:
         keys = _keys(content, config, size, where)
+        if checkpoint.model_type == "gemma4_text":
+            keys |= _gemma4(content, keys)
         keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
+    if (types := checkpoint.config.get("type_vocab_size")) is not None:
+        keys["tokenizer.ggml.token_type_count"] = types
     template = _template(checkpoint, config)
     return keys | ({"tokenizer.chat_template": template} if template else {})
 
@@ -49,12 +58,15 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
 def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
     model = content["model"]
     kind = model.get("type")
-    if kind not in ("BPE", "WordPiece"):
+    if kind not in ("BPE", "WordPiece", "Unigram"):
         raise CheckpointError(
-            f"{where}: a tokenizer of the kind {shortened(str(kind))!r} is not imported; BPE and WordPiece are."
+            f"{where}: a tokenizer of the kind {shortened(str(kind))!r} is not imported; BPE, WordPiece and Unigram "
+            "are."
         )
-    added = content.get("added_tokens") or []
-    ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+    added, pieces = content.get("added_tokens") or [], model["vocab"]
+    if kind == "Unigram":
+        pieces = {piece: index for index, (piece, _) in enumerate(pieces)}
+    ids = {**pieces, **{token["content"]: token["id"] for token in added}}
     if not 0 < size <= MAX_TOKENS or any(type(index) is not int or index < 0 for index in ids.values()):
         raise CheckpointError(f"{where}: its token ids are unusable. Download the folder again.")
     if (most := max(ids.values(), default=0)) >= size:
@@ -67,6 +79,8 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
         kinds[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
     if kind == "WordPiece":
         return _word_pieces(content, tokens, kinds, where)
+    if kind == "Unigram":
+        return unigram_keys(content, tokens, kinds, where)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     if model.get("byte_fallback"):
@@ -133,6 +147,17 @@ def _sentence_pieces(
     }
 
 
+def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 4's tokenizer, which merges by rank though its tokens are SentencePiece's, and the text of its calls."""
+    pairs = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
+    kinds = zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"], strict=True)
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": list(pairs),
+        "tokenizer.ggml.token_type": [USER_DEFINED if token in _GEMMA4_TEXT else kind for token, kind in kinds],
+    }
+
+
 def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool) -> str:
     """The name of the way in which a byte-level tokenizer cuts text. Raises CheckpointError for an unknown one."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -195,7 +220,7 @@ def _special(
 def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The tokens that a template puts before and behind a text, None for none."""
     for step in processor.get("processors", [processor]):
-        if step.get("type") == "BertProcessing":
+        if step.get("type") in ("BertProcessing", "RobertaProcessing"):
             return step["cls"][0], step["sep"][0]
         if step.get("type") == "TemplateProcessing":
             names = [part.get("SpecialToken", {}).get("id") for part in step["single"]]

@@ -102,3 +102,29 @@ def test_biases_of_experts() -> None:
     op = operation(address(slots), 48 * 4, address(extra), address(segments))
     run_on_threads(sums.add_expert_bias, op, step, 2)
     np.testing.assert_array_equal(slots.reshape(y.shape), y + biases[[2, 2, 0, 0, 0, 0]])
+
+
+def test_factors_of_experts() -> None:
+    y, factors = normal(6, 48), normal(3)
+    slots, each = filled(y), filled(factors)
+    step = record(Step.SIZE, {int(Step.ROWS): 6, int(Step.WIDTH): 2})
+    op = operation(address(slots), 48 * 4, address(each), address(np.array([2, 2, 0, 1, 0, 1, 2], np.int64)))
+    run_on_threads(sums.scale_by_expert, op, step, 2)
+    np.testing.assert_array_equal(slots.reshape(y.shape), y * factors[[2, 2, 0, 0, 0, 0], None])
+
+
+@pytest.mark.parametrize("addend", [None, "bias", "rows", "itself"])
+def test_a_product_with_an_addend(addend: str | None) -> None:
+    """A bias is the same for all rows, and what is added may be where the result goes."""
+    x, y, added = normal(3, 48), normal(3, 48), normal(3, 48)
+    source, to, extra = filled(x), filled(y), filled(added)
+    place, stride = {
+        None: (0, 0),
+        "bias": (address(extra), 0),
+        "rows": (address(extra), 192),
+        "itself": (address(to), 192),
+    }[addend]
+    op = operation(address(to), 192, address(source), 192, 48, address(filled(np.float32([0.7]))), place, stride)
+    run_on_threads(sums.scale_and_add, op, record(Step.SIZE, {int(Step.ROWS): 3}), 2)
+    expected = {None: 0, "bias": added[:1], "rows": added, "itself": y}[addend]
+    np.testing.assert_allclose(to.reshape(x.shape), x * np.float32(0.7) + expected, rtol=1e-6, atol=1e-6)

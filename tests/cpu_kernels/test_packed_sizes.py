@@ -6,8 +6,13 @@ from kernel_harness import Matrix, dequantized, random_weights, sizes
 
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 
+LOW_BITS = (
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"),
+    *("Q1_0", "Q2_0", "NVFP4"),
+)
 
-@pytest.mark.parametrize("name", ["NVFP4", "Q1_0", "Q2_0"])
+
+@pytest.mark.parametrize("name", LOW_BITS)
 def test_low_bits_are_packed_at_the_size_of_the_file(name: str) -> None:
     weight_format, (items, size) = WEIGHT_FORMATS[name], sizes(name)
     k = 1024

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
     monkeypatch.setattr(packed, "_WAIT_S", 0.0)
+    monkeypatch.setattr(packed, "_PATIENCE_S", PATIENCE_S)
     return tmp_path
 
 
@@ -48,8 +50,7 @@ def model(home: Path) -> Path:
 class Loads:
     """Loads a model as the engine does, and counts how often its weights were packed."""
 
-    def __init__(self) -> None:
-        self.packed = 0
+    packed = 0
 
     def __call__(self, path: Path, limit_mib: int | None = PLENTY) -> np.ndarray:
         """Logits of a token; what is kept of the weights is whole by then."""
@@ -60,12 +61,9 @@ class Loads:
                 return NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
 
             runner = packed.open_with_packed(file, packed.find_packed(file, limit_mib), limit_mib, opened)
-        for thread in threading.enumerate():
-            if thread.name == "packed-keeper":
-                thread.join(PATIENCE_S)
-        logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
-        runner.close()
-        return logits
+        with closing(runner):
+            packed.finish_keeping()
+            return runner.run([5], [0], [runner.create_sequence()], [0]).copy()
 
 
 @pytest.fixture
@@ -83,8 +81,7 @@ def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
     (path,) = stored()
     os.utime(path, (1, 1))
     np.testing.assert_array_equal(load(model), first)
-    assert load.packed == 1 and stored() == [path]
-    assert path.stat().st_mtime > 1, "its last use is not noted"
+    assert load.packed == 1 and stored() == [path] and path.stat().st_mtime > 1
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -94,9 +91,7 @@ def test_mapped_weights_are_told_since_the_system_counts_them_as_free(model: Pat
     with open_model(model) as file:
         for _ in range(2):
             runner, choice = open_runner(file, settings, None)
-            for thread in threading.enumerate():
-                if thread.name == "packed-keeper":
-                    thread.join(PATIENCE_S)
+            packed.finish_keeping()
             runner.close()
             found.append(choice)
         weights = native_memory(file, ("f16", "f16"), 1).weights
@@ -110,6 +105,17 @@ def test_nothing_is_kept_or_used_where_it_is_off(model: Path, load: Loads) -> No
     load(model)
     load(model, 0)
     assert load.packed == 3
+
+
+def test_a_process_that_ends_soon_still_keeps_a_small_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_WAIT_S", PATIENCE_S)  # which ends before
+    for most, kept in ((0, 0), (2**30, 1)):
+        monkeypatch.setattr(packed, "_SOON_BYTES", most)
+        with open_model(model) as file, closing(NativeRunner(file, kv_bytes=1 << 20, threads=1)) as runner:
+            keeper = packed.keep_packed(file, runner.packed, PLENTY)
+            packed.finish_keeping()
+            assert keeper is not None and len(stored()) == kept
+            keeper.stop()
 
 
 def test_small_models_and_new_files_are_not_kept(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +138,12 @@ def test_a_file_that_was_changed_is_packed_again(model: Path, home: Path, load: 
     assert load.packed == 2 and len(stored()) == 1, "what was packed of the old file stays"
 
 
-def test_another_processor_or_version_packs_again(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load(model)
-    old = stored()
-    monkeypatch.setattr(packed, "_code", lambda: "another")
-    np.testing.assert_array_equal(load(model), first)
-    assert load.packed == 2 and len(stored()) == 1 and stored() != old
+def test_processors_and_versions_have_a_file_each(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load(model)
+    for code in ("another", packed._code(), "another"):
+        monkeypatch.setattr(packed, "_code", lambda code=code: code)
+        np.testing.assert_array_equal(load(model), expected)
+    assert load.packed == 2 and len(stored()) == 2
 
 
 def test_the_processor_is_part_of_the_name() -> None:
@@ -276,13 +282,12 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
 def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
     script = (
         "import os, signal\nfrom pathlib import Path\nfrom localllm.packed import _place_for, packed_folder\n"
-        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', [], 1, 100) as fd:\n"
+        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', 1, 100) as fd:\n"
         "    os.write(fd, b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     assert [path.name for path in packed.packed_folder().iterdir() if path.name.startswith(".localllm-")]
-    theirs = packed.packed_folder() / ".localllm-notes"
-    theirs.write_text("somebody's")
+    (theirs := packed.packed_folder() / ".localllm-notes").write_text("somebody's")
     load(model)
     assert theirs.read_text() == "somebody's"
     theirs.unlink()

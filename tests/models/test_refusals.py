@@ -42,6 +42,12 @@ def test_tensors_that_would_not_be_used(changes: dict[str, Any], tensor: str, tm
         load(replace(SMALL, **changes), tmp_path / "model.gguf")
 
 
+def test_factors_are_of_matrices_in_nvfp4_and_those_of_activations_are_not_used(tmp_path: Path) -> None:
+    load(replace(SMALL, added={"attn_q.input_scale": "1"}), tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"the tensor blk\.0\.attn_q\.scale"):
+        load(replace(SMALL, added={"attn_q.scale": "1"}), tmp_path / "other.gguf")
+
+
 def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     with open_model(write(replace(SMALL, extra={"nextn_predict_layers": 1}), tmp_path / "model.gguf")) as file:
         runner = NativeRunner(file, kv_bytes=1 << 20, threads=1)

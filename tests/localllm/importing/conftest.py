@@ -11,7 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gguf_io import open_model
 from models import NativeRunner
+from models.needs import native_needs
 from tests.gguf_io.tokenizer_files import sample_texts
+from tests.localllm.importing.hybrid_models import SMALLER
 from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, write_weights
 
 GOLDENS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "goldens.json").read_text())
@@ -59,17 +61,19 @@ def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
         (made / "tokenizer_config.json").write_text(
             json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"})
         )
-        write_weights(made, GOLDENS[name]["shapes"])
+        write_weights(made, GOLDENS[name]["shapes"], SMALLER.get(name, "nothing"))
         return made
 
     return write
 
 
 def computed_logits(path: Path) -> np.ndarray:
-    """The last token's, of TOKENS."""
+    """The last token's, of TOKENS. The weights that were loaded take what is planned from the header."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=8 << 20, threads=1)
+        planned = native_needs(file, threads=1).weights
     try:
+        assert sum(packed.nbytes for packed in runner.packed.values()) == planned
         sequence = runner.create_sequence()
         last = len(TOKENS) - 1
         return runner.run(TOKENS, range(len(TOKENS)), [sequence] * len(TOKENS), [last])[0]

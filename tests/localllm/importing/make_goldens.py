@@ -19,25 +19,43 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from tests.localllm.importing.more_models import ENCODERS, MORE
-from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
-from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
+from tests.localllm.importing.hybrid_models import HYBRIDS, SMALLER
+from tests.localllm.importing.more_models import ENCODERS, MORE, RERANKED, RERANKER
+from tests.localllm.importing.packed_models import CONFIG, NVFP4, NVFP4_EXPERTS, PACKINGS, is_packed, packed
+from tests.localllm.importing.remote_models import EQUALS
+from tests.localllm.importing.tiny_models import (
+    CONFIGS,
+    TOKENS,
+    mxfp4_weights,
+    values_of,
+    write_safetensors,
+    write_weights,
+)
 
 
 def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Shapes of the tensors as they are saved, and the logits of TOKENS in float32, or the states of an encoder."""
     values = dict(config)
     kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    if "vision_config" in config:
+        kind = transformers.AutoModelForImageTextToText
+    if "num_labels" in config:
+        kind = transformers.AutoModelForSequenceClassification
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         kind.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-        write_weights(folder, shapes)
+        write_weights(folder, shapes, SMALLER.get(name, "nothing"))
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         saved = json.loads((folder / "config.json").read_text())
-    return {"config": saved, "shapes": shapes, "logits": computed(model, states=name in ENCODERS)}
+    if "num_labels" in config:
+        with torch.no_grad():
+            logits = [round(model(torch.tensor([text])).logits.item(), 7) for text in RERANKED]
+    else:
+        logits = computed(model, states=name in ENCODERS)
+    return {"config": saved, "shapes": shapes, "logits": logits}
 
 
 def computed(model: Any, *, states: bool = False) -> list[float]:
@@ -67,7 +85,19 @@ def unpacked(packing: dict[str, Any], name: str, rows: int, width: int) -> np.nd
         group = width if packing["group_size"] < 0 else packing["group_size"]
         tensors = (torch.tensor(parts[key]) for key in ("qweight", "qzeros", "scales"))
         return dequantize_gemm(*tensors, 4, group).T.float().numpy()
+    if packing in NVFP4.values():
+        return _nvfp4(parts, rows, width)
     return _compressed(packing, parts, rows, width)
+
+
+def _nvfp4(parts: dict[str, np.ndarray], rows: int, width: int) -> np.ndarray:
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+    pairs = parts["weight"] if "weight" in parts else parts["weight_packed"]
+    values = unpack_fp4_from_uint8(torch.tensor(pairs), rows, width, torch.float32).numpy()
+    scales = torch.tensor(parts["weight_scale"]).view(torch.float8_e4m3fn).float().numpy()
+    factor = parts["weight_scale_2"] if "weight_scale_2" in parts else 1 / parts["weight_global_scale"]
+    return values * np.repeat(scales, 16, axis=1) * factor
 
 
 def _gptq(packing: dict[str, Any], parts: dict[str, np.ndarray], rows: int, width: int) -> np.ndarray:
@@ -115,6 +145,28 @@ def packed_golden(packing: dict[str, Any], shapes: dict[str, list[int]]) -> list
     return with_weights(CONFIG, weights)
 
 
+def experts_golden(packing: dict[str, Any]) -> dict[str, Any]:
+    """The same of a mixture of experts, from a folder, since transformers puts experts together as it loads them."""
+    values = dict(NVFP4_EXPERTS)
+    made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        kind = transformers.AutoModelForCausalLM
+        kind.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
+        with safe_open(folder / "model.safetensors", "np") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+        weights = {
+            name: unpacked(packing, name, *shape) if is_packed(name) else values_of(name, tuple(shape))
+            for name, shape in shapes.items()
+        }
+        write_safetensors(
+            folder / "model.safetensors", {name: ("F32", np.float32(value)) for name, value in weights.items()}
+        )
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        saved = json.loads((folder / "config.json").read_text())
+    return {"config": saved, "shapes": shapes, "logits": computed(model)}
+
+
 def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
     """Logits of a gpt-oss whose experts are MXFP4, unpacked by transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -128,9 +180,12 @@ def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
 
 
 def main() -> None:
-    wanted = {**CONFIGS, **MORE, **ENCODERS}
+    wanted = {**CONFIGS, **MORE, **HYBRIDS, **EQUALS, **ENCODERS, "reranker": RERANKER}
     made: dict[str, Any] = {name: golden(name, config) for name, config in wanted.items()}
-    packings = {name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in PACKINGS.items()}
+    packings = {
+        name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in {**PACKINGS, **NVFP4}.items()
+    }
+    made["nvfp4-experts"] = experts_golden(NVFP4["nvfp4"])
     packings["mxfp4"] = mxfp4_golden(made["gpt_oss"]["shapes"])
     made["packed"] = packings
     Path(sys.argv[1]).write_text(json.dumps(made, separators=(",", ":")) + "\n")

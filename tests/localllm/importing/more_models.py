@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.localllm.importing.tiny_models import HEADS, MIXTURE, USUAL, VOCABULARY
+from tests.localllm.importing.tiny_models import HEADS, MIXTURE, TOKENS, USUAL, VOCABULARY
 
 WINDOWS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 _GROUPS = {**MIXTURE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
@@ -74,7 +74,12 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "modernbert": {**_ENCODER, "model_type": "modernbert", "local_attention": 8, "pad_token_id": 0,
                    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
                    "global_attn_every_n_layers": 3, "num_hidden_layers": 3},
+    "xlm-roberta": {**_ENCODER, "model_type": "xlm-roberta", "hidden_act": "gelu", "max_position_embeddings": 66,
+                    "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 4, "type_vocab_size": 1},
     "nomic_bert": {**_ENCODER, "model_type": "nomic_bert"},
     "embedding_gemma": {**USUAL, **HEADS, "model_type": "gemma3_text", "use_bidirectional_attention": True,
                         "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
 }  # fmt: skip
+# Scores of these texts are compared.
+RERANKED = [TOKENS[first : first + 6] for first in range(10)]
+RERANKER = {**ENCODERS["xlm-roberta"], "num_labels": 1, "classifier_dropout": 0.0}

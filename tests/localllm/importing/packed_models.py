@@ -33,6 +33,16 @@ PACKINGS: dict[str, dict[str, Any]] = {
     "pack-quantized-8": _compressed(8, -1, True),
 }
 CONFIG = CONFIGS["llama"]
+NVFP4: dict[str, dict[str, Any]] = {
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "nvfp4-pack-quantized": {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float",
+                                                                         "group_size": 16}}},
+    },
+}  # fmt: skip
+# Experts, and biases, whose matrices have factors of their own.
+NVFP4_EXPERTS = {**CONFIGS["qwen3_moe"], "moe_intermediate_size": 64, "attention_bias": True}
 
 
 def is_packed(name: str) -> bool:
@@ -56,6 +66,8 @@ def packed(packing: Mapping[str, Any], name: str, rows: int, width: int) -> Stor
     """A matrix's tensors, by the ends of their names. Stored zeros are below 8, which all versions read alike."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     method = packing["quant_method"]
+    if packing in NVFP4.values():
+        return _nvfp4(random, rows, width, method)
     weights = packing["config_groups"]["group_0"]["weights"] if method == "compressed-tensors" else packing
     bits, group = weights.get("bits", weights.get("num_bits")), weights["group_size"] or -1
     groups, each = (1 if group < 0 else width // group), 32 // bits
@@ -83,3 +95,15 @@ def packed(packing: Mapping[str, Any], name: str, rows: int, width: int) -> Stor
     order = order if packing["desc_act"] else np.arange(width, dtype=np.int32) // (width // groups)
     return {"qweight": words(width // each, rows), "qzeros": zeros, "scales": ("F16", scales),
             "g_idx": ("I32", order)}  # fmt: skip
+
+
+def _nvfp4(random: np.random.Generator, rows: int, width: int, method: str) -> Stored:
+    """Pairs of codes, their scales (from 2 ** -4 to 2) and the factor of the matrix, or its inverse."""
+    pairs = "U8", random.integers(0, 256, (rows, width // 2), np.uint8)
+    scales = "F8_E4M3", random.integers(0x18, 0x41, (rows, width // 16), np.uint8)
+    factor = random.uniform(0.03, 0.08)
+    if method == "modelopt":
+        return {"weight": pairs, "weight_scale": scales, "weight_scale_2": ("F32", np.array(factor, np.float32)),
+                "input_scale": ("F32", np.array(0.5, np.float32))}  # fmt: skip
+    return {"weight_packed": pairs, "weight_scale": scales, "weight_global_scale": ("F32", np.float32([1 / factor])),
+            "input_global_scale": ("F32", np.float32([2.0]))}  # fmt: skip

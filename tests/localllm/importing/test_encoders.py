@@ -1,20 +1,26 @@
 """Models of embeddings: pooled rows beside the states that transformers computes, and their tokenizers."""
 
+import io
 import json
+import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gguf_io import load_tokenizer, open_model
 from gguf_io.pooling import Pooling, pooling_of
 from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
 from models.text_encoder import TextEncoder
+from tests.gguf_io.test_tokenizer_unigram import fields
 from tests.localllm.importing.conftest import GOLDENS, assert_alike, quiet
-from tests.localllm.importing.more_models import ENCODERS
+from tests.localllm.importing.more_models import ENCODERS, RERANKED
 from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, bfloat16, values_of, write_safetensors
 
 Folder = Callable[..., Path]
@@ -38,6 +44,14 @@ def test_pooled_rows_equal_the_states_of_transformers(name: str, folder: Folder,
         assert pooling_of(file) is Pooling.MEAN
         found = encoder.pooled([list(TOKENS)])[0]
     assert_alike(found, GOLDENS[name]["logits"], ROUNDED)
+
+
+def test_a_reranker_scores_as_transformers_does(folder: Folder, tmp_path: Path) -> None:
+    import_folder(folder("reranker"), tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file, TextEncoder(file) as encoder:
+        assert pooling_of(file) is Pooling.RANK
+        found = encoder.pooled([list(text) for text in RERANKED])[:, 0]
+    assert_alike(found, GOLDENS["reranker"]["logits"], ROUNDED)
 
 
 def test_dense_layers_behind_the_pooling(folder: Folder, tmp_path: Path) -> None:
@@ -102,3 +116,84 @@ def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
     assert len(pieces) < VOCABULARY
     for text in ("The rain, the rains!", "café cafe CAFÉ", "日 unknown 漢 words", "a.b  c\n"):
         assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
+
+
+@cache
+def unigram() -> Tokenizer:
+    """Pieces, and the map of characters that sentencepiece makes for NFKC, as XLM-RoBERTa's tokenizer.json has them."""
+    written, chance = io.BytesIO(), random.Random(5)
+    words = ("rain", "Spain", "plain", "one", "café", "naïve", "日本", "Żółć", "1,000", "don't", "(x)", "ﬁn")
+    SentencePieceTrainer.Train(
+        sentence_iterator=(" ".join(chance.choices(words, k=6)) for _ in range(500)),
+        model_writer=written, vocab_size=120, model_type="unigram", normalization_rule_name="nmt_nfkc",
+        hard_vocab_limit=False, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    processor = SentencePieceProcessor(model_proto=written.getvalue())
+    pieces = [(processor.IdToPiece(i), processor.GetScore(i)) for i in range(3, processor.GetPieceSize())]
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    tokenizer = Tokenizer(models.Unigram([*special, *pieces, ("<mask>", 0.0)], unk_id=3, byte_fallback=False))
+    normalizer = next(content for number, content in fields(written.getvalue()) if number == 3)
+    characters = next(content for number, content in fields(normalizer) if number == 2)
+    tokenizer.normalizer = normalizers.Precompiled(characters)
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+CUTTERS: dict[str, Any] = {
+    "xlm-roberta": pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+    "bare": pre_tokenizers.Metaspace(prepend_scheme="never"),
+}
+ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+TEXTS = (
+    *("the rain in Spain", "one one", "  two  spaces ", "café ﬁn 日本 Żółć", "漢 unknown 漢字 (x)"),
+    *("don't\n\tstop", "\uff11\uff10\uff10 \u2167 \u2460", ""),
+)
+
+
+def by_strips(tokenizer: Tokenizer) -> None:
+    """As older converters wrote the same."""
+    strips = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "\u2581")]
+    tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, *strips])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+
+
+@pytest.mark.parametrize("cutter", [*CUTTERS, "strips"])
+def test_unigram(cutter: str, folder: Folder, tmp_path: Path) -> None:
+    made, tokenizer = folder("xlm-roberta"), Tokenizer.from_str(unigram().to_str())
+    if cutter == "strips":
+        by_strips(tokenizer)
+    else:
+        tokenizer.pre_tokenizer = CUTTERS[cutter]
+    tokenizer.save(str(made / "tokenizer.json"))
+    (made / "tokenizer_config.json").write_text(json.dumps(ROLES))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        found = load_tokenizer(file)
+        assert file.metadata.get_int("tokenizer.ggml.token_type_count") == 1
+        assert (found.bos_id, found.eos_id, found.unk_id) == (0, 2, 3)
+    for text in TEXTS:
+        assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["model"].update(byte_fallback=True), "falls back to bytes"),
+        (lambda content: content.update(normalizer={"type": "Lowercase"}), "normalises or cuts by Lowercase"),
+        (lambda content: content.update(pre_tokenizer={"type": "Digits"}), "normalises or cuts by Digits"),
+        (lambda content: content.update(pre_tokenizer={"type": "Metaspace"}), "keeps runs of spaces"),
+        (lambda content: content["normalizer"].update(precompiled_charsmap="?"), "is not base64"),
+        (lambda content: content["model"].update(unk_id=5000), "is damaged"),
+    ],
+)
+def test_other_unigrams_are_refused(
+    change: Callable[[dict[str, Any]], object], message: str, folder: Folder, tmp_path: Path
+) -> None:
+    made, content = folder("xlm-roberta"), json.loads(unigram().to_str())
+    change(content)
+    (made / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,18 @@ import pytest
 from gguf_io import open_model
 from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
+from models import NativeRunner
 from tests.localllm.importing.conftest import GOLDENS, TOLERANCE, assert_alike, computed_logits, quiet
-from tests.localllm.importing.packed_models import PACKINGS, stored_tensors
-from tests.localllm.importing.tiny_models import bfloat16, mxfp4_weights, values_of, write_safetensors, write_weights
+from tests.localllm.importing.packed_models import NVFP4, PACKINGS, packed, stored_tensors
+from tests.localllm.importing.tiny_models import (
+    TOKENS,
+    bfloat16,
+    mxfp4_weights,
+    values_of,
+    write_safetensors,
+    write_weights,
+)
+from tests.oracle import llama_oracle
 
 LLAMA, GPT_OSS = GOLDENS["llama"], GOLDENS["gpt_oss"]
 Folder = Callable[..., Path]
@@ -46,6 +56,87 @@ def test_packed_weights_are_quantised_on_the_way(folder: Folder, tmp_path: Path)
     assert np.all(np.abs(found - values).reshape(-1, 32) < 0.51 * steps + 1e-3 * np.abs(values).reshape(-1, 32))
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4_values(parts: dict[str, tuple[str, np.ndarray]]) -> np.ndarray:
+    """What the pairs and scales of a matrix stand for, without its factor (OCP's E2M1 and E4M3)."""
+    pairs = (parts.get("weight") or parts["weight_packed"])[1]
+    codes = parts["weight_scale"][1].astype(int)
+    scales = (1 + (codes & 7) / 8) * 2.0 ** ((codes >> 3) - 7)
+    values = _E2M1[np.stack([pairs & 15, pairs >> 4], axis=-1)].reshape(len(pairs), -1)
+    return values * np.repeat(scales, 16, axis=1)
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+@pytest.mark.parametrize("name", NVFP4)
+def test_nvfp4_is_kept_without_a_loss(name: str, kind: str | None, folder: Folder, tmp_path: Path) -> None:
+    import_folder(write(folder, NVFP4[name]), tmp_path / "made.gguf", kind, quiet, quiet)
+    matrix = "model.layers.1.self_attn.v_proj.weight"
+    parts = packed(NVFP4[name], matrix, *LLAMA["shapes"][matrix])
+    factor = parts["weight_scale_2"][1] if "weight_scale_2" in parts else 1 / parts["weight_global_scale"][1][0]
+    with open_model(tmp_path / "made.gguf") as file:
+        kinds = {name: tensor.type.name for name, tensor in file.tensors.items()}
+        assert np.array_equal(file.dequantize("blk.1.attn_v.weight"), nvfp4_values(parts))
+        assert file.dequantize("blk.1.attn_v.scale") == pytest.approx([factor], rel=1e-7)
+    assert {kinds[f"blk.0.{part}.weight"] for part in ("attn_q", "attn_k", "attn_output", "ffn_up")} == {"NVFP4"}
+    assert kinds["blk.0.ffn_down.weight"] == (kind or "F16")  # 96 values fill no whole number of blocks
+    if kind is None:
+        # Products of few bits round activations to bytes.
+        assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"][name], 4 * TOLERANCE)
+        with pytest.raises(CheckpointError, match="weights are NVFP4 already"):
+            import_folder(tmp_path / "llama", tmp_path / "again.gguf", "Q4_K_M", quiet, quiet)
+
+
+def experts(folder: Folder) -> Path:
+    made = folder("nvfp4-experts", quantization_config=NVFP4["nvfp4"])
+    write_safetensors(made / "model.safetensors", stored_tensors(NVFP4["nvfp4"], GOLDENS["nvfp4-experts"]["shapes"]))
+    return made
+
+
+def test_experts_of_nvfp4_have_factors_of_their_own(folder: Folder, tmp_path: Path) -> None:
+    import_folder(experts(folder), tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        assert {file.tensors[f"blk.1.ffn_{part}_exps.weight"].type.name for part in ("gate", "up", "down")} == {"NVFP4"}
+        assert file.tensors["blk.1.ffn_gate_exps.scale"].shape == (4,)
+    together = computed_logits(tmp_path / "made.gguf")
+    assert_alike(together, GOLDENS["nvfp4-experts"]["logits"], 4 * TOLERANCE)
+    with open_model(tmp_path / "made.gguf") as file, closing(NativeRunner(file, kv_bytes=8 << 20, threads=2)) as runner:
+        sequence = runner.create_sequence()
+        alone = [runner.run([token], [place], [sequence], [0])[0].copy() for place, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(alone[-1], together)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_llama_cpp_computes_the_same_of_the_file(folder: Folder, tmp_path: Path) -> None:
+    import_folder(write(folder, NVFP4["nvfp4"]), tmp_path / "made.gguf", None, quiet, quiet)
+    found = llama_oracle.prefill_logits(tmp_path / "made.gguf", TOKENS)[-1]
+    assert_alike(found, GOLDENS["packed"]["nvfp4"], 4 * TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("end", "part", "message"),
+    [
+        ("weight_scale_2", None, "has no usable"),
+        ("weight_scale_2", ("F32", np.array(0.0, np.float32)), "has no usable"),
+        ("weight_scale_2", ("F32", np.ones((2,), np.float32)), "has no usable"),
+        ("weight_scale", ("F8_E4M3", np.ones((96, 5), np.uint8)), "do not fit together"),
+        ("weight_scale", ("F8_E4M3", np.full((96, 4), 0x7F, np.uint8)), "negative or no number"),
+        ("weight_scale", ("F8_E4M3", np.full((96, 4), 0x91, np.uint8)), "negative or no number"),
+    ],
+)
+def test_damaged_nvfp4_is_refused(
+    end: str, part: tuple[str, np.ndarray] | None, message: str, folder: Folder, tmp_path: Path
+) -> None:
+    made = write(folder, NVFP4["nvfp4"])
+    stored = stored_tensors(NVFP4["nvfp4"], LLAMA["shapes"])
+    del stored[NAME + end]
+    write_safetensors(made / "model.safetensors", stored if part is None else {**stored, NAME + end: part})
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+
+
 @pytest.mark.parametrize("kind", [None, "Q8_0"])
 def test_mxfp4_experts_are_kept(kind: str | None, folder: Folder, tmp_path: Path) -> None:
     made = folder("gpt_oss", quantization_config={"quant_method": "mxfp4"})
@@ -65,7 +156,7 @@ def test_mxfp4_experts_are_kept(kind: str | None, folder: Folder, tmp_path: Path
     if kind is None:
         # Products of few bits round activations to bytes.
         assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"]["mxfp4"], 4 * TOLERANCE)
-        with pytest.raises(CheckpointError, match="experts are MXFP4 already"):
+        with pytest.raises(CheckpointError, match="weights are MXFP4 already"):
             import_folder(made, tmp_path / "again.gguf", "Q4_K_M", quiet, quiet)
         assert sorted(path.name for path in tmp_path.glob("*.gguf")) == ["made.gguf"]
 

@@ -1,0 +1,103 @@
+"""Blocks of four-bit floats that GGUF has too, MXFP4 and NVFP4: they are kept, with their values in another order.
+
+Sources: OCP's Microscaling Formats; transformers (integrations/mxfp4.py); compressed-tensors 0.20 (compressors/nvfp4);
+ggml-common.h.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.importing.checkpoint import StoredTensor
+from localllm.importing.errors import CheckpointError
+from localllm.importing.matrices import Floats, Numbers
+from localllm.text import shortened
+
+Codes = NDArray[np.uint8]
+_SPAN = 16  # values of NVFP4 that share a scale
+_TOGETHER = 64  # values of a block of it in GGUF
+_SIGN, _NOT_A_NUMBER = 0x80, 0x7F
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """OCP's MXFP4: 32 values of four bits with an exponent. packed: ... x rows x blocks of a row x 16 bytes."""
+
+    packed: StoredTensor
+    scales: StoredTensor
+    exact: str = "MXFP4"
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        fit = len(self.packed.shape) > 2 and self.packed.shape[-1] == 16 and self.packed.shape[:-1] == self.scales.shape
+        if not fit or {self.packed.dtype, self.scales.dtype} != {"U8"}:
+            raise ValueError("blocks without exponents")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
+
+    def blocks(self, rows: Numbers) -> Codes:
+        """Blocks as GGUF has them: the exponent, and bytes of two values 16 apart, which are neighbours here."""
+        count = self.packed.shape[-2]
+        pairs = self.packed.raw().reshape(-1, count, 16)[rows]
+        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
+        nibbles = values[..., :16] | values[..., 16:] << 4
+        exponents = self.scales.raw().reshape(-1, count, 1)[rows]
+        return np.concatenate([exponents, nibbles], axis=-1).reshape(len(rows), -1)
+
+    def floats(self, rows: Numbers) -> Floats:
+        from gguf import GGMLQuantizationType, quants
+
+        return np.asarray(quants.dequantize(self.blocks(rows), GGMLQuantizationType.MXFP4), np.float32)
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """NVFP4: 16 values of four bits with a scale of eight. packed: rows x pairs. factor: of the whole matrix."""
+
+    packed: StoredTensor
+    scales: StoredTensor
+    factor: float
+
+    def __post_init__(self) -> None:
+        rows, width = self.shape
+        if self.packed.dtype != "U8" or self.scales.dtype != "F8_E4M3" or self.scales.shape != (rows, width // _SPAN):
+            raise ValueError("values without scales")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, pairs = self.packed.shape
+        return rows, 2 * pairs
+
+    @property
+    def exact(self) -> str:
+        return "F16" if self.shape[-1] % _TOGETHER else "NVFP4"
+
+    def blocks(self, rows: Numbers) -> Codes:
+        """Blocks as GGUF has them: four scales, and bytes of two values 8 apart, which are neighbours here.
+
+        Raises CheckpointError for scales that are negative or no numbers.
+        """
+        pairs, scales = self.packed.raw()[rows], self.scales.raw()[rows]
+        magnitudes = scales & ~np.uint8(_SIGN)
+        if np.any(magnitudes == _NOT_A_NUMBER) or np.any(scales > _SIGN):
+            raise CheckpointError(
+                f"{self.scales.path}: {shortened(self.scales.name)}: a scale is negative or no number."
+            )
+        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), -1, _SPAN)
+        nibbles = values[..., : _SPAN // 2] | values[..., _SPAN // 2 :] << 4
+        missing = -magnitudes.shape[1] % (_TOGETHER // _SPAN)  # zeros fill the last block
+        magnitudes, nibbles = (
+            np.pad(magnitudes, ((0, 0), (0, missing))),
+            np.pad(nibbles, ((0, 0), (0, missing), (0, 0))),
+        )
+        parts = magnitudes.reshape(len(rows), -1, _TOGETHER // _SPAN), nibbles.reshape(len(rows), -1, _TOGETHER // 2)
+        return np.concatenate(parts, axis=-1).reshape(len(rows), -1)
+
+    def floats(self, rows: Numbers) -> Floats:
+        from gguf import GGMLQuantizationType, quants
+
+        values = quants.dequantize(self.blocks(rows), GGMLQuantizationType.NVFP4)[:, : self.shape[1]]
+        return np.asarray(values * np.float32(self.factor), np.float32)

@@ -1,0 +1,82 @@
+"""A Unigram tokenizer (XLM-RoBERTa's) as GGUF's "t5": pieces, scores, and the map that normalises characters.
+
+Source: llama.cpp, conversion/bert.py (_xlmroberta_set_vocab).
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gguf_io.tokenizer.special_tokens import UNKNOWN
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+_LEAST_SCORE = -10_000.0  # of tokens that are no pieces
+_RUN_OF_SPACES = {"Regex": " {2,}"}
+_MERGES, _STRIPS = {"WhitespaceSplit"}, {"Strip", "Replace"}  # what makes runs of spaces one, alone or together
+
+
+def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int], where: str) -> dict[str, Any]:
+    """The tokenizer's keys. Raises CheckpointError where its steps are others than SentencePiece's."""
+    model = content["model"]
+    if model.get("byte_fallback"):
+        raise CheckpointError(f"{where}: cuts by likelihood and falls back to bytes. Get the model as GGUF instead.")
+    scores = [_LEAST_SCORE] * len(tokens)
+    for index, (_, score) in enumerate(model["vocab"]):
+        scores[index] = float(score)
+    if (unknown := model.get("unk_id")) is not None:
+        kinds[unknown] = UNKNOWN
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    if unknown is not None:
+        keys["tokenizer.ggml.unknown_token_id"] = unknown
+    found = set()
+    for step in (*_steps(content.get("normalizer")), *_steps(content.get("pre_tokenizer"))):
+        found.add(kind := step.get("type"))
+        if kind == "Precompiled":
+            keys["tokenizer.ggml.precompiled_charsmap"] = _map(step["precompiled_charsmap"], where)
+        elif kind == "Metaspace":
+            keys["tokenizer.ggml.add_space_prefix"] = _prepends(step)
+        elif kind not in _MERGES | _STRIPS and not (kind == "Replace" and step.get("pattern") == _RUN_OF_SPACES):
+            raise CheckpointError(
+                f"{where}: normalises or cuts by {shortened(str(kind))}, which SentencePiece does not. "
+                "Get the model as GGUF instead."
+            )
+    merges = keys["tokenizer.ggml.remove_extra_whitespaces"] = bool(found & _MERGES or found >= _STRIPS)
+    if keys["tokenizer.ggml.add_space_prefix"] and not merges:  # a text that begins with a space gets no second one
+        raise CheckpointError(
+            f"{where}: keeps runs of spaces and puts one before a text, which GGUF has no words for. "
+            "Get the model as GGUF instead."
+        )
+    return keys
+
+
+def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """A normalizer's or pre-tokenizer's steps, which may be lists of further ones."""
+    if part is None:
+        return
+    if part.get("type") != "Sequence":
+        yield part
+        return
+    for each in part.get("normalizers") or part.get("pretokenizers") or []:
+        yield from _steps(each)
+
+
+def _map(stated: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(stated, validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise CheckpointError(f"{where}: precompiled_charsmap is not base64. Download the folder again.") from error
+
+
+def _prepends(step: Mapping[str, Any]) -> bool:
+    """Whether a space goes before a text; by the older name, or the newer one."""
+    scheme = step.get("prepend_scheme")
+    return bool(step.get("add_prefix_space", True)) if scheme is None else scheme != "never"
