@@ -24,8 +24,8 @@ class RopePairs(Enum):
 class Activation(Enum):
     """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
 
-    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE: there is no
-    gate, but GELU of up, or the square of RELU of up.
+    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE, XIELU_ALONE:
+    there is no gate, but GELU of up, the square of RELU of up, or xIELU of up with factors of the layer's own.
     """
 
     SILU = "silu"
@@ -34,11 +34,12 @@ class Activation(Enum):
     GELU_ALONE = "gelu alone"
     RELU = "relu"
     SQUARED_RELU_ALONE = "squared relu alone"
+    XIELU_ALONE = "xielu alone"
 
     @property
     def gated(self) -> bool:
         """Whether the network has a gate beside up."""
-        return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE)
+        return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE, Activation.XIELU_ALONE)
 
 
 class Gating(Enum):

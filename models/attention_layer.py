@@ -237,7 +237,7 @@ class AttentionLayers:
         matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
         if self._gates:
             kind, form = activations.GATE_SIGMOID, matrix.format.form
-            recording.gate_pack(kind, self._gates, rows.attended, matrix.k, form, up_stride=4 * matrix.k)
+            recording.gate_pack(kind, self._gates, rows.attended.address, matrix.k, form, up_stride=4 * matrix.k)
         else:
             recording.pack(rows.attended, matrix.k, matrix.format.form, stride=4 * matrix.k)
         private = self._gates is None

@@ -4,7 +4,7 @@ import numpy as np
 
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
-from models.architecture import Gating
+from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
 from models.recording import Recording, Rows, forms, packed_activations
@@ -18,7 +18,9 @@ class ExpertLayers:
         """Raises UnsupportedModelError for an architecture that no known model combines with experts."""
         self._recording = recording
         config, builder = recording.config, recording.builder
-        if recording.architecture.parallel or not recording.architecture.norms.before:
+        architecture = recording.architecture
+        alone = architecture.activation is Activation.XIELU_ALONE
+        if architecture.parallel or alone or not architecture.norms.before:
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}. "
                 "The llama.cpp backend may: use --backend llama."

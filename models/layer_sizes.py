@@ -1,5 +1,6 @@
 """Sizes of a model's layers, read from a file: heads, latents, delta networks, and what differs between layers."""
 
+import math
 from dataclasses import dataclass
 
 from cpu_kernels import delta_net
@@ -12,6 +13,7 @@ from models.errors import TWO_SIZES, UnsupportedModelError
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 CONVOLUTION = "shortconv.l_cache"
+_WITH_XIELU, _XIELU = ("apertus",), "xielu"  # keys of its factors lack the architecture's name
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 ALL_COUNT = float("-inf")
@@ -181,6 +183,32 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
     return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))
+
+
+def xielu(file: ModelFile, layers: int) -> tuple[tuple[float, ...], ...]:
+    """Each layer's factors of xIELU as cpu_kernels.activations takes them; none where it is not the activation.
+
+    Files state what the two alphas are the softplus of, once or once per layer. Raises ModelFileError for a key that
+    is missing, or absurd.
+    """
+    if file.architecture not in _WITH_XIELU:
+        return ()
+    stated = (_factors(file, name, layers) for name in ("alpha_n", "alpha_p", "beta", "eps"))
+    return tuple((beta + _softplus(n), _softplus(p), beta, eps) for n, p, beta, eps in zip(*stated, strict=True))
+
+
+def _factors(file: ModelFile, name: str, layers: int) -> list[float]:
+    key = f"{_XIELU}.{name}"
+    if not isinstance(file.metadata.get(key), MetadataArray):
+        return [file.metadata.get_float(key)] * layers
+    values = file.metadata.get_list(key, float, length=layers)
+    if not all(map(math.isfinite, values)):
+        raise ModelFileError(f"{file.path}: {key} holds what is not a number. Get another edition of the model.")
+    return values
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @dataclass(frozen=True)

@@ -162,12 +162,13 @@ class Recording:
         arguments = (rows.address, stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
 
-    def gate_pack(self, kind: int, gate: Rows, up: Rows, k: int, form: Form, *, up_stride: int = 0) -> None:
+    def gate_pack(self, kind: int, gate: Rows, up: int, k: int, form: Form, *, up_stride: int = 0) -> None:
         """Pack activation(gate) * up, rows of k values, for all threads: for products that are not private.
 
-        kind: as cpu_kernels.activations numbers activations. up_stride: bytes from row to row, unless the usual ones.
+        kind: as cpu_kernels.activations numbers activations. up: address of rows, or of xIELU's factors. up_stride:
+        bytes from row to row, unless the usual ones.
         """
-        arguments = (gate.address, up.address, gate.stride, k, int(form), self.packed, kind, up_stride)
+        arguments = (gate.address, up, gate.stride, k, int(form), self.packed, kind, up_stride)
         self.builder.add(activations.gate_pack, *arguments, barrier=Barrier.ALWAYS)
 
     def product(

@@ -107,6 +107,12 @@ def clamped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
+def xielu(x: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """As transformers' XIELUActivation computes it; its factors are the first values of `up`."""
+    negative, positive, linear, bound = up[0, :4]
+    return linear * x + np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, bound)) - x))
+
+
 GATES = {
     activations.GATE_SILU: lambda gate, up: silu(gate) * up,
     activations.GATE_GELU: lambda gate, up: gelu_tanh(gate) * up,
@@ -114,6 +120,7 @@ GATES = {
     activations.GELU_ALONE: lambda gate, up: gelu_tanh(gate),
     activations.GATE_RELU: lambda gate, up: np.maximum(gate, 0) * up,
     activations.GATE_SIGMOID: lambda gate, up: up / (1 + np.exp(-gate)),
+    activations.XIELU_ALONE: xielu,
 }
 
 
@@ -154,7 +161,7 @@ def test_what_is_not_a_number_is_not_hidden_by_a_gate(kind: int, poison: float) 
     for where in ("gate", "up"):
         rows = {"gate": rows_of(1, seed=8), "up": rows_of(1, seed=9)}
         rows[where][0, 300] = poison
-        if (where == "up" and kind == activations.GELU_ALONE) or (
+        if (where == "up" and kind in (activations.GELU_ALONE, activations.XIELU_ALONE)) or (
             poison == np.inf
             and (kind == activations.GATE_CLAMPED or (where == "gate" and kind == activations.GATE_SIGMOID))
         ):

@@ -201,6 +201,29 @@ MODELS: dict[str, Synthetic] = {
     ),
 }
 
+_XIELU: dict[str, Any] = {f"xielu.{name}": value for name, value in (("beta", 0.5), ("eps", -1e-6))}
+_XIELU |= {"xielu.alpha_n": [0.8, -0.3], "xielu.alpha_p": [0.2, 0.9]}
+MODELS["apertus"] = Synthetic(
+    "apertus",
+    tied=False,
+    head_norms=True,
+    extra={"rope.dimension_count": 64},
+    shared=_XIELU,
+    factors={"rope_freqs.weight": 8.0},
+    dropped=("ffn_gate.weight",),
+)
+MODELS["apertus-odd"] = replace(
+    MODELS["apertus"],
+    layers=3,
+    embedding=200,
+    feed_forward=424,
+    heads=6,
+    kv_heads=3,
+    head=40,
+    extra={"rope.dimension_count": 40},
+    shared={**_XIELU, "xielu.alpha_n": 0.6, "xielu.alpha_p": [0.2, 0.9, -2.0]},
+)
+
 _CONVOLUTIONS = {
     "shortconv.in_proj.weight": "all parts, width",
     "shortconv.conv.weight": "width, reach",

@@ -26,7 +26,8 @@ CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. shared: the
+    same for keys that have no such prefix. added: shapes of
     each layer's further tensors, by numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.)
     do not have. beside: of no layer.
     """
@@ -47,6 +48,7 @@ class Synthetic:
     fused: bool = False
     experts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
@@ -113,7 +115,8 @@ def write(
     if model.window_head:
         keys |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
         keys |= {"embedding_length_per_layer_input": model.per_layer}
-    for key, value in {**keys, **model.extra, **(metadata or {})}.items():
+    named = {f"{name}.{key}": value for key, value in {**keys, **model.extra, **(metadata or {})}.items()}
+    for key, value in {**named, **model.shared}.items():
         add: Any = {
             list: writer.add_array,
             int: writer.add_uint32,
@@ -121,7 +124,7 @@ def write(
             str: writer.add_string,
             bool: writer.add_bool,
         }[type(value)]
-        add(f"{name}.{key}", value)
+        add(key, value)
     writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
