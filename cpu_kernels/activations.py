@@ -340,6 +340,22 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
 
 
+def _activate_samples() -> Iterator[Sample]:
+    for rows in (1, 3):
+        s = Sample(rows=rows)
+        yield s.arguments(s.array(4 * s.random.standard_normal((rows, 48))), 192, 40, GELU_ALONE)
+
+
+@kernel(_activate_samples)
+def activate(op: int, step: int, thread: int, threads: int) -> None:
+    """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one that has no gate."""
+    rows, vectors = stage_rows(op, step), (argument(op, 2) + 15) // 16
+    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
+    for row in range(rows):
+        y = argument(op, 0) + row * argument(op, 1) + first * 64
+        gate_values(argument(op, 3), y, y, y, (last - first) * 16)
+
+
 def _soft_cap_samples() -> Iterator[Sample]:
     s = Sample(rows=2)
     yield s.arguments(s.array(40 * s.random.standard_normal((2, 48))), 192, 48, s.array([30.0]))

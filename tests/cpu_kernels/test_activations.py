@@ -144,6 +144,16 @@ def test_gates(kind: int, rows: int, width: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 5])
+def test_an_activation_in_place(threads: int) -> None:
+    y, act = rows_of(3, seed=12) * np.float32(4), Activations(K)
+    found = aligned_copy(y)
+    op = operation(address(found), K * 4, K - 16, activations.GELU_ALONE)
+    run_on_threads(activations.activate, op, act.step(3, 4), threads)
+    expected = np.concatenate([gelu_tanh(y[:, : K - 16].astype(np.float64)), y[:, K - 16 :]], axis=1)
+    np.testing.assert_allclose(found.reshape(3, K), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
 def test_soft_cap_is_a_tangent(threads: int) -> None:
     y = rows_of(3, seed=10) * np.float32(40)
     y[0, :4] = (-1e30, 1e30, 0.0, 30.0)

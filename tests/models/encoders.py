@@ -51,6 +51,12 @@ _MODERN = Synthetic(
     beside={"token_embd_norm.weight": "width"},
 )
 _HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "1, width", "cls.output.bias": "1"}
+_MODERN_HEAD = {
+    "cls.weight": "width, width",
+    "cls.norm.weight": "width",
+    "cls.output.weight": "1, width",
+    "cls.output.bias": "1",
+}
 
 
 def _pooled(
@@ -79,6 +85,18 @@ RERANKERS: dict[str, Synthetic] = {
     "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
     "bert-without-inner": _pooled(
         _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "1, width"}
+    ),
+    "modern-bert": _pooled(_MODERN, gguf.PoolingType.RANK, beside={**_MODERN.beside, **_MODERN_HEAD}),
+    "modern-bert-first": _pooled(
+        _MODERN,
+        gguf.PoolingType.RANK,
+        more={"classifier.pooling_type": int(gguf.PoolingType.CLS)},
+        beside={**_MODERN.beside, "cls.weight": "width, width", "cls.output.weight": "1, width"},
+        embedding=200,
+        feed_forward=136,
+        heads=5,
+        kv_heads=5,
+        head=40,
     ),
     "qwen3": _pooled(
         MODELS["qwen3"],
