@@ -41,6 +41,21 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
             store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
 
 
+def _copy_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.zeros(3 * 48), 192, s.normal(3, 64), 256, 40)
+
+
+@kernel(_copy_rows_samples)
+def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x = y. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row."""
+    vectors = (argument(op, 4) + 15) // 16
+    for row in range(stage_rows(op, step)):
+        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
+            store_f32(x + v * 64, load_f32(y + v * 64))
+
+
 def _scale_rows_samples() -> Iterator[Sample]:
     s = Sample(rows=3)
     yield s.arguments(s.normal(3, 48), 192, 40, s.array([0.7]))

@@ -1,7 +1,7 @@
 """What tells one decoder architecture from another. The known ones are in models.architectures."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
@@ -236,13 +236,14 @@ class Architecture:
     instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
-    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for all.
-    attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
-    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal:
-    a row sees only rows before it, unless the file says otherwise; where it sees all of its text, a window lies half
-    before and half behind it. drafts: how layers behind the last one predict further tokens is known
-    (models/prediction_layer.py).
+    shared experts are recognised by their tensors. stated_activations: those that files may name instead. parallel: the
+    feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a row
+    of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
+    value_norms: heads of values are normalised, as those of queries and keys, but without weights; a layer without a
+    tensor for values makes them of its keys'. causal: a row sees only rows before it, unless the file says otherwise;
+    where it sees all of its text, a window lies half before and half behind it. alibi: scores fall with the distance of
+    two tokens (ALiBi, Press et al., 2022), by so many powers of two from the first head to the last; 0 for not at all.
+    drafts: how layers behind the last one predict further tokens is known (models/prediction_layer.py).
     """
 
     name: str
@@ -250,6 +251,7 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
+    stated_activations: Mapping[str, Activation] = field(default_factory=dict)
     experts: Experts = Experts()
     parallel: bool = False
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
@@ -257,6 +259,7 @@ class Architecture:
     logit_cap: float = 0.0
     value_norms: bool = False
     causal: bool = True
+    alibi: float = 0.0
     gated_attention: bool = False
     value_heads_together: bool = False
     drafts: bool = False

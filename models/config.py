@@ -73,8 +73,9 @@ class ModelConfig:
     states of experts, in its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and
     those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base
     of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at
-    all. window, window_pattern (a period, or which layers), causal (whether rows see only those before them): None
-    where not stated. joins: the program's first product reads two rows of an embedding's size side by side.
+    all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which layers),
+    causal (whether rows see only those before them): None where not stated. joins: the program's first product reads
+    two rows of an embedding's size side by side.
     """
 
     architecture: str
@@ -111,6 +112,7 @@ class ModelConfig:
     window: int | None
     window_pattern: int | tuple[bool, ...] | None
     factors: StatedFactors
+    activation: str
     experts: int
     experts_used: int
     expert_groups: int
@@ -243,6 +245,7 @@ def read_config(file: ModelFile) -> ModelConfig:
             attention=stated_number(file, "attention.scale", least=_LEAST_FACTOR),
             logits=stated_number(file, "logit_scale", least=_LEAST_FACTOR),
         ),
+        activation=metadata.get_str(f"{name}.hidden_activation", ""),
         experts=experts,
         experts_used=used,
         expert_groups=groups,

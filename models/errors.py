@@ -18,7 +18,6 @@ TWO_SIZES = ("gemma4",)
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "interleave_moe_layer_step": (1,),
 }
-_NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU
 _SECTIONS = "rope.dimension_sections"
 _SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _DEEP_IMAGES = "deepstack_mapping"
@@ -55,9 +54,6 @@ def refuse_unread(file: ModelFile) -> None:
         value = metadata.get(f"{name}.{key}")
         if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
             raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
-    activation = metadata.get(f"{name}.hidden_activation")
-    if name == "modern-bert" and activation in _NOT_GELU:
-        raise refusal(file, f"{name}.hidden_activation is {activation}")
     # Of text the first three parts of a position are the same, and the fourth is 0.
     sections = _integers(file, _SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):

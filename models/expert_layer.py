@@ -19,7 +19,7 @@ class ExpertLayers:
         self._recording = recording
         config, builder = recording.config, recording.builder
         architecture = recording.architecture
-        alone = architecture.activation is Activation.XIELU_ALONE
+        alone = recording.activation is Activation.XIELU_ALONE
         if architecture.parallel or alone or not architecture.norms.before:
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}. "
@@ -60,7 +60,7 @@ class ExpertLayers:
         if self._beside:
             self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
-        gates = ["gate"] if self._recording.architecture.activation.gated else []
+        gates = ["gate"] if self._recording.activation.gated else []
         *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
         if not self._recording.architecture.experts.early:
             self._score(prefix, feed_forward_norm(self._recording, prefix))
@@ -81,7 +81,7 @@ class ExpertLayers:
             config.feed_forward,
             int(down.format.form),
             self._packed,
-            KINDS[self._recording.architecture.activation],
+            KINDS[self._recording.activation],
             barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )

@@ -68,7 +68,7 @@ class FeedForwardLayers:
         loader, embedding, width = self._recording.loader, self._recording.config.embedding, self._width
         down = loader.matrix(f"{prefix}ffn_down{suffix}.weight", embedding, width)
         gate_name, up_name = f"{prefix}ffn_gate{suffix}.weight", f"{prefix}ffn_up{suffix}.weight"
-        if not self._recording.architecture.activation.gated:
+        if not self._recording.activation.gated:
             return [], loader.matrix(up_name, width, embedding), down
         if loader.has(gate_name):
             return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down
@@ -94,7 +94,7 @@ class FeedForwardLayers:
             recording.builder.add(altup.keep_largest, *arguments, barrier=Barrier.ALWAYS)
         factors = () if layer is None or not config.xielu else config.xielu[layer]
         beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
-        kind = KINDS[recording.architecture.activation]
+        kind = KINDS[recording.activation]
         recording.gate_pack(kind, activated, beside, self._width, down.format.form)
 
 

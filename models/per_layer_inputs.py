@@ -153,6 +153,6 @@ class PerLayerInputs:
             self._width,
             int(projection.format.form),
             recording.packed,
-            KINDS[recording.architecture.activation],
+            KINDS[recording.activation],
             barrier=Barrier.ALWAYS,
         )

@@ -100,6 +100,7 @@ class Recording:
         residual = architecture.scales.residual(config)
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
+        self.activation = architecture.stated_activations.get(config.activation, architecture.activation)
         self._plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
 
@@ -290,6 +291,11 @@ class Recording:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
         addend = self.bias(bias, self.config.embedding)
         self.product(matrix, self.aside, addend=addend, last=True, private=private)
+
+    def copy_aside(self) -> None:
+        """Keep x as it is now."""
+        arguments = (self.aside.address, self.aside.stride, self.x.address, self.x.stride, self.config.embedding)
+        self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
 
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""

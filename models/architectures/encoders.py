@@ -7,6 +7,11 @@ from models.architectures.gemma import GEMMA3
 from models.config import ModelConfig
 
 _MODERN_PERIOD = 3
+# llama.cpp takes any other name for GELU.
+_MODERN_ACTIVATIONS = {
+    **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
+    **dict.fromkeys(("relu", "reglu"), Activation.RELU),
+}
 
 
 def _modern_window(config: ModelConfig, layer: int) -> int:
@@ -28,12 +33,22 @@ ARCHITECTURES = (
     ),
     # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
     Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
+    # Jina BERT 2: scores fall with the distance, and a gate with GELU.
+    Architecture(
+        "jina-bert-v2",
+        replace(HALVES, turns=lambda _config, _layer: False),
+        _NORMS_OF_SUMS,
+        activation=Activation.GELU,
+        causal=False,
+        alibi=8.0,
+    ),
     # ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row.
     Architecture(
         "modern-bert",
         replace(HALVES, window_base=10_000.0, window_scaling=unscaled),
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
+        stated_activations=_MODERN_ACTIVATIONS,
         window=_modern_window,
         causal=False,
     ),

@@ -40,6 +40,19 @@ _NOMIC = Synthetic(
     dropped=(*_UNUSED, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
     beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
 )
+_JINA = Synthetic(
+    "jina-bert-v2",
+    layer_norm=True,
+    bias=True,
+    kv_heads=4,
+    extra=_SEES_ALL,
+    added={**_POST_NORM, "attn_output.bias": "width", "ffn_down.bias": "width"},
+    dropped=_UNUSED,
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+)
+_JINA_CODE = {
+    f"{name}.{part}": "width" for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2") for part in ("weight", "bias")
+}
 _MODERN = Synthetic(
     "modern-bert",
     layers=4,
@@ -73,6 +86,21 @@ ENCODERS: dict[str, Synthetic] = {
     ),
     "nomic-bert": _pooled(_NOMIC, gguf.PoolingType.MEAN),
     "modern-bert": _pooled(_MODERN, gguf.PoolingType.CLS),
+    "modern-bert-silu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "silu"}),
+    "modern-bert-relu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "reglu"}),
+    "jina-bert-v2": _pooled(_JINA, gguf.PoolingType.MEAN),
+    # As jina-embeddings-v2-base-code, and heads whose number is no power of two.
+    "jina-bert-v2-code": _pooled(
+        _JINA,
+        gguf.PoolingType.MEAN,
+        embedding=192,
+        feed_forward=136,
+        heads=6,
+        kv_heads=6,
+        head=32,
+        added={**_JINA.added, **_JINA_CODE, "ffn_up.weight": "both inner, width"},
+        dropped=(*_JINA.dropped, "ffn_gate.weight"),
+    ),
     "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
     "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
     "qwen2-sees-all": _pooled(
@@ -97,6 +125,12 @@ RERANKERS: dict[str, Synthetic] = {
         heads=5,
         kv_heads=5,
         head=40,
+    ),
+    # As jina-reranker-v1: one layer, whose tangent is the score.
+    "jina-bert-v2": _pooled(
+        _JINA,
+        gguf.PoolingType.RANK,
+        beside={**_JINA.beside, "cls.weight": "1, width", "cls.bias": "1"},
     ),
     "qwen3": _pooled(
         MODELS["qwen3"],
