@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
+from models.layer_sizes import slides_in_period
 from models.rope_config import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
@@ -112,15 +113,15 @@ def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
 
-def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
+def windows(period: int, default: int = 0, *, all_first: bool = False) -> Callable[[ModelConfig, int], int]:
     """Windows on all layers but every `period`-th, unless the file says which; as wide as the file says, or `default`.
 
-    A period of 0 gives every layer a window.
+    A period of 0 gives every layer a window. all_first: of each period the first layer has none, instead of the last.
     """
 
     def window(config: ModelConfig, layer: int) -> int:
         pattern = period if config.window_pattern is None else config.window_pattern
-        slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern < pattern - 1
+        slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, all_first)
         return (default if config.window is None else config.window) if slides else 0
 
     return window
@@ -232,8 +233,9 @@ class Architecture:
     Layers that the file gives no key-value heads have a short convolution in place of attention, a gated delta network
     or a selective scan; in some architectures layers have attention beside a scan, or only one of mixer and network.
     Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a gate of
-    what attention gives. value_heads_together: value heads of a delta network that share a key head follow each other,
-    instead of taking turns.
+    what attention gives. softplus_gates: what attention reads also makes gates, one a head or one a value, by whose
+    softplus what attention gives is multiplied. value_heads_together: value heads of a delta network that share a key
+    head follow each other, instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. stated_activations: those that files may name instead. parallel: the
@@ -261,5 +263,6 @@ class Architecture:
     causal: bool = True
     alibi: float = 0.0
     gated_attention: bool = False
+    softplus_gates: bool = False
     value_heads_together: bool = False
     drafts: bool = False

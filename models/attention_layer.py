@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import activations, attention, kv_store, norms
+from cpu_kernels import activations, attention, kv_store, norms, sums
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
@@ -17,6 +17,7 @@ from models.weights import Matrix
 
 _PARTS = ("q", "k", "v")
 _LOG2E = math.log2(math.e)
+_GATES = "attn_gate.weight"
 _SECOND_NORM = "attn_norm_2.weight"
 """Of what a first norm gave, with the layer's rows added once more."""
 _TO_THE_END = 1 << 40
@@ -55,6 +56,9 @@ class AttentionLayers:
         self._epsilon = builder.scalar(config.epsilon)
         architecture = recording.architecture
         self._gates = recording.rows(config.heads * config.head_size) if architecture.gated_attention else None
+        self._softplus_gates: Rows | None = None
+        if architecture.softplus_gates:
+            self._softplus_gates = recording.rows(max(heads.queries * heads.size for heads in self._rows))
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
@@ -153,7 +157,11 @@ class AttentionLayers:
             return
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
-        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
+        gates = self._gate_matrix(prefix, rows.heads)
+        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices, *gates))
+        for matrix in gates:
+            assert self._softplus_gates is not None
+            recording.product(matrix, self._softplus_gates, last=False)
         outputs = (rows.queries, rows.keys, rows.values)[: len(orders)]
         for i, (matrix, out, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
             addend = (self._bias(prefix, i, rows, order), 0)
@@ -197,6 +205,25 @@ class AttentionLayers:
         if i == _PARTS.index("v") and self._recording.architecture.value_norms and not loader.has(name):
             name = prefix + "attn_k.weight"  # what becomes keys and values alike
         return loader.matrix(name, counts[i] * size, config.embedding, order)
+
+    def _gate_matrix(self, prefix: str, heads: Heads) -> list[Matrix]:
+        """What makes gates of what a layer's attention gives, if the architecture has them: one a head, or one a value.
+
+        Raises UnsupportedModelError for any other number of them.
+        """
+        if self._softplus_gates is None:
+            return []
+        loader, width = self._recording.loader, self._recording.config.embedding
+        name, values = prefix + _GATES, heads.queries * heads.size
+        of_values = loader.has(name) and loader.rows(name) == values
+        return [loader.matrix(name, values if of_values else heads.queries, width)]
+
+    def _apply_gates(self, prefix: str, rows: _HeadRows) -> None:
+        values, gates = rows.heads.queries * rows.heads.size, self._softplus_gates
+        if gates is not None:
+            count = self._recording.loader.rows(prefix + _GATES)
+            arguments = (rows.attended.address, 4 * values, gates.address, gates.stride, count, values // count)
+            self._recording.builder.add(sums.scale_by_gates, *arguments, barrier=Barrier.ALWAYS)
 
     def _normalise_values(self, rows: _HeadRows) -> None:
         """Threads share out the heads as they do when they store them, so that they need not meet between."""
@@ -266,6 +293,7 @@ class AttentionLayers:
             kind, form = activations.GATE_SIGMOID, matrix.format.form
             recording.gate_pack(kind, self._gates, rows.attended.address, matrix.k, form, up_stride=4 * matrix.k)
         else:
+            self._apply_gates(prefix, rows)
             recording.pack(rows.attended, matrix.k, matrix.format.form, stride=4 * matrix.k)
         private = self._gates is None
         bias = prefix + "attn_output.bias"

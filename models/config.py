@@ -174,8 +174,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     """
     metadata, name = file.metadata, file.architecture
     layers, scan = _layers(file), scan_sizes(file)
-    heads = layer_sizes.query_heads(file, may_lack=scan is not None)
-    kv_heads = layer_sizes.kv_heads(file, heads, layers, may_lack=scan is not None)
+    query_heads = layer_sizes.query_heads(file, layers, may_lack=scan is not None)
+    kv_heads, heads = layer_sizes.kv_heads(file, query_heads, may_lack=scan is not None), max(query_heads)
     attends = tuple(count > 0 for count in kv_heads)
     delta_net = delta_net_sizes(file)
     if delta_net:
@@ -213,7 +213,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         dense_feed_forwards=widths,
         attends=attends,
         recurs=recurs,
-        layer_heads=layer_sizes.layer_heads(file, alike, kv_heads, windowed),
+        layer_heads=layer_sizes.layer_heads(file, alike, query_heads, kv_heads, windowed),
         kv_layers=layer_sizes.kv_layers(file, windowed, layers),
         per_layer_width=_per_layer_width(file),
         sparsity=layer_sizes.sparsity(file, layers),
@@ -319,9 +319,11 @@ def _window(file: ModelFile) -> int | None:
 
 def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
     """Which layers have a window, None where the file does not say."""
-    pattern = _window_pattern(file)
+    pattern, all_first = _window_pattern(file), file.architecture in layer_sizes.ALL_FIRST
+    if pattern is None and all_first and _window(file):
+        pattern = layer_sizes.ALL_FIRST[file.architecture]
     if isinstance(pattern, int):
-        return tuple(pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers))
+        return tuple(layer_sizes.slides_in_period(pattern, layer, all_first) for layer in range(layers))
     return pattern[:layers] if pattern else None
 
 

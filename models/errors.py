@@ -11,8 +11,8 @@ from cpu_kernels.compile_children import KernelError
 from gguf_io import ModelFile
 from gguf_io.errors import LocalLLMError
 
-TWO_SIZES = ("gemma4",)
-"""Architectures whose layers with a window may have heads of another size."""
+TWO_SIZES = ("gemma4", "laguna")
+"""Architectures whose layers with a window may have heads of another size, or of which other parts turn."""
 # Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
 # several dimensions or layers that take images; sizes of layers with a window must be those of the others.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from models.architecture import HALVES, Activation, Architecture, Norms, inverse_root, unscaled
+from models.architecture import HALVES, Activation, Architecture, Norms, inverse_root, unscaled, windows
 from models.architectures.gemma import GEMMA3
-from models.config import ModelConfig
 
 _MODERN_PERIOD = 3
 # llama.cpp takes any other name for GELU.
@@ -12,12 +11,6 @@ _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
     **dict.fromkeys(("relu", "reglu"), Activation.RELU),
 }
-
-
-def _modern_window(config: ModelConfig, layer: int) -> int:
-    pattern = _MODERN_PERIOD if config.window_pattern is None else config.window_pattern
-    slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern > 0
-    return (config.window or 0) if slides else 0
 
 
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
@@ -49,7 +42,7 @@ ARCHITECTURES = (
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
         stated_activations=_MODERN_ACTIVATIONS,
-        window=_modern_window,
+        window=windows(_MODERN_PERIOD, all_first=True),
         causal=False,
     ),
     # EmbeddingGemma: Gemma 3 whose rows see all of their text, or a window around them.

@@ -315,6 +315,49 @@ MODELS["bailingmoe2"] = Synthetic(
     added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
+# As Laguna XS 2: the first of four layers sees all, has fewer heads, and turns half of each.
+MODELS["laguna"] = Synthetic(
+    "laguna",
+    layers=5,
+    tied=False,
+    head_norms=True,
+    experts=8,
+    extra={
+        **_BEHIND_DENSE,
+        "leading_dense_block_count": 3,
+        "attention.head_count": [4, 6, 6, 6, 4],
+        "attention.sliding_window": 40,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 64,
+        "rope.freq_base": 500_000.0,
+        "rope.freq_base_swa": 10_000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 128,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "heads, width"},
+)
+# As Laguna M 1: no window, and a gate for each value; heads of an odd size.
+MODELS["laguna-odd"] = replace(
+    MODELS["laguna"],
+    layers=3,
+    embedding=200,
+    feed_forward=136,
+    heads=6,
+    kv_heads=3,
+    head=40,
+    extra={
+        **_BEHIND_DENSE,
+        "leading_dense_block_count": 2,
+        "expert_feed_forward_length": 72,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 20,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "queries, width"},
+)
 MODELS["smallthinker"] = Synthetic(
     "smallthinker",
     layers=5,

@@ -68,7 +68,9 @@ class Synthetic:
     def of_layer(self, layer: int) -> "Synthetic":
         """The sizes that a layer has."""
         found: dict[str, Any] = {}
-        for key, name in (("attention.head_count_kv", "kv_heads"), ("feed_forward_length", "feed_forward")):
+        listed = {"head_count": "heads", "head_count_kv": "kv_heads"}
+        listed = {f"attention.{key}": name for key, name in listed.items()} | {"feed_forward_length": "feed_forward"}
+        for key, name in listed.items():
             value = self.extra.get(key)
             if isinstance(value, list) and layer < len(value):
                 found[name] = value[layer]

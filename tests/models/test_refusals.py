@@ -78,6 +78,14 @@ def test_factors_of_an_activation(shared: dict[str, Any], problem: str, tmp_path
         load(replace(MODELS["apertus"], shared=shared), tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize("shape", ["inner, width", ""])
+def test_gates_of_another_number(shape: str, tmp_path: Path) -> None:
+    model = MODELS["laguna"]
+    added = {name: text for name, text in model.added.items() if not name.startswith("attn_gate")}
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_gate\.weight"):
+        load(replace(model, added=added | ({"attn_gate.weight": shape} if shape else {})), tmp_path / "model.gguf")
+
+
 def test_a_fourth_part_of_positions(tmp_path: Path) -> None:
     model = replace(MODELS["qwen3vl"], extra={"rope.dimension_sections": [20, 20, 20, 4]})
     with pytest.raises(UnsupportedModelError, match=r"qwen3vl\.rope\.dimension_sections makes positions of several"):
