@@ -61,21 +61,21 @@ class ModelConfig:
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
     width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
-    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an
-    earlier one that it shares them with. latents: None where heads have keys and values of their own; else there is one
+    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier
+    one that it shares them with. latents: None where heads have keys and values of their own; else there is one
     key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
     embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
     begin to count, -inf where all do. xielu: each layer's factors of xIELU, where that is the activation. altup:
-    parallel residual streams, and which of them layers compute with.
-    attends, recurs: for each layer, whether it has attention, and whether it has a state: a gated delta network's
-    (delta_net), a selective scan's (scan), or that of a short convolution over `convolution` tokens. Some have both. A
-    width of 0 says that a layer has no feed-forward network. gating, normalise_experts, expert_scale: what the file
-    states of experts, in its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and
-    those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base
-    of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at
-    all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which layers),
-    causal (whether rows see only those before them): None where not stated. joins: the program's first product reads
-    two rows of an embedding's size side by side.
+    parallel residual streams, and which of them layers compute with. attends, recurs: for each layer, whether it has
+    attention, and whether it has a state: a gated delta network's (delta_net), a selective scan's (scan), or that of a
+    short convolution over `convolution` tokens. Some have both. A width of 0 says that a layer has no feed-forward
+    network. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_latent:
+    values of a latent that experts work on in place of the row, or 0. expert_groups, expert_groups_used: how many equal
+    groups experts fall into, and those that a row's experts come from. rope_size: values of a head that are rotated.
+    window_rope_base: rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch,
+    whether heads are rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a
+    period, or which layers), causal (whether rows see only those before them): None where not stated. joins: the
+    program's first product reads two rows of an embedding's size side by side.
     """
 
     architecture: str
@@ -115,6 +115,7 @@ class ModelConfig:
     activation: str
     experts: int
     experts_used: int
+    expert_latent: int
     expert_groups: int
     expert_groups_used: int
     gating: int | None
@@ -164,7 +165,7 @@ class ModelConfig:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
         of_values = self.slot_sizes.inner if self.slot_sizes else 0
         joined = 2 * self.embedding if self.joins else self.embedding
-        return max(joined, self.per_layer_width, *widths, *attended, of_values)
+        return max(joined, self.per_layer_width, self.expert_latent, *widths, *attended, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -248,6 +249,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         activation=metadata.get_str(f"{name}.hidden_activation", ""),
         experts=experts,
         experts_used=used,
+        expert_latent=expert_sizes.latent_width(file, first) if experts else 0,
         expert_groups=groups,
         expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,

@@ -20,23 +20,26 @@ class ExpertLayers:
         config, builder = recording.config, recording.builder
         architecture = recording.architecture
         alone = recording.activation is Activation.XIELU_ALONE
-        if architecture.parallel or alone or not architecture.norms.before:
+        early_latents = bool(config.expert_latent) and architecture.experts.early
+        if architecture.parallel or alone or early_latents or not architecture.norms.before:
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}. "
                 "The llama.cpp backend may: use --backend llama."
             )
         choices = recording.max_rows * config.experts_used
         slots = choices + config.experts * max(TILE_WIDTHS)
-        longest = max(config.embedding, config.feed_forward)
+        width = self._width = config.expert_latent or config.embedding
+        longest = max(width, config.feed_forward)
+        self._latents = recording.rows(width) if config.expert_latent else None
         shared = config.shared_feed_forward
         self._shared = FeedForwardLayers(recording, shared) if shared else None
         widths = dict.fromkeys(config.dense_feed_forwards if recording.architecture.experts.beside else ())
         self._beside = {width: FeedForwardLayers(recording, width) for width in widths}
-        self._found = recording.rows(config.embedding) if widths else recording.x
+        self._found = recording.rows(width) if widths or self._latents else recording.x
         self._scores = recording.rows(config.experts)
         self._gate = Rows(builder, slots, config.feed_forward)
         self._up = Rows(builder, slots, config.feed_forward)
-        self._answers = Rows(builder, slots, config.embedding)
+        self._answers = Rows(builder, slots, width)
         self._packed = packed_activations(builder, slots, longest, recording.threads)
         self._segments = builder.buffer(3 * config.experts + 1, np.int64)
         recording.matrices_of_row[self._segments] = config.experts_used
@@ -86,8 +89,10 @@ class ExpertLayers:
             stage=Stage.EXPERT,
         )
         self._product(down, self._answers, last=True)
-        self._add_bias(prefix + "ffn_down_exps.bias", self._answers, config.embedding)
+        self._add_bias(prefix + "ffn_down_exps.bias", self._answers, self._width)
         self._combine()
+        if self._latents:
+            self._add_latents(prefix)
         if self._shared:
             self._recording.add_aside(shared_gates)
         if self._beside:
@@ -95,15 +100,21 @@ class ExpertLayers:
             self._recording.add_both(self._found, *norms)
 
     def _score(self, prefix: str, norm: str | None) -> None:
-        """Score the experts for each row, normalised by the tensor `norm` unless that is None."""
+        """Score the experts for each row, normalised by the tensor `norm` unless that is None, and find its latent."""
         recording, config = self._recording, self._recording.config
         router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
+        latents = []
+        if self._latents:
+            latents.append(recording.loader.matrix(f"{prefix}ffn_latent_down.weight", self._width, config.embedding))
         if self._beside:
             scale = recording.loader.vector(prefix + "ffn_gate_inp.scale", config.embedding)
             weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
             recording.norm_pack_by(weight, router.format.form)
         else:
-            recording.norm_pack(norm, router.format.form)
+            recording.norm_pack(norm, forms(router, *latents))
+        for matrix in latents:
+            assert self._latents is not None
+            recording.product(matrix, self._latents, last=False)
         bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
         recording.product(router, self._scores, addend=bias, last=True)
 
@@ -135,12 +146,13 @@ class ExpertLayers:
         """Pack each slot's row."""
         recording = self._recording
         norm = prefix + "pre_ffw_norm_2" if self._beside else feed_forward_norm(recording, prefix)
+        rows = self._latents or recording.x
         recording.builder.add(
             experts.expert_pack,
-            recording.x.address,
-            recording.x.stride,
-            recording.vector(f"{norm}.weight", recording.config.embedding),
-            recording.config.embedding,
+            rows.address,
+            rows.stride,
+            0 if self._latents else recording.vector(f"{norm}.weight", self._width),
+            self._width,
             int(form),
             self._packed,
             recording.epsilon,
@@ -151,24 +163,31 @@ class ExpertLayers:
 
     def _combine(self) -> None:
         """The weighted sum of each row's answers, added to x, or by itself where more is to come to it."""
-        x, config = self._found, self._recording.config
+        x = self._found
         self._recording.builder.add(
             experts.combine,
             x.address,
             x.stride,
             self._answers.address,
             self._answers.stride,
-            config.embedding,
-            config.experts_used,
+            self._width,
+            self._recording.config.experts_used,
             self._slot_of_choice,
             self._weight_of_choice,
-            int(bool(self._beside)),
+            int(x is not self._recording.x),
             barrier=Barrier.ALWAYS,
         )
 
+    def _add_latents(self, prefix: str) -> None:
+        """x += what the sum of a row's answers, which is a latent, stands for."""
+        recording = self._recording
+        matrix = recording.loader.matrix(f"{prefix}ffn_latent_up.weight", recording.config.embedding, self._width)
+        recording.pack(self._found, self._width, matrix.format.form)
+        recording.product(matrix, recording.x, addend=(recording.x.address, recording.x.stride), last=True)
+
     def _expert_matrix(self, prefix: str, name: str) -> Matrix:
         config = self._recording.config
-        rows, k = config.feed_forward, config.embedding
+        rows, k = config.feed_forward, self._width
         if name == "down":
             rows, k = k, rows
         elif self._recording.loader.has(prefix + "ffn_gate_up_exps.weight"):

@@ -8,6 +8,7 @@ from models.layer_sizes import same_in_all_layers
 _MAX_EXPERTS = 1024
 _ROUTER = "ffn_gate_inp.weight"
 _EXPERTS, _FUSED_EXPERTS = "ffn_up_exps.weight", "ffn_gate_up_exps.weight"
+_LATENT = "ffn_latent_down.weight"
 _MAX_WIDTH = 1 << 20
 
 
@@ -16,6 +17,16 @@ def experts(file: ModelFile, prefix: str) -> int:
     if prefix + _ROUTER not in file.tensors:
         return 0
     return file.metadata.get_int(f"{file.architecture}.expert_count", 0, maximum=_MAX_EXPERTS)
+
+
+def latent_width(file: ModelFile, prefix: str) -> int:
+    """Values of what experts read and give where that is a latent of a row, else 0; as in the layer called `prefix`."""
+    tensor = file.tensors.get(prefix + _LATENT)
+    if tensor is None:
+        return 0
+    if len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= _MAX_WIDTH:
+        raise UnsupportedModelError(f"{file.path}: the tensor {prefix}{_LATENT} has an unusable shape.")
+    return tensor.shape[0]
 
 
 def first_experts(file: ModelFile, layers: int) -> int:

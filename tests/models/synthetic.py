@@ -205,6 +205,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "both inner": 2 * model.inner,
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,
+        "expert latent": model.extra.get("moe_latent_size", 0),
         "experts": model.experts,
         "all parts": 3 * model.embedding,
         "reach": model.extra.get("shortconv.l_cache", 0),
@@ -295,9 +296,10 @@ def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
     if dense:
         inner = model.feed_forward
     if model.experts and not dense:
+        width = int(model.extra.get("moe_latent_size", width))
         up = (model.experts, inner, width)
         return {
-            "ffn_gate_inp.weight": (model.experts, width),
+            "ffn_gate_inp.weight": (model.experts, model.embedding),
             "ffn_gate_exps.weight": up,
             "ffn_up_exps.weight": up,
             "ffn_down_exps.weight": (model.experts, width, inner),

@@ -55,6 +55,7 @@ NAMES = (
     "falcon-h1-odd",
     "nemotron_h",
     "nemotron_h_moe",
+    "nemotron_h_moe-latents",
     "nemotron_h-odd",
     "mamba2",
     "mamba2-odd",
