@@ -24,6 +24,10 @@ ARCHITECTURES = (
         activation=Activation.GELU_ALONE,
         causal=False,
     ),
+    # Jina embeddings 3: BERT with rotated heads.
+    Architecture("jina-bert-v3", HALVES, _NORMS_OF_SUMS, activation=Activation.GELU_ALONE, causal=False),
+    # EuroBERT: Llama, but for the turning pairs, whose rows see all of their text.
+    Architecture("eurobert", HALVES, causal=False),
     # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
     Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
     # Jina BERT 2: scores fall with the distance, and a gate with GELU.

@@ -87,6 +87,8 @@ ARCHITECTURES = (
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
         drafts=True,
     ),
+    # Ling 1 and 1.5: experts beside a shared one.
+    Architecture("bailingmoe", NEIGHBOURS, experts=Experts(normalise=None, scale=stated_expert_scale)),
     # Ling 2: GLM 4.5's experts with one tensor for queries, keys and values.
     Architecture("bailingmoe2", HALVES, experts=Experts(stated_gating, normalise=None, scale=stated_expert_scale)),
     # Laguna: GLM 4.5's experts, and gates of what attention gives. Three of four layers have a window, other numbers of

@@ -315,6 +315,21 @@ MODELS["bailingmoe2"] = Synthetic(
     added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
+MODELS["bailingmoe"] = Synthetic(
+    "bailingmoe",
+    tied=False,
+    experts=8,
+    extra={
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 128,
+        "expert_shared_count": 2,
+        "expert_shared_feed_forward_length": 256,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 64,
+    },
+    added=SHARED_EXPERT,
+)
 # As Laguna XS 2: the first of four layers sees all, has fewer heads, and turns half of each.
 MODELS["laguna"] = Synthetic(
     "laguna",
@@ -392,6 +407,13 @@ def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, 
 _WIDTH = ("expert_feed_forward_length",)
 MODELS["bailingmoe2-groups"] = replace(
     _varied("bailingmoe2", expert_group_count=4, expert_group_used_count=2), experts=16
+)
+MODELS["bailingmoe2-softmax"] = replace(
+    _varied("bailingmoe2", expert_gating_func=1, expert_weights_norm=True, rope__dimension_count=64),
+    added={**SHARED_EXPERT, "attn_qkv.weight": "fused, width"},
+)
+MODELS["smallthinker-sees-all"] = replace(
+    _varied("smallthinker", without=("attention.sliding_window",), expert_gating_func=1, expert_used_count=4), layers=2
 )
 MODELS["llama-linear-rope"] = _varied("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)
 MODELS["llama-yarn"] = _varied(

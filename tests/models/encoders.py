@@ -101,6 +101,18 @@ ENCODERS: dict[str, Synthetic] = {
         added={**_JINA.added, **_JINA_CODE, "ffn_up.weight": "both inner, width"},
         dropped=(*_JINA.dropped, "ffn_gate.weight"),
     ),
+    "jina-bert-v3": _pooled(
+        replace(
+            _BERT,
+            architecture="jina-bert-v3",
+            context=1024,
+            beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+        ),
+        gguf.PoolingType.MEAN,
+    ),
+    "eurobert": _pooled(
+        Synthetic("eurobert", kv_heads=4, extra={**_SEES_ALL, "rope.freq_base": 250_000.0}), gguf.PoolingType.LAST
+    ),
     "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
     "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
     "qwen2-sees-all": _pooled(
