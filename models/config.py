@@ -60,22 +60,23 @@ class ModelConfig:
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
-    width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
-    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier
-    one that it shares them with. latents: None where heads have keys and values of their own; else there is one
-    key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
-    embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
-    begin to count, -inf where all do. xielu: each layer's factors of xIELU, where that is the activation. altup:
-    parallel residual streams, and which of them layers compute with. attends, recurs: for each layer, whether it has
-    attention, and whether it has a state: a gated delta network's (delta_net), a selective scan's (scan), or that of a
-    short convolution over `convolution` tokens. Some have both. A width of 0 says that a layer has no feed-forward
-    network. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_latent:
-    values of a latent that experts work on in place of the row, or 0. expert_groups, expert_groups_used: how many equal
-    groups experts fall into, and those that a row's experts come from. rope_size: values of a head that are rotated.
-    window_rope_base: rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch,
-    whether heads are rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a
-    period, or which layers), causal (whether rows see only those before them): None where not stated. joins: the
-    program's first product reads two rows of an embedding's size side by side.
+    width of the dense network. expert_period: of so many layers only the second has experts, 0 where all others have
+    them. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of layers that see
+    everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier one that it
+    shares them with. latents: None where heads have keys and values of their own; else there is one key-value head, of
+    the size that a token stores. per_layer_width: values that a layer gets of each token's second embedding, 0 where
+    there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to count, -inf
+    where all do. xielu: each layer's factors of xIELU, where that is the activation. altup: parallel residual streams,
+    and which of them layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has
+    a state: a gated delta network's (delta_net), a selective scan's (scan), or that of a short convolution over
+    `convolution` tokens. Some have both. A width of 0 says that a layer has no feed-forward network. gating,
+    normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_latent: values of a latent
+    that experts work on in place of the row, or 0. expert_groups, expert_groups_used: how many equal groups experts
+    fall into, and those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base:
+    rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are
+    rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which
+    layers), causal (whether rows see only those before them): None where not stated. joins: the program's first product
+    reads two rows of an embedding's size side by side.
     """
 
     architecture: str
@@ -84,6 +85,7 @@ class ModelConfig:
     feed_forward: int
     shared_feed_forward: int
     dense_layers: int
+    expert_period: int
     dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
     recurs: tuple[bool, ...]
@@ -134,6 +136,11 @@ class ModelConfig:
             for layer, heads in enumerate(self.layer_heads)
             if self.attends[layer] and self.kv_layers[layer] == layer
         )
+
+    def mixes(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        in_turn = self.expert_period == 0 or layer % self.expert_period == 1
+        return self.experts > 0 and layer >= self.dense_layers and in_turn
 
     @property
     def last_stored(self) -> int:
@@ -193,9 +200,10 @@ def read_config(file: ModelFile) -> ModelConfig:
     latent = latents.rank if latents else 0
     alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
-    first = f"blk.{expert_sizes.first_experts(file, layers) if name in ALONE else dense_layers}."
+    period = expert_sizes.period(file)
+    first = f"blk.{expert_sizes.first_experts(file, layers) if name in ALONE else int(period > 0) or dense_layers}."
     experts = expert_sizes.experts(file, first)
-    dense = dense_layers or not experts or name in ALONE or first + _DENSE in file.tensors
+    dense = dense_layers or period or not experts or name in ALONE or first + _DENSE in file.tensors
     width_key, narrowest = f"{name}.feed_forward_length", 0 if scan else 1
     widths = in_each_layer(file, width_key, MAX_WIDTH, layers, narrowest)[:layers] if dense else ()
     recurs = tuple(not one for one in attends)
@@ -211,6 +219,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         feed_forward=expert_sizes.expert_width(file, first) if experts else max(widths),
         shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
         dense_layers=dense_layers if experts else layers,
+        expert_period=period,
         dense_feed_forwards=widths,
         attends=attends,
         recurs=recurs,

@@ -21,7 +21,8 @@ class ExpertLayers:
         architecture = recording.architecture
         alone = recording.activation is Activation.XIELU_ALONE
         early_latents = bool(config.expert_latent) and architecture.experts.early
-        if architecture.parallel or alone or early_latents or not architecture.norms.before:
+        norms = architecture.norms
+        if architecture.parallel or alone or early_latents or not (norms.before or norms.sums):
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}. "
                 "The llama.cpp backend may: use --backend llama."
@@ -95,9 +96,12 @@ class ExpertLayers:
             self._add_latents(prefix)
         if self._shared:
             self._recording.add_aside(shared_gates)
+        norms = self._recording.architecture.norms
+        if norms.sums:
+            self._recording.add_and_norm(0, 0, prefix + norms.feed_forward_sum)
         if self._beside:
-            norms = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
-            self._recording.add_both(self._found, *norms)
+            names = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
+            self._recording.add_both(self._found, *names)
 
     def _score(self, prefix: str, norm: str | None) -> None:
         """Score the experts for each row, normalised by the tensor `norm` unless that is None, and find its latent."""
@@ -146,12 +150,12 @@ class ExpertLayers:
         """Pack each slot's row."""
         recording = self._recording
         norm = prefix + "pre_ffw_norm_2" if self._beside else feed_forward_norm(recording, prefix)
-        rows = self._latents or recording.x
+        rows, plain = self._latents or recording.x, self._latents or norm is None
         recording.builder.add(
             experts.expert_pack,
             rows.address,
             rows.stride,
-            0 if self._latents else recording.vector(f"{norm}.weight", self._width),
+            0 if plain else recording.vector(f"{norm}.weight", self._width),
             self._width,
             int(form),
             self._packed,

@@ -9,6 +9,7 @@ _MAX_EXPERTS = 1024
 _ROUTER = "ffn_gate_inp.weight"
 _EXPERTS, _FUSED_EXPERTS = "ffn_up_exps.weight", "ffn_gate_up_exps.weight"
 _LATENT = "ffn_latent_down.weight"
+_SPREAD = ("nomic-bert-moe",)
 _MAX_WIDTH = 1 << 20
 
 
@@ -17,6 +18,12 @@ def experts(file: ModelFile, prefix: str) -> int:
     if prefix + _ROUTER not in file.tensors:
         return 0
     return file.metadata.get_int(f"{file.architecture}.expert_count", 0, maximum=_MAX_EXPERTS)
+
+
+def period(file: ModelFile) -> int:
+    """Of how many layers only the second has experts, 0 where that is not how they are spread."""
+    key = f"{file.architecture}.moe_every_n_layers"
+    return file.metadata.get_int(key, 0, maximum=_MAX_EXPERTS) if file.architecture in _SPREAD else 0
 
 
 def latent_width(file: ModelFile, prefix: str) -> int:

@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from models.architecture import HALVES, Activation, Architecture, Norms, inverse_root, unscaled, windows
+from models.architecture import (
+    HALVES,
+    Activation,
+    Architecture,
+    Experts,
+    Norms,
+    inverse_root,
+    stated_expert_scale,
+    unscaled,
+    windows,
+)
 from models.architectures.gemma import GEMMA3
 
 _MODERN_PERIOD = 3
@@ -38,6 +48,15 @@ ARCHITECTURES = (
         activation=Activation.GELU,
         causal=False,
         alibi=8.0,
+    ),
+    # Nomic Embed 2: BERT with rotated heads, every other layer with experts.
+    Architecture(
+        "nomic-bert-moe",
+        HALVES,
+        _NORMS_OF_SUMS,
+        activation=Activation.GELU_ALONE,
+        experts=Experts(normalise=False, scale=stated_expert_scale),
+        causal=False,
     ),
     # ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row.
     Architecture(

@@ -113,6 +113,17 @@ ENCODERS: dict[str, Synthetic] = {
     "eurobert": _pooled(
         Synthetic("eurobert", kv_heads=4, extra={**_SEES_ALL, "rope.freq_base": 250_000.0}), gguf.PoolingType.LAST
     ),
+    "nomic-bert-moe": _pooled(
+        _BERT,
+        gguf.PoolingType.MEAN,
+        {"moe_every_n_layers": 2, "expert_used_count": 4, "rope.freq_base": 10_000.0},
+        architecture="nomic-bert-moe",
+        layers=4,
+        feed_forward=384,
+        experts=8,
+        dropped=(*_UNUSED, "ffn_gate.weight", "ffn_gate_exps.weight"),
+        beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+    ),
     "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
     "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
     "qwen2-sees-all": _pooled(

@@ -285,14 +285,21 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
         return not convolves
     if name.startswith("shortconv"):
         return convolves
-    return ("shexp" not in name and not name.startswith("exp_probs")) or layer >= model.extra.get(
-        "leading_dense_block_count", 0
-    )
+    of_experts = "shexp" in name or name.startswith("exp_probs")
+    of_dense = "moe_every_n_layers" in model.extra and name in ("ffn_up.bias", "ffn_down.bias")
+    return not (of_experts or of_dense) or _dense(model, layer) == of_dense
+
+
+def _dense(model: Synthetic, layer: int) -> bool:
+    """Whether a layer has no experts."""
+    period = model.extra.get("moe_every_n_layers", 0)
+    in_turn = not period or layer % period == 1
+    return layer < model.extra.get("leading_dense_block_count", 0) or not in_turn
 
 
 def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
     width, inner = model.embedding, model.inner
-    dense = layer < model.extra.get("leading_dense_block_count", 0)
+    dense = _dense(model, layer)
     if dense:
         inner = model.feed_forward
     if model.experts and not dense:
