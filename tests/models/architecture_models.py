@@ -6,8 +6,9 @@ from typing import Any
 from tests.models.delta_models import DELTA_NETS
 from tests.models.gemma_models import GEMMA_MODELS
 from tests.models.latent_models import LATENT_MODELS
+from tests.models.mixture_models import MIXTURES
 from tests.models.scan_models import SCAN_MODELS
-from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
+from tests.models.synthetic import SHARED_EXPERT, Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
@@ -262,128 +263,6 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
-_BEHIND_DENSE = {
-    "expert_used_count": 3,
-    "expert_feed_forward_length": 128,
-    "expert_shared_feed_forward_length": 256,
-    "leading_dense_block_count": 1,
-}
-MODELS["glm4moe"] = Synthetic(
-    "glm4moe",
-    layers=3,
-    bias=True,
-    experts=6,
-    extra={
-        **_BEHIND_DENSE,
-        "expert_shared_count": 2,
-        "expert_weights_scale": 1.5,
-        "expert_weights_norm": True,
-        "rope.dimension_count": 32,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "post_attention_norm.weight": "width"},
-    dropped=("ffn_norm.weight",),
-)
-MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], experts=8, head_norms=True, bias=False)
-MODELS["ernie4_5-moe"] = Synthetic(
-    "ernie4_5-moe",
-    layers=3,
-    experts=8,
-    extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
-    added={**SHARED_EXPERT, **CHOICE_BIAS},
-)
-MODELS["hunyuan-moe"] = Synthetic(
-    "hunyuan-moe",
-    feed_forward=128,
-    head_norms=True,
-    experts=8,
-    extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
-    added=SHARED_EXPERT,
-)
-MODELS["bailingmoe2"] = Synthetic(
-    "bailingmoe2",
-    layers=3,
-    tied=False,
-    head_norms=True,
-    experts=8,
-    extra={
-        **_BEHIND_DENSE,
-        "expert_shared_count": 1,
-        "expert_weights_scale": 2.5,
-        "expert_gating_func": 2,
-        "rope.dimension_count": 32,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
-    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
-)
-MODELS["bailingmoe"] = Synthetic(
-    "bailingmoe",
-    tied=False,
-    experts=8,
-    extra={
-        "expert_used_count": 4,
-        "expert_feed_forward_length": 128,
-        "expert_shared_count": 2,
-        "expert_shared_feed_forward_length": 256,
-        "expert_weights_scale": 1.5,
-        "expert_weights_norm": True,
-        "rope.dimension_count": 64,
-    },
-    added=SHARED_EXPERT,
-)
-# As Laguna XS 2: the first of four layers sees all, has fewer heads, and turns half of each.
-MODELS["laguna"] = Synthetic(
-    "laguna",
-    layers=5,
-    tied=False,
-    head_norms=True,
-    experts=8,
-    extra={
-        **_BEHIND_DENSE,
-        "leading_dense_block_count": 3,
-        "attention.head_count": [4, 6, 6, 6, 4],
-        "attention.sliding_window": 40,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 2.5,
-        "expert_gating_func": 2,
-        "rope.dimension_count": 32,
-        "rope.dimension_count_swa": 64,
-        "rope.freq_base": 500_000.0,
-        "rope.freq_base_swa": 10_000.0,
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 8.0,
-        "rope.scaling.original_context_length": 128,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "heads, width"},
-)
-# As Laguna M 1: no window, and a gate for each value; heads of an odd size.
-MODELS["laguna-odd"] = replace(
-    MODELS["laguna"],
-    layers=3,
-    embedding=200,
-    feed_forward=136,
-    heads=6,
-    kv_heads=3,
-    head=40,
-    extra={
-        **_BEHIND_DENSE,
-        "leading_dense_block_count": 2,
-        "expert_feed_forward_length": 72,
-        "expert_weights_norm": True,
-        "rope.dimension_count": 20,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "queries, width"},
-)
-MODELS["smallthinker"] = Synthetic(
-    "smallthinker",
-    layers=5,
-    experts=8,
-    extra={
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 128,
-        "expert_gating_func": 2,
-        "attention.sliding_window": 4096,
-    },
-)
 # Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}
@@ -393,7 +272,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-MODELS |= GEMMA_MODELS | LATENT_MODELS | DELTA_NETS | SCAN_MODELS
+MODELS |= MIXTURES | GEMMA_MODELS | LATENT_MODELS | DELTA_NETS | SCAN_MODELS
 
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:
