@@ -74,7 +74,7 @@ class AttentionLayers:
         config, architecture = recording.config, recording.architecture
         rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
         heads = rows.heads
-        if recording.loader.has(prefix + _SECOND_NORM):
+        if architecture.norms.sums and recording.loader.has(prefix + _SECOND_NORM):
             recording.copy_aside()
         self._products(prefix, rows, stores)
         query_norm, key_norm = self._norms(prefix, rows, stores)
