@@ -33,6 +33,7 @@ from cpu_kernels.simd.arithmetic import (
     sum_f32,
     sum_first_pairs,
     sum_i32,
+    where_positive,
 )
 from cpu_kernels.simd.vectors import (
     get_f32,
@@ -58,6 +59,7 @@ _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
 # gpt-oss's gate: x / (1 + exp(-1.702 x)) * (up + 1), with x at most 7 and up in -7..7.
 _STEEP = np.float32(-1.702 * math.log2(math.e))
 _LIMIT = np.float32(7.0)
+_LOG2E = np.float32(math.log2(math.e))
 
 _Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
@@ -68,7 +70,7 @@ ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
 
 _SHORT = POLICY.int16_accumulators
 
-GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU, SQUARED_RELU_ALONE = range(7)
+GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU, SQUARED_RELU_ALONE, XIELU_ALONE = range(8)
 
 
 @inner
@@ -250,11 +252,30 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
 
 
 @inner
+def _xielu(x: int, factors: int, out: int, n: int) -> None:
+    """p x^2 + b x where x > 0, else q (exp(min(x, e)) - 1 - x) + b x (Huang and Schlag, 2024).
+
+    factors: address of q, p, b and e.
+    """
+    one, base = splat_f32(_ONE), splat_f32(_LOG2E)
+    negative, positive = splat_f32(get_f32(factors)), splat_f32(get_f32(factors + 4))
+    linear, bound = splat_f32(get_f32(factors + 8)), splat_f32(get_f32(factors + 12))
+    for i in range(0, n, 16):
+        v = load_f32(x + i * 4)
+        below = mul_f32(sub_f32(sub_f32(exp2_f32(mul_f32(min_f32(v, bound), base)), one), v), negative)
+        above = mul_f32(mul_f32(positive, v), v)
+        store_f32(out + i * 4, fma(linear, v, where_positive(v, above, below)))
+
+
+@inner
 def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
     """out = activation(gate) * up, without up for GELU_ALONE and SQUARED_RELU_ALONE.
 
-    All but ReLU are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x)).
+    All but ReLU are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x)), and xIELU, for which `up` is the address of its factors.
     """
+    if kind == XIELU_ALONE:
+        _xielu(gate, up, out, n)
+        return
     one = splat_f32(_ONE)
     silu = splat_f32(_MINUS_LOG2E)
     gelu = splat_f32(_GELU_EXPONENT)
@@ -281,9 +302,11 @@ def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
 
 
 def _gate_pack_samples() -> Iterator[Sample]:
-    for kind, rows, width in product(range(7), (1, 3), (1, 4)):
+    for kind, rows, width in product(range(8), (1, 3), (1, 4)):
         s = Sample(rows=rows, width=width)
         gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
+        if kind == XIELU_ALONE:
+            up = s.array([0.7, 0.9, 0.5, -1e-6])
         yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)
 
 
@@ -291,28 +314,46 @@ def _gate_pack_samples() -> Iterator[Sample]:
 def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Pack activation(gate) * up into the shared descriptor.
 
-    Arguments: 0 gate, 1 up, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate, 7 stride of up, 0 where it
-    is the same. With one row, threads share out its blocks of 256.
+    Arguments: 0 gate, 1 up or the factors of xIELU, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate,
+    7 stride of up, 0 where it is the same. With one row, threads share out its blocks of 256.
     """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
     k = argument(op, 3)
     stride = argument(op, 2)
     act = argument(op, 5)
+    kind, up = argument(op, 6), argument(op, 1)
+    moves = kind != XIELU_ALONE
     out = scratch(step, thread)
     if rows == 1:
         blocks = (k + 255) // 256
         first = share(blocks, thread, threads) * 256
         last = min(k, share(blocks, thread + 1, threads) * 256)
         if first < last:
-            gate_values(argument(op, 6), argument(op, 0) + first * 4, argument(op, 1) + first * 4, out, last - first)
+            gate_values(kind, argument(op, 0) + first * 4, up + first * 4 * moves, out, last - first)
             pack_row(out, first, last, k, argument(op, 4), width, 0, act)
         return
     tiles = (rows + width - 1) // width
     for row in range(share(tiles, thread, threads) * width, min(rows, share(tiles, thread + 1, threads) * width)):
-        gate, up = argument(op, 0) + row * stride, argument(op, 1) + row * (argument(op, 7) or stride)
-        gate_values(argument(op, 6), gate, up, out, k)
+        gate, other = argument(op, 0) + row * stride, up + row * (argument(op, 7) or stride) * moves
+        gate_values(kind, gate, other, out, k)
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+
+
+def _activate_samples() -> Iterator[Sample]:
+    for rows in (1, 3):
+        s = Sample(rows=rows)
+        yield s.arguments(s.array(4 * s.random.standard_normal((rows, 48))), 192, 40, GELU_ALONE)
+
+
+@kernel(_activate_samples)
+def activate(op: int, step: int, thread: int, threads: int) -> None:
+    """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one that has no gate."""
+    rows, vectors = stage_rows(op, step), (argument(op, 2) + 15) // 16
+    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
+    for row in range(rows):
+        y = argument(op, 0) + row * argument(op, 1) + first * 64
+        gate_values(argument(op, 3), y, y, y, (last - first) * 16)
 
 
 def _soft_cap_samples() -> Iterator[Sample]:

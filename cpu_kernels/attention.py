@@ -21,7 +21,7 @@ from cpu_kernels.attention_shape import (
     SPAN_TOKENS,
     WIDTHS,
 )
-from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
+from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
@@ -143,6 +143,14 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
 
 
 @inner
+def _fade(op: int, place: Any, pages: int, where: Any, scores: int) -> None:
+    """Let a span's scores fall with the distance, where the model wants that."""
+    _, _, count, head0, mine = place
+    if argument(op, 26) != 0:
+        add_distances(count * mine, mine, pages, where, argument(op, 26) + 4 * head0, argument(op, 27), scores)
+
+
+@inner
 def _turn_back(columns: int, padded: int, totals: int) -> None:
     """Totals of turned values as those of the values."""
     for c in range(columns):
@@ -192,6 +200,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
             where = (span * SPAN_TOKENS, position, window, ahead, field(segment, 1) + field(segment, 2))
             to = part if parts == 0 else parts + (span - begin) * size
             score(pages, storage, columns, queries, memory, memory + _SCORES)
+            _fade(op, place, pages[1], where, memory + _SCORES)
             softmax(columns, mine, pages[1], where, get_f32(argument(op, 12)), memory + _SCORES, to)
             weigh(pages, storage, columns, mine, where, memory + _SCORES, to + HEADER_BYTES, memory + _WEIGHING)
             if parts == 0:
@@ -243,7 +252,8 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
     parts must lie where other layers leave none of their results. For latents, whose norm is 0 and whose queries are in
     two parts: 21 the parts that do not turn, in slots (see cpu_kernels.latents), 22 bytes from slot to slot, 23 bytes
     of a head in a row of queries, 24 where in it the part that turns begins, 25 values of that part, which the rope
-    table is for and which come last in D.
+    table is for and which come last in D. For ALiBi: 26 heads' slopes in
+    base 2, else 0, 27 address of the numbers 0 to 15.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.
@@ -320,7 +330,8 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
         extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
         places = [32 * _TYPES[kind].PAGE_BYTES_PER_VALUE for kind in (keys, values)]
-        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32)
+        alibi = (0, 0, 0, 0, 0, s.array(np.linspace(0.1, 0.9, group)), s.array(range(16))) if options else ()
+        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32, *alibi)
 
 
 def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:

@@ -76,6 +76,22 @@ def seen(row: int, place: Any) -> tuple[int, int]:
 
 
 @inner
+def add_distances(columns: int, group: int, pages: int, place: Any, slopes: int, lanes: int, scores: int) -> None:
+    """Take from a span's scores [column][token] the distance of token and row, times the slope of the column's head.
+
+    slopes: those of the heads of the columns, in base 2. lanes: address of the numbers 0 to 15. place: see `seen`.
+    """
+    for c in range(columns):
+        row = scores + c * SPAN_BYTES
+        slope = splat_f32(get_f32(slopes + 4 * (c % group)))
+        first = place[0] - place[1] - c // group
+        for at in range(0, pages * PAGE_TOKENS, PAGE_TOKENS):
+            ahead = add_f32(splat_f32(np.float32(first + at)), load_f32(lanes))
+            distance = max_f32(ahead, sub_f32(zero_f32(), ahead))
+            store_f32(row + at * 4, sub_f32(load_f32(row + at * 4), mul_f32(slope, distance)))
+
+
+@inner
 def softmax(columns: int, group: int, pages: int, place: Any, cap: np.float32, scores: int, part: int) -> None:
     """Turn a span's scores [column][token] into weights, and leave each column's maximum and sum in the part's header.
 

@@ -200,15 +200,16 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
 def _expert_pack_samples() -> Iterator[Sample]:
     s = Sample(rows=6, width=2)
     x, weight, epsilon, slots = s.normal(3, 256), s.normal(256), s.array([1e-5]), s.array([0, 2, 1, -1, 1, 0], np.int32)
-    yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, slots)
+    for norm in (weight, 0):
+        yield s.arguments(x, 1024, norm, 256, ALL_FORMS, s.activations(256), epsilon, slots)
 
 
 @kernel(_expert_pack_samples)
 def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise the row of each slot and pack it.
 
-    Arguments: 0 x, 1 stride in bytes, 2 norm weight, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
-    7 row of a slot.
+    Arguments: 0 x, 1 stride in bytes, 2 norm weight, or 0 to pack rows as they are, 3 k, 4 forms, 5 descriptors,
+    6 address of epsilon, 7 row of a slot.
     """
     slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     padded = (k + 15) // 16 * 16
@@ -217,8 +218,10 @@ def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
         row = get_i32(argument(op, 7) + 4 * slot)
         if row >= 0:
             source = argument(op, 0) + row * argument(op, 1)
-            norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
-            pack_row(out, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
+            if argument(op, 2) != 0:
+                norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
+                source = out
+            pack_row(source, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
 
 
 def _combine_samples() -> Iterator[Sample]:

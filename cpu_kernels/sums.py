@@ -1,4 +1,4 @@
-"""Sums and products of rows of floats: what a sub-layer found, and what each expert adds to its answers."""
+"""Sums and products of rows of floats: what a sub-layer found, what experts add to their answers, and gates."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,11 @@ import numpy as np
 
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
+from cpu_kernels.page_states import softplus
 from cpu_kernels.records import argument, field, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32
-from cpu_kernels.simd.vectors import get_f32, load_f32, splat_f32, store_f32
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
 
 _ONE = np.float32(1.0)
 
@@ -39,6 +40,21 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
         factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
         for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
             store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
+
+
+def _copy_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.zeros(3 * 48), 192, s.normal(3, 64), 256, 40)
+
+
+@kernel(_copy_rows_samples)
+def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x = y. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row."""
+    vectors = (argument(op, 4) + 15) // 16
+    for row in range(stage_rows(op, step)):
+        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
+            store_f32(x + v * 64, load_f32(y + v * 64))
 
 
 def _scale_rows_samples() -> Iterator[Sample]:
@@ -102,6 +118,31 @@ def scale_by_expert(op: int, step: int, thread: int, threads: int) -> None:
             y = argument(op, 0) + slot * stride
             for i in range(first, last, 64):
                 store_f32(y + i, mul_f32(load_f32(y + i), factor))
+
+
+def _scale_by_gates_samples() -> Iterator[Sample]:
+    for rows, count, size in ((1, 3, 16), (2, 3, 16), (2, 40, 1)):
+        s = Sample(rows=rows)
+        yield s.arguments(s.normal(rows, count * size), count * size * 4, s.normal(rows, 48), 192, count, size)
+
+
+@kernel(_scale_by_gates_samples)
+def scale_by_gates(op: int, step: int, thread: int, threads: int) -> None:
+    """x *= softplus(gate), `size` neighbouring values by one gate.
+
+    Arguments: 0 x, 1 x stride, 2 gates, 3 their stride, 4 gates of a row, 5 size.
+    """
+    count, size = argument(op, 4), argument(op, 5)
+    units = stage_rows(op, step) * count
+    for unit in range(share(units, thread, threads), share(units, thread + 1, threads)):
+        row, gate = unit // count, unit % count
+        factor = softplus(get_f32(argument(op, 2) + row * argument(op, 3) + gate * 4))
+        x = argument(op, 0) + row * argument(op, 1) + gate * size * 4
+        whole = size // 16 * 16
+        for i in range(0, whole, 16):
+            store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), splat_f32(factor)))
+        for i in range(whole, size):
+            put_f32(x + i * 4, get_f32(x + i * 4) * factor)
 
 
 def _expert_bias_samples() -> Iterator[Sample]:

@@ -5,6 +5,8 @@ from enum import IntEnum
 from gguf_io.errors import ModelFileError
 from gguf_io.model_file import ModelFile
 
+_SCORES_MEANS = ("modern-bert",)
+
 
 class Pooling(IntEnum):
     """Values of `<architecture>.pooling_type`."""
@@ -31,6 +33,19 @@ def pooling_of(file: ModelFile) -> Pooling:
             )
         return Pooling.RANK
     return Pooling(file.metadata.get_int(key, Pooling.MEAN, minimum=0, maximum=Pooling.RANK)) or Pooling.MEAN
+
+
+def averages(file: ModelFile) -> bool:
+    """Whether what is pooled is the mean of all states: a reranker's head may work on that, too, as its file says.
+
+    ModernBERT's does unless its file says otherwise. Raises what `pooling_of` raises.
+    """
+    pooling = pooling_of(file)
+    if pooling is not Pooling.RANK:
+        return pooling is Pooling.MEAN
+    default = Pooling.MEAN if file.architecture in _SCORES_MEANS else Pooling.NONE
+    stated = file.metadata.get_int(f"{file.architecture}.classifier.pooling_type", default, maximum=Pooling.RANK)
+    return Pooling(stated) is Pooling.MEAN
 
 
 def is_reranker(file: ModelFile) -> bool:

@@ -1,13 +1,14 @@
 """What tells one decoder architecture from another. The known ones are in models.architectures."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
+from models.layer_sizes import slides_in_period
 from models.rope_config import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
@@ -24,8 +25,8 @@ class RopePairs(Enum):
 class Activation(Enum):
     """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
 
-    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE: there is no
-    gate, but GELU of up, or the square of RELU of up.
+    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE, XIELU_ALONE:
+    there is no gate, but GELU of up, the square of RELU of up, or xIELU of up with factors of the layer's own.
     """
 
     SILU = "silu"
@@ -34,11 +35,12 @@ class Activation(Enum):
     GELU_ALONE = "gelu alone"
     RELU = "relu"
     SQUARED_RELU_ALONE = "squared relu alone"
+    XIELU_ALONE = "xielu alone"
 
     @property
     def gated(self) -> bool:
         """Whether the network has a gate beside up."""
-        return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE)
+        return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE, Activation.XIELU_ALONE)
 
 
 class Gating(Enum):
@@ -111,15 +113,15 @@ def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
 
-def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
+def windows(period: int, default: int = 0, *, all_first: bool = False) -> Callable[[ModelConfig, int], int]:
     """Windows on all layers but every `period`-th, unless the file says which; as wide as the file says, or `default`.
 
-    A period of 0 gives every layer a window.
+    A period of 0 gives every layer a window. all_first: of each period the first layer has none, instead of the last.
     """
 
     def window(config: ModelConfig, layer: int) -> int:
         pattern = period if config.window_pattern is None else config.window_pattern
-        slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern < pattern - 1
+        slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, all_first)
         return (default if config.window is None else config.window) if slides else 0
 
     return window
@@ -231,17 +233,19 @@ class Architecture:
     Layers that the file gives no key-value heads have a short convolution in place of attention, a gated delta network
     or a selective scan; in some architectures layers have attention beside a scan, or only one of mixer and network.
     Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a gate of
-    what attention gives. value_heads_together: value heads of a delta network that share a key head follow each other,
-    instead of taking turns.
+    what attention gives. softplus_gates: what attention reads also makes gates, one a head or one a value, by whose
+    softplus what attention gives is multiplied. value_heads_together: value heads of a delta network that share a key
+    head follow each other, instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
-    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for all.
-    attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
-    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal:
-    a row sees only rows before it, unless the file says otherwise; where it sees all of its text, a window lies half
-    before and half behind it. drafts: how layers behind the last one predict further tokens is known
-    (models/prediction_layer.py).
+    shared experts are recognised by their tensors. stated_activations: those that files may name instead. parallel: the
+    feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a row
+    of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
+    value_norms: heads of values are normalised, as those of queries and keys, but without weights; a layer without a
+    tensor for values makes them of its keys'. causal: a row sees only rows before it, unless the file says otherwise;
+    where it sees all of its text, a window lies half before and half behind it. alibi: scores fall with the distance of
+    two tokens (ALiBi, Press et al., 2022), by so many powers of two from the first head to the last; 0 for not at all.
+    drafts: how layers behind the last one predict further tokens is known (models/prediction_layer.py).
     """
 
     name: str
@@ -249,6 +253,7 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
+    stated_activations: Mapping[str, Activation] = field(default_factory=dict)
     experts: Experts = Experts()
     parallel: bool = False
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
@@ -256,6 +261,8 @@ class Architecture:
     logit_cap: float = 0.0
     value_norms: bool = False
     causal: bool = True
+    alibi: float = 0.0
     gated_attention: bool = False
+    softplus_gates: bool = False
     value_heads_together: bool = False
     drafts: bool = False

@@ -5,9 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import activations, attention, kv_store, norms
+from cpu_kernels import activations, attention, kv_store, norms, sums
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
+from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
 from models.recording import Recording, Rows, forms
@@ -16,7 +17,11 @@ from models.weights import Matrix
 
 _PARTS = ("q", "k", "v")
 _LOG2E = math.log2(math.e)
+_GATES = "attn_gate.weight"
+_SECOND_NORM = "attn_norm_2.weight"
+"""Of what a first norm gave, with the layer's rows added once more."""
 _TO_THE_END = 1 << 40
+_NO_LATENTS = (0,) * 5  # arguments of attention
 
 
 class _HeadRows:
@@ -51,10 +56,17 @@ class AttentionLayers:
         self._epsilon = builder.scalar(config.epsilon)
         architecture = recording.architecture
         self._gates = recording.rows(config.heads * config.head_size) if architecture.gated_attention else None
+        self._softplus_gates: Rows | None = None
+        if architecture.softplus_gates:
+            self._softplus_gates = recording.rows(max(heads.queries * heads.size for heads in self._rows))
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
+        self._slopes: tuple[int, int] | None = None
+        if architecture.alibi:
+            slopes = alibi_slopes(config.heads, architecture.alibi) * _LOG2E
+            self._slopes = builder.array(slopes.astype(np.float32)), builder.array(np.arange(16, dtype=np.float32))
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x, or leave it aside where the feed-forward network still reads x."""
@@ -62,6 +74,8 @@ class AttentionLayers:
         config, architecture = recording.config, recording.architecture
         rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
         heads = rows.heads
+        if architecture.norms.sums and recording.loader.has(prefix + _SECOND_NORM):
+            recording.copy_aside()
         self._products(prefix, rows, stores)
         query_norm, key_norm = self._norms(prefix, rows, stores)
         turns = architecture.rotation.turns(config, layer)
@@ -110,6 +124,7 @@ class AttentionLayers:
             behind,
             *places,
             config.longest_head,
+            *(() if self._slopes is None else (*_NO_LATENTS, *self._slopes)),
             barrier=Barrier.ALWAYS,
         )
         self._output(prefix, rows)
@@ -142,7 +157,11 @@ class AttentionLayers:
             return
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
-        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
+        gates = self._gate_matrix(prefix, rows.heads)
+        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices, *gates))
+        for matrix in gates:
+            assert self._softplus_gates is not None
+            recording.product(matrix, self._softplus_gates, last=False)
         outputs = (rows.queries, rows.keys, rows.values)[: len(orders)]
         for i, (matrix, out, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
             addend = (self._bias(prefix, i, rows, order), 0)
@@ -187,6 +206,25 @@ class AttentionLayers:
             name = prefix + "attn_k.weight"  # what becomes keys and values alike
         return loader.matrix(name, counts[i] * size, config.embedding, order)
 
+    def _gate_matrix(self, prefix: str, heads: Heads) -> list[Matrix]:
+        """What makes gates of what a layer's attention gives, if the architecture has them: one a head, or one a value.
+
+        Raises UnsupportedModelError for any other number of them.
+        """
+        if self._softplus_gates is None:
+            return []
+        loader, width = self._recording.loader, self._recording.config.embedding
+        name, values = prefix + _GATES, heads.queries * heads.size
+        of_values = loader.has(name) and loader.rows(name) == values
+        return [loader.matrix(name, values if of_values else heads.queries, width)]
+
+    def _apply_gates(self, prefix: str, rows: _HeadRows) -> None:
+        values, gates = rows.heads.queries * rows.heads.size, self._softplus_gates
+        if gates is not None:
+            count = self._recording.loader.rows(prefix + _GATES)
+            arguments = (rows.attended.address, 4 * values, gates.address, gates.stride, count, values // count)
+            self._recording.builder.add(sums.scale_by_gates, *arguments, barrier=Barrier.ALWAYS)
+
     def _normalise_values(self, rows: _HeadRows) -> None:
         """Threads share out the heads as they do when they store them, so that they need not meet between."""
         heads, builder = rows.heads, self._recording.builder
@@ -213,10 +251,26 @@ class AttentionLayers:
             if self._recording.loader.shape(name) == (size,):
                 found[i] = self._vector(name, size, rows.turned)
             else:
-                weight = self._vector(name, heads * size, _repeated(heads, size, rows.turned))
-                arguments = (values.address, values.stride, weight, heads * size, values.width, self._epsilon)
-                self._recording.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+                self._normalise_all(f"{prefix}attn_{letter}_norm", values, rows, heads)
         return found[0], found[1]
+
+    def _normalise_all(self, norm: str, values: Rows, rows: _HeadRows, heads: int) -> None:
+        """Normalise all heads of a row together, by mean and variance where other norms do."""
+        recording, size = self._recording, rows.heads.size
+        order, count, bias = _repeated(heads, size, rows.turned), heads * size, f"{norm}.bias"
+        weight = self._vector(f"{norm}.weight", count, order)
+        if not recording.architecture.norms.layer_norm:
+            arguments = (values.address, values.stride, weight, count, values.width, self._epsilon)
+            recording.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+            return
+        if rows.heads.padded != size:
+            raise UnsupportedModelError(
+                f"{norm}.weight is for all heads together, which the native engine computes for heads of 32 values and "
+                f"multiples of that, and these have {size}. Use --backend llama."
+            )
+        addend = self._vector(bias, count, order) if recording.loader.has(bias) else 0
+        of_norm = (0, 0, 0, weight, addend, count, self._epsilon)
+        recording.builder.add(norms.add_norm, values.address, values.stride, *of_norm, barrier=Barrier.ALWAYS)
 
     def _turn_then_normalise(self, rows: _HeadRows, kind: str, norm: int, rope: int) -> None:
         heads = rows.heads
@@ -237,8 +291,9 @@ class AttentionLayers:
         matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
         if self._gates:
             kind, form = activations.GATE_SIGMOID, matrix.format.form
-            recording.gate_pack(kind, self._gates, rows.attended, matrix.k, form, up_stride=4 * matrix.k)
+            recording.gate_pack(kind, self._gates, rows.attended.address, matrix.k, form, up_stride=4 * matrix.k)
         else:
+            self._apply_gates(prefix, rows)
             recording.pack(rows.attended, matrix.k, matrix.format.form, stride=4 * matrix.k)
         private = self._gates is None
         bias = prefix + "attn_output.bias"
@@ -248,9 +303,23 @@ class AttentionLayers:
             norms = recording.architecture.norms
             norm = norms.attention_sum if norms.sums else "post_attention_norm"
             recording.add_to_residual(matrix, bias, prefix + norm, private=private)
+            if norms.sums and recording.loader.has(prefix + _SECOND_NORM):
+                aside = recording.aside
+                recording.add_and_norm(aside.address, aside.stride, prefix + _SECOND_NORM.removesuffix(".weight"))
 
     def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
         return self._recording.builder.array(self._recording.loader.vector(name, size, order))
+
+
+def alibi_slopes(heads: int, exponent: float) -> NDArray[np.float64]:
+    """What each head's scores lose for each token of distance: powers of two down to 2^-exponent (Press et al., 2022).
+
+    Where the number of heads is no power of two, those beyond the largest one take every other slope of twice as many.
+    """
+    whole = 1 << heads.bit_length() - 1
+    first = -exponent / whole * np.arange(1, whole + 1)
+    others = -exponent / (2 * whole) * np.arange(1, 2 * (heads - whole), 2)
+    return np.asarray(2.0 ** np.concatenate([first, others]))
 
 
 def attention_norm(recording: Recording, prefix: str) -> str | None:

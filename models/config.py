@@ -6,7 +6,7 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from models import layer_sizes
+from models import expert_sizes, layer_sizes
 from models.errors import UnsupportedModelError, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
@@ -18,7 +18,6 @@ from models.layer_sizes import (
     delta_net_sizes,
     in_each_layer,
     read_latents,
-    same_in_all_layers,
 )
 from models.rope_config import (
     MAX_CONTEXT,
@@ -34,14 +33,12 @@ from models.scan_sizes import ALONE, ScanSizes, scan_sizes, scanning_layers
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
-MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
 _LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
-_ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
-_FUSED_EXPERTS, _DENSE = "ffn_gate_up_exps.weight", "ffn_up.weight"
+_SHARED_EXPERT, _DENSE = "ffn_up_shexp.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
 MAX_CONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back by a page at most."""
@@ -63,20 +60,23 @@ class ModelConfig:
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
-    width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
-    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an
-    earlier one that it shares them with. latents: None where heads have keys and values of their own; else there is one
-    key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
-    embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
-    begin to count, -inf where all do. altup: parallel residual streams, and which of them layers compute with.
-    attends, recurs: for each layer, whether it has attention, and whether it has a state: a gated delta network's
-    (delta_net), a selective scan's (scan), or that of a short convolution over `convolution` tokens. Some have both. A
-    width of 0 says that a layer has no feed-forward network. gating, normalise_experts, expert_scale: what the file
-    states of experts, in its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and
-    those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base
-    of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at
-    all. window, window_pattern (a period, or which layers), causal (whether rows see only those before them): None
-    where not stated. joins: the program's first product reads two rows of an embedding's size side by side.
+    width of the dense network. expert_period: of so many layers only the second has experts, 0 where all others have
+    them. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of layers that see
+    everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier one that it
+    shares them with. latents: None where heads have keys and values of their own; else there is one key-value head, of
+    the size that a token stores. per_layer_width: values that a layer gets of each token's second embedding, 0 where
+    there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to count, -inf
+    where all do. xielu: each layer's factors of xIELU, where that is the activation. altup: parallel residual streams,
+    and which of them layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has
+    a state: a gated delta network's (delta_net), a selective scan's (scan), or that of a short convolution over
+    `convolution` tokens. Some have both. A width of 0 says that a layer has no feed-forward network. gating,
+    normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_latent: values of a latent
+    that experts work on in place of the row, or 0. expert_groups, expert_groups_used: how many equal groups experts
+    fall into, and those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base:
+    rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are
+    rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which
+    layers), causal (whether rows see only those before them): None where not stated. joins: the program's first product
+    reads two rows of an embedding's size side by side.
     """
 
     architecture: str
@@ -85,6 +85,7 @@ class ModelConfig:
     feed_forward: int
     shared_feed_forward: int
     dense_layers: int
+    expert_period: int
     dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
     recurs: tuple[bool, ...]
@@ -92,6 +93,7 @@ class ModelConfig:
     kv_layers: tuple[int, ...]
     per_layer_width: int
     sparsity: tuple[float, ...]
+    xielu: tuple[tuple[float, ...], ...]
     altup: tuple[int, int]
     convolution: int
     delta_net: DeltaNetSizes | None
@@ -112,8 +114,10 @@ class ModelConfig:
     window: int | None
     window_pattern: int | tuple[bool, ...] | None
     factors: StatedFactors
+    activation: str
     experts: int
     experts_used: int
+    expert_latent: int
     expert_groups: int
     expert_groups_used: int
     gating: int | None
@@ -132,6 +136,11 @@ class ModelConfig:
             for layer, heads in enumerate(self.layer_heads)
             if self.attends[layer] and self.kv_layers[layer] == layer
         )
+
+    def mixes(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        in_turn = self.expert_period == 0 or layer % self.expert_period == 1
+        return self.experts > 0 and layer >= self.dense_layers and in_turn
 
     @property
     def last_stored(self) -> int:
@@ -163,7 +172,7 @@ class ModelConfig:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
         of_values = self.slot_sizes.inner if self.slot_sizes else 0
         joined = 2 * self.embedding if self.joins else self.embedding
-        return max(joined, self.per_layer_width, *widths, *attended, of_values)
+        return max(joined, self.per_layer_width, self.expert_latent, *widths, *attended, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -173,8 +182,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     """
     metadata, name = file.metadata, file.architecture
     layers, scan = _layers(file), scan_sizes(file)
-    heads = layer_sizes.query_heads(file, may_lack=scan is not None)
-    kv_heads = layer_sizes.kv_heads(file, heads, layers, may_lack=scan is not None)
+    query_heads = layer_sizes.query_heads(file, layers, may_lack=scan is not None)
+    kv_heads, heads = layer_sizes.kv_heads(file, query_heads, may_lack=scan is not None), max(query_heads)
     attends = tuple(count > 0 for count in kv_heads)
     delta_net = delta_net_sizes(file)
     if delta_net:
@@ -191,31 +200,34 @@ def read_config(file: ModelFile) -> ModelConfig:
     latent = latents.rank if latents else 0
     alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
-    first = f"blk.{_first_experts(file, layers) if name in ALONE else dense_layers}."
-    experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
-    dense = dense_layers or not experts or name in ALONE or first + _DENSE in file.tensors
+    period = expert_sizes.period(file)
+    first = f"blk.{expert_sizes.first_experts(file, layers) if name in ALONE else int(period > 0) or dense_layers}."
+    experts = expert_sizes.experts(file, first)
+    dense = dense_layers or period or not experts or name in ALONE or first + _DENSE in file.tensors
     width_key, narrowest = f"{name}.feed_forward_length", 0 if scan else 1
     widths = in_each_layer(file, width_key, MAX_WIDTH, layers, narrowest)[:layers] if dense else ()
     recurs = tuple(not one for one in attends)
     if scan:
         recurs = scanning_layers(file, attends, widths)
     scaling = rope_scaling(file, context)
-    used = _experts_used(file, experts)
-    groups, groups_used = _expert_groups(file, experts, used)
+    used = expert_sizes.experts_used(file, experts)
+    groups, groups_used = expert_sizes.expert_groups(file, experts, used)
     return ModelConfig(
         architecture=name,
         layers=layers,
         embedding=embedding,
-        feed_forward=_expert_width(file, first) if experts else max(widths),
+        feed_forward=expert_sizes.expert_width(file, first) if experts else max(widths),
         shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
         dense_layers=dense_layers if experts else layers,
+        expert_period=period,
         dense_feed_forwards=widths,
         attends=attends,
         recurs=recurs,
-        layer_heads=layer_sizes.layer_heads(file, alike, kv_heads, windowed),
+        layer_heads=layer_sizes.layer_heads(file, alike, query_heads, kv_heads, windowed),
         kv_layers=layer_sizes.kv_layers(file, windowed, layers),
         per_layer_width=_per_layer_width(file),
         sparsity=layer_sizes.sparsity(file, layers),
+        xielu=layer_sizes.xielu(file, layers),
         altup=_altup(file),
         convolution=0
         if delta_net or scan or not any(recurs)
@@ -243,8 +255,10 @@ def read_config(file: ModelFile) -> ModelConfig:
             attention=stated_number(file, "attention.scale", least=_LEAST_FACTOR),
             logits=stated_number(file, "logit_scale", least=_LEAST_FACTOR),
         ),
+        activation=metadata.get_str(f"{name}.hidden_activation", ""),
         experts=experts,
         experts_used=used,
+        expert_latent=expert_sizes.latent_width(file, first) if experts else 0,
         expert_groups=groups,
         expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
@@ -269,11 +283,6 @@ def _head_size(file: ModelFile, default: int) -> int:
     return size
 
 
-def _first_experts(file: ModelFile, layers: int) -> int:
-    """The first layer that has experts, 0 where none has."""
-    return next((layer for layer in range(layers) if f"blk.{layer}.{_ROUTER}" in file.tensors), 0)
-
-
 def _vocabulary(file: ModelFile) -> int:
     """Rows of the embedding, one per token. Like llama.cpp, a vocabulary of another size is refused.
 
@@ -286,38 +295,6 @@ def _vocabulary(file: ModelFile) -> int:
             "The file is damaged: download or convert it again."
         )
     return rows
-
-
-def _expert_width(file: ModelFile, prefix: str) -> int:
-    """Width of an expert's hidden layer, from the tensor: files state it by different keys, or not at all."""
-    fused = prefix + _FUSED_EXPERTS in file.tensors
-    name = prefix + (_FUSED_EXPERTS if fused else _EXPERTS)
-    tensor = file.tensors.get(name)
-    if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= MAX_WIDTH:
-        raise UnsupportedModelError(
-            f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
-        )
-    return tensor.shape[1] // 2 if fused else tensor.shape[1]
-
-
-def _experts_used(file: ModelFile, experts: int) -> int:
-    key = f"{file.architecture}.expert_used_count"
-    return same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
-
-
-def _expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
-    """Groups of experts, and how many of them a row's experts come from: 1 and 1 where there are no groups."""
-    metadata, key = file.metadata, f"{file.architecture}.expert_group_count"
-    groups = metadata.get_int(key, 1, maximum=MAX_EXPERTS)
-    if groups <= 1:
-        return 1, 1
-    groups_used = metadata.get_int(f"{file.architecture}.expert_group_used_count", minimum=1, maximum=groups)
-    if experts % groups or experts // groups < 2 or used > experts // groups * groups_used:
-        raise ModelFileError(
-            f"{file.path}: {key} is {groups}, of which {groups_used} are used: {experts} experts, {used} of them used, "
-            "cannot be grouped like that. Get another edition of the model."
-        )
-    return groups, groups_used
 
 
 def _layers(file: ModelFile) -> int:
@@ -353,9 +330,11 @@ def _window(file: ModelFile) -> int | None:
 
 def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
     """Which layers have a window, None where the file does not say."""
-    pattern = _window_pattern(file)
+    pattern, all_first = _window_pattern(file), file.architecture in layer_sizes.ALL_FIRST
+    if pattern is None and all_first and _window(file):
+        pattern = layer_sizes.ALL_FIRST[file.architecture]
     if isinstance(pattern, int):
-        return tuple(pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers))
+        return tuple(layer_sizes.slides_in_period(pattern, layer, all_first) for layer in range(layers))
     return pattern[:layers] if pattern else None
 
 

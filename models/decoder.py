@@ -46,7 +46,7 @@ class DecoderRecorder:
         elif store.delta and config.delta_net:
             self._recurrent = DeltaLayers(recording, store.delta)
         self._scans = ScanLayers(recording, store.delta) if store.delta and config.scan else None
-        widths = filter(None, config.dense_feed_forwards[: config.dense_layers])
+        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes(layer))
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
         self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
@@ -98,7 +98,7 @@ class DecoderRecorder:
         recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
         if self._streams:
             self._streams.predict(layer)
-        if self._experts and layer >= recording.config.dense_layers:
+        if self._experts and recording.config.mixes(layer):
             self._experts.score_early(f"blk.{layer}.")
         self._mix(layer)
         if self._streams:
@@ -142,7 +142,7 @@ class DecoderRecorder:
         widths = config.dense_feed_forwards
         if widths and not widths[layer]:
             return None
-        if layer < config.dense_layers:
+        if not config.mixes(layer):
             return self._dense[widths[layer]]
         assert self._experts is not None
         return self._experts

@@ -11,14 +11,13 @@ from cpu_kernels.compile_children import KernelError
 from gguf_io import ModelFile
 from gguf_io.errors import LocalLLMError
 
-TWO_SIZES = ("gemma4",)
-"""Architectures whose layers with a window may have heads of another size."""
+TWO_SIZES = ("gemma4", "laguna")
+"""Architectures whose layers with a window may have heads of another size, or of which other parts turn."""
 # Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
 # several dimensions or layers that take images; sizes of layers with a window must be those of the others.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "interleave_moe_layer_step": (1,),
 }
-_NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU
 _SECTIONS = "rope.dimension_sections"
 _SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _DEEP_IMAGES = "deepstack_mapping"
@@ -55,9 +54,6 @@ def refuse_unread(file: ModelFile) -> None:
         value = metadata.get(f"{name}.{key}")
         if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
             raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
-    activation = metadata.get(f"{name}.hidden_activation")
-    if name == "modern-bert" and activation in _NOT_GELU:
-        raise refusal(file, f"{name}.hidden_activation is {activation}")
     # Of text the first three parts of a position are the same, and the fourth is 0.
     sections = _integers(file, _SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):

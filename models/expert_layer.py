@@ -6,7 +6,7 @@ import numpy as np
 
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
-from models.architecture import Gating
+from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
 from models.recording import Recording, Rows, forms, packed_activations
@@ -20,23 +20,29 @@ class ExpertLayers:
         """Raises UnsupportedModelError for an architecture that no known model combines with experts."""
         self._recording = recording
         config, builder = recording.config, recording.builder
-        if recording.architecture.parallel or not recording.architecture.norms.before:
+        architecture = recording.architecture
+        alone = recording.activation is Activation.XIELU_ALONE
+        early_latents = bool(config.expert_latent) and architecture.experts.early
+        norms = architecture.norms
+        if architecture.parallel or alone or early_latents or not (norms.before or norms.sums):
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}. "
                 "The llama.cpp backend may: use --backend llama."
             )
         choices = recording.max_rows * config.experts_used
         slots = choices + config.experts * max(TILE_WIDTHS)
-        longest = max(config.embedding, config.feed_forward)
+        width = self._width = config.expert_latent or config.embedding
+        longest = max(width, config.feed_forward)
+        self._latents = recording.rows(width) if config.expert_latent else None
         shared = config.shared_feed_forward
         self._shared = FeedForwardLayers(recording, shared) if shared else None
         widths = dict.fromkeys(config.dense_feed_forwards if recording.architecture.experts.beside else ())
         self._beside = {width: FeedForwardLayers(recording, width) for width in widths}
-        self._found = recording.rows(config.embedding) if widths else recording.x
+        self._found = recording.rows(width) if widths or self._latents else recording.x
         self._scores = recording.rows(config.experts)
         self._gate = Rows(builder, slots, config.feed_forward)
         self._up = Rows(builder, slots, config.feed_forward)
-        self._answers = Rows(builder, slots, config.embedding)
+        self._answers = Rows(builder, slots, width)
         self._packed = packed_activations(builder, slots, longest, recording.threads)
         self._segments = builder.buffer(3 * config.experts + 1, np.int64)
         recording.matrices_of_row[self._segments] = config.experts_used
@@ -60,7 +66,7 @@ class ExpertLayers:
         if self._beside:
             self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
-        gates = ["gate"] if self._recording.architecture.activation.gated else []
+        gates = ["gate"] if self._recording.activation.gated else []
         *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
         if not self._recording.architecture.experts.early:
             self._score(prefix, feed_forward_norm(self._recording, prefix))
@@ -81,29 +87,40 @@ class ExpertLayers:
             config.feed_forward,
             int(down.format.form),
             self._packed,
-            KINDS[self._recording.architecture.activation],
+            KINDS[self._recording.activation],
             barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
         self._product(replace(down, scale=""), self._answers, last=True)  # which the choice's weights have already
-        self._add_bias(prefix + "ffn_down_exps.bias", self._answers, config.embedding)
+        self._add_bias(prefix + "ffn_down_exps.bias", self._answers, self._width)
         self._combine()
+        if self._latents:
+            self._add_latents(prefix)
         if self._shared:
             self._recording.add_aside(shared_gates)
+        norms = self._recording.architecture.norms
+        if norms.sums:
+            self._recording.add_and_norm(0, 0, prefix + norms.feed_forward_sum)
         if self._beside:
-            norms = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
-            self._recording.add_both(self._found, *norms)
+            names = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
+            self._recording.add_both(self._found, *names)
 
     def _score(self, prefix: str, norm: str | None) -> None:
-        """Score the experts for each row, normalised by the tensor `norm` unless that is None."""
+        """Score the experts for each row, normalised by the tensor `norm` unless that is None, and find its latent."""
         recording, config = self._recording, self._recording.config
         router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
+        latents = []
+        if self._latents:
+            latents.append(recording.loader.matrix(f"{prefix}ffn_latent_down.weight", self._width, config.embedding))
         if self._beside:
             scale = recording.loader.vector(prefix + "ffn_gate_inp.scale", config.embedding)
             weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
             recording.norm_pack_by(weight, router.format.form)
         else:
-            recording.norm_pack(norm, router.format.form)
+            recording.norm_pack(norm, forms(router, *latents))
+        for matrix in latents:
+            assert self._latents is not None
+            recording.product(matrix, self._latents, last=False)
         bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
         recording.product(router, self._scores, addend=bias, last=True)
 
@@ -135,12 +152,13 @@ class ExpertLayers:
         """Pack each slot's row."""
         recording = self._recording
         norm = prefix + "pre_ffw_norm_2" if self._beside else feed_forward_norm(recording, prefix)
+        rows, plain = self._latents or recording.x, self._latents or norm is None
         recording.builder.add(
             experts.expert_pack,
-            recording.x.address,
-            recording.x.stride,
-            recording.vector(f"{norm}.weight", recording.config.embedding),
-            recording.config.embedding,
+            rows.address,
+            rows.stride,
+            0 if plain else recording.vector(f"{norm}.weight", self._width),
+            self._width,
             int(form),
             self._packed,
             recording.epsilon,
@@ -151,24 +169,31 @@ class ExpertLayers:
 
     def _combine(self) -> None:
         """The weighted sum of each row's answers, added to x, or by itself where more is to come to it."""
-        x, config = self._found, self._recording.config
+        x = self._found
         self._recording.builder.add(
             experts.combine,
             x.address,
             x.stride,
             self._answers.address,
             self._answers.stride,
-            config.embedding,
-            config.experts_used,
+            self._width,
+            self._recording.config.experts_used,
             self._slot_of_choice,
             self._weight_of_choice,
-            int(bool(self._beside)),
+            int(x is not self._recording.x),
             barrier=Barrier.ALWAYS,
         )
 
+    def _add_latents(self, prefix: str) -> None:
+        """x += what the sum of a row's answers, which is a latent, stands for."""
+        recording = self._recording
+        matrix = recording.loader.matrix(f"{prefix}ffn_latent_up.weight", recording.config.embedding, self._width)
+        recording.pack(self._found, self._width, matrix.format.form)
+        recording.product(matrix, recording.x, addend=(recording.x.address, recording.x.stride), last=True)
+
     def _expert_matrix(self, prefix: str, name: str) -> Matrix:
         config = self._recording.config
-        rows, k = config.feed_forward, config.embedding
+        rows, k = config.feed_forward, self._width
         if name == "down":
             rows, k = k, rows
         elif self._recording.loader.has(prefix + "ffn_gate_up_exps.weight"):

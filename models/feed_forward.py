@@ -16,6 +16,7 @@ KINDS = {
     Activation.GELU_ALONE: activations.GELU_ALONE,
     Activation.RELU: activations.GATE_RELU,
     Activation.SQUARED_RELU_ALONE: activations.SQUARED_RELU_ALONE,
+    Activation.XIELU_ALONE: activations.XIELU_ALONE,
 }
 """What cpu_kernels.activations.gate_pack calls an activation."""
 
@@ -35,7 +36,7 @@ class FeedForwardLayers:
         gate, up, down = self._matrices(prefix, "")
         recording = self._recording
         recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
-        self._activate(prefix, "", gate, up, down, recording.config.sparsity[layer])
+        self._activate(prefix, "", gate, up, down, layer)
         norms = recording.architecture.norms
         norm = prefix + (norms.feed_forward_sum if norms.sums else "post_ffw_norm")
         recording.add_to_residual(down, prefix + "ffn_down.bias", norm, private=False)
@@ -67,7 +68,7 @@ class FeedForwardLayers:
         loader, embedding, width = self._recording.loader, self._recording.config.embedding, self._width
         down = loader.matrix(f"{prefix}ffn_down{suffix}.weight", embedding, width)
         gate_name, up_name = f"{prefix}ffn_gate{suffix}.weight", f"{prefix}ffn_up{suffix}.weight"
-        if not self._recording.architecture.activation.gated:
+        if not self._recording.activation.gated:
             return [], loader.matrix(up_name, width, embedding), down
         if loader.has(gate_name):
             return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down
@@ -76,21 +77,25 @@ class FeedForwardLayers:
         return [gate], up, down
 
     def _activate(
-        self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix, sparsity: float = ALL_COUNT
+        self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix, layer: int | None = None
     ) -> None:
-        """Pack the activations for the product with `down`. sparsity: see ModelConfig."""
+        """Pack the activations for the product with `down`. layer: of the main network, whose layers may differ."""
         recording = self._recording
+        config = recording.config
         names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
         gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
         for matrix in gate:
             recording.product(matrix, self._gate, addend=gate_bias, last=False)
         recording.product(up, self._up, addend=up_bias, last=True)
         activated = self._gate if gate else self._up
+        sparsity = ALL_COUNT if layer is None else config.sparsity[layer]
         if sparsity > ALL_COUNT:
             arguments = (activated.address, activated.stride, self._width, recording.builder.scalar(sparsity))
             recording.builder.add(altup.keep_largest, *arguments, barrier=Barrier.ALWAYS)
-        kind = KINDS[recording.architecture.activation]
-        recording.gate_pack(kind, activated, self._up, self._width, down.format.form)
+        factors = () if layer is None or not config.xielu else config.xielu[layer]
+        beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
+        kind = KINDS[recording.activation]
+        recording.gate_pack(kind, activated, beside, self._width, down.format.form)
 
 
 def feed_forward_norm(recording: Recording, prefix: str) -> str | None:

@@ -1,5 +1,6 @@
 """Sizes of a model's layers, read from a file: heads, latents, delta networks, and what differs between layers."""
 
+import math
 from dataclasses import dataclass
 
 from cpu_kernels import delta_net
@@ -12,6 +13,9 @@ from models.errors import TWO_SIZES, UnsupportedModelError
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 CONVOLUTION = "shortconv.l_cache"
+ALL_FIRST = {"laguna": 4}
+"""Architectures of which the first layer of each period sees all, and its length where the file does not say."""
+_WITH_XIELU, _XIELU = ("apertus",), "xielu"  # keys of its factors lack the architecture's name
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 ALL_COUNT = float("-inf")
@@ -90,8 +94,17 @@ def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum:
     return values
 
 
+def slides_in_period(period: int, layer: int, all_first: bool) -> bool:
+    """Whether a layer has a window where one of `period` has none: the first of them, or the last. 0: all have one."""
+    return period == 0 or layer % period != (0 if all_first else period - 1)
+
+
 def layer_heads(
-    file: ModelFile, heads: Heads, kv_heads: tuple[int, ...], windowed: tuple[bool, ...] | None
+    file: ModelFile,
+    heads: Heads,
+    query_heads: tuple[int, ...],
+    kv_heads: tuple[int, ...],
+    windowed: tuple[bool, ...] | None,
 ) -> tuple[Heads, ...]:
     """Each layer's heads. heads: of a layer that sees everything. kv_heads: of each layer, 0 where it does not attend.
 
@@ -111,15 +124,15 @@ def layer_heads(
                 "turn: the native engine needs one even size. Use --backend llama."
             )
     found = []
-    for layer, (stated, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
-        keys = stated or heads.keys
-        if heads.queries % keys:
+    for layer, (count, stated, slides) in enumerate(zip(query_heads, kv_heads, windowed, strict=True)):
+        queries, keys = count or heads.queries, stated or heads.keys
+        if queries % keys:
             raise UnsupportedModelError(
-                f"{file.path}: {name}.attention.head_count_kv: {heads.queries} heads of layer {layer} cannot share "
+                f"{file.path}: {name}.attention.head_count_kv: {queries} heads of layer {layer} cannot share "
                 f"{keys} key-value heads."
             )
         of_layer = (size, turned) if slides else (heads.size, heads.rope_size)
-        found.append(Heads(heads.queries, keys, *of_layer, heads.latent))
+        found.append(Heads(queries, keys, *of_layer, heads.latent))
     return tuple(found)
 
 
@@ -149,22 +162,25 @@ def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -
     return tuple(found)
 
 
-def query_heads(file: ModelFile, *, may_lack: bool) -> int:
-    """Query heads, the same in all layers that attend. may_lack: 0 where the file has none."""
+def query_heads(file: ModelFile, layers: int, *, may_lack: bool) -> tuple[int, ...]:
+    """Query heads of each layer. may_lack: 0 where the file has none. With latents they must be the same in all."""
     key = f"{file.architecture}.attention.head_count"
     if may_lack and file.metadata.get(key, 0) == 0:
-        return 0
-    return same_in_all_layers(file, key, MAX_HEADS)
+        return (0,) * layers
+    if f"{file.architecture}.{_RANK}" in file.metadata:
+        return (same_in_all_layers(file, key, MAX_HEADS),) * layers
+    return in_each_layer(file, key, MAX_HEADS, layers, 0 if may_lack else 1)[:layers]
 
 
-def kv_heads(file: ModelFile, heads: int, layers: int, *, may_lack: bool) -> tuple[int, ...]:
+def kv_heads(file: ModelFile, heads: tuple[int, ...], *, may_lack: bool) -> tuple[int, ...]:
     """Key-value heads of each layer, 0 for one that does not attend. may_lack: there are such layers.
 
-    heads: query heads; without them no layer attends. Raises UnsupportedModelError where none attends otherwise.
+    heads: query heads of each; without them no layer attends. Raises UnsupportedModelError where none does otherwise.
     """
     key = f"{file.architecture}.attention.head_count_kv"
-    if key not in file.metadata or not heads:
-        return (heads,) * layers
+    if key not in file.metadata or not any(heads):
+        return heads
+    layers = len(heads)
     convolves = f"{file.architecture}.{CONVOLUTION}" in file.metadata
     counts = in_each_layer(file, key, MAX_HEADS, layers, 0 if convolves or may_lack else 1)[:layers]
     if not any(counts):
@@ -181,6 +197,32 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
     return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))
+
+
+def xielu(file: ModelFile, layers: int) -> tuple[tuple[float, ...], ...]:
+    """Each layer's factors of xIELU as cpu_kernels.activations takes them; none where it is not the activation.
+
+    Files state what the two alphas are the softplus of, once or once per layer. Raises ModelFileError for a key that
+    is missing, or absurd.
+    """
+    if file.architecture not in _WITH_XIELU:
+        return ()
+    stated = (_factors(file, name, layers) for name in ("alpha_n", "alpha_p", "beta", "eps"))
+    return tuple((beta + _softplus(n), _softplus(p), beta, eps) for n, p, beta, eps in zip(*stated, strict=True))
+
+
+def _factors(file: ModelFile, name: str, layers: int) -> list[float]:
+    key = f"{_XIELU}.{name}"
+    if not isinstance(file.metadata.get(key), MetadataArray):
+        return [file.metadata.get_float(key)] * layers
+    values = file.metadata.get_list(key, float, length=layers)
+    if not all(map(math.isfinite, values)):
+        raise ModelFileError(f"{file.path}: {key} holds what is not a number. Get another edition of the model.")
+    return values
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,6 @@ class PerLayerInputs:
             self._width,
             int(projection.format.form),
             recording.packed,
-            KINDS[recording.architecture.activation],
+            KINDS[recording.activation],
             barrier=Barrier.ALWAYS,
         )

@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import activations
+from cpu_kernels import activations, norms
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
 from models.config import ModelConfig
-from models.errors import refusal
 from models.recording import Recording, Rows
 from models.steps import LoadProgress, Steps
 from models.weights import Matrix, WeightLoader
@@ -24,8 +23,8 @@ _INNER, _CLASSIFIER, _DENSE = "cls", "cls.output", ("dense_2", "dense_3")
 class PoolingHead:
     """Layers over pooled rows, often none: dense ones, or those of a reranker, which end in a score.
 
-    A reranker's are a layer with tanh, a projection, or both; of Qwen 3 the score is the chance of the first of its
-    answers. width: numbers of a row that comes out. Not thread-safe.
+    A reranker's are a layer with tanh, a projection, or both; ModernBERT's layer has GELU and a norm. Of Qwen 3 the
+    score is the chance of the first of its answers. width: numbers of a row that comes out. Not thread-safe.
     """
 
     def __init__(
@@ -38,12 +37,7 @@ class PoolingHead:
         scores: bool,
         threads: int,
     ) -> None:
-        """Load the layers; `compile` makes them run. scores: the file is a reranker.
-
-        Raises UnsupportedModelError for heads of other kinds.
-        """
-        if scores and architecture.name == "modern-bert":
-            raise refusal(file, "the classification head of ModernBERT has a norm and GELU")
+        """Load the layers; `compile` makes them run. scores: the file is a reranker."""
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)
@@ -88,7 +82,15 @@ class PoolingHead:
         recording.pack(rows, matrix.k, matrix.format.form)
         out = recording.rows(size)
         recording.product(matrix, out, addend=recording.bias(f"{name}.bias", size), last=True)
-        if name == _INNER:
-            arguments = (out.address, out.stride, out.width, recording.builder.scalar(1.0))
-            recording.builder.add(activations.soft_cap, *arguments, barrier=Barrier.ALWAYS)  # 1 * tanh(x / 1)
+        if name != _INNER:
+            return out
+        builder, place = recording.builder, (out.address, out.stride)
+        if recording.architecture.name != "modern-bert":
+            builder.add(activations.soft_cap, *place, out.width, builder.scalar(1.0), barrier=Barrier.ALWAYS)
+            return out
+        builder.add(activations.activate, *place, size, activations.GELU_ALONE, barrier=Barrier.ALWAYS)
+        if recording.loader.has(f"{_INNER}.norm.weight"):
+            weight = recording.vector(f"{_INNER}.norm.weight", size)
+            epsilon = builder.scalar(self._config.epsilon)
+            builder.add(norms.add_norm, *place, 0, 0, 0, weight, 0, size, epsilon, barrier=Barrier.ALWAYS)
         return out

@@ -100,6 +100,7 @@ class Recording:
         residual = architecture.scales.residual(config)
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
+        self.activation = architecture.stated_activations.get(config.activation, architecture.activation)
         self._plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
         self._unscaled: list[tuple[Kernel, tuple[int, ...], Stage | None]] = []
@@ -163,12 +164,13 @@ class Recording:
         arguments = (rows.address, stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
 
-    def gate_pack(self, kind: int, gate: Rows, up: Rows, k: int, form: Form, *, up_stride: int = 0) -> None:
+    def gate_pack(self, kind: int, gate: Rows, up: int, k: int, form: Form, *, up_stride: int = 0) -> None:
         """Pack activation(gate) * up, rows of k values, for all threads: for products that are not private.
 
-        kind: as cpu_kernels.activations numbers activations. up_stride: bytes from row to row, unless the usual ones.
+        kind: as cpu_kernels.activations numbers activations. up: address of rows, or of xIELU's factors. up_stride:
+        bytes from row to row, unless the usual ones.
         """
-        arguments = (gate.address, up.address, gate.stride, k, int(form), self.packed, kind, up_stride)
+        arguments = (gate.address, up, gate.stride, k, int(form), self.packed, kind, up_stride)
         self.builder.add(activations.gate_pack, *arguments, barrier=Barrier.ALWAYS)
 
     def product(
@@ -314,6 +316,11 @@ class Recording:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
         addend = self.bias(bias, self.config.embedding)
         self.product(matrix, self.aside, addend=addend, last=True, private=private)
+
+    def copy_aside(self) -> None:
+        """Keep x as it is now."""
+        arguments = (self.aside.address, self.aside.stride, self.x.address, self.x.stride, self.config.embedding)
+        self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
 
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""

@@ -12,7 +12,7 @@ from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
-from gguf_io.pooling import Pooling, pooling_of
+from gguf_io.pooling import Pooling, averages, pooling_of
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
@@ -46,10 +46,10 @@ class TextEncoder:
         """
         architecture = find_architecture(file.architecture, TEXT_ENCODERS)
         self._config = config = read_config(file)
-        self._pooling = pooling_of(file)
+        pooling, self._averages = pooling_of(file), averages(file)
         causal = architecture.causal if config.causal is None else config.causal
         # The state that has seen the whole text, or the one that is trained to sum it up.
-        self._reads_last = self._pooling is Pooling.LAST or (self._pooling is Pooling.RANK and causal)
+        self._reads_last = pooling is Pooling.LAST or (pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)
         rows = self._rows = rows_of_a_pass(config)
         # A text takes at least a page, and pages are of use to one layer at a time.
@@ -131,7 +131,7 @@ class TextEncoder:
                 self._store.truncate(sequence, 0)
         states = np.asarray(self._states[: len(tokens), : self._config.embedding], np.float32)
         for row, (_, first, count) in zip(out, segments, strict=True):
-            if self._pooling is Pooling.MEAN:
+            if self._averages:
                 row[:] = np.mean(states[first : first + count], axis=0)
             else:
                 row[:] = states[first + count - 1 if self._reads_last else first]

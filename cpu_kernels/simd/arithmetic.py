@@ -84,6 +84,14 @@ def _choice(name: str, operator: str, compare: Any) -> Any:
 
 max_f32 = _choice("max_f32", ">", np.greater)
 min_f32 = _choice("min_f32", "<", np.less)
+# y where x > 0, else z.
+where_positive = define(
+    "where_positive",
+    [f32x16] * 3,
+    f32x16,
+    lambda b, x, y, z: b.select(b.fcmp_ordered(">", x, constant(_VECTOR_F, 0.0)), y, z),
+    lambda x, y, z: np.where(x > 0, y, z),
+)
 
 
 def _magnitude_bits(x: Any) -> Any:

@@ -2,17 +2,25 @@
 
 from dataclasses import replace
 
-from models.architecture import HALVES, Activation, Architecture, Norms, inverse_root, unscaled
+from models.architecture import (
+    HALVES,
+    Activation,
+    Architecture,
+    Experts,
+    Norms,
+    inverse_root,
+    stated_expert_scale,
+    unscaled,
+    windows,
+)
 from models.architectures.gemma import GEMMA3
-from models.config import ModelConfig
 
 _MODERN_PERIOD = 3
-
-
-def _modern_window(config: ModelConfig, layer: int) -> int:
-    pattern = _MODERN_PERIOD if config.window_pattern is None else config.window_pattern
-    slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern > 0
-    return (config.window or 0) if slides else 0
+# llama.cpp takes any other name for GELU.
+_MODERN_ACTIVATIONS = {
+    **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
+    **dict.fromkeys(("relu", "reglu"), Activation.RELU),
+}
 
 
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
@@ -26,15 +34,38 @@ ARCHITECTURES = (
         activation=Activation.GELU_ALONE,
         causal=False,
     ),
+    # Jina embeddings 3: BERT with rotated heads.
+    Architecture("jina-bert-v3", HALVES, _NORMS_OF_SUMS, activation=Activation.GELU_ALONE, causal=False),
+    # EuroBERT: Llama, but for the turning pairs, whose rows see all of their text.
+    Architecture("eurobert", HALVES, causal=False),
     # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
     Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
+    # Jina BERT 2: scores fall with the distance, and a gate with GELU.
+    Architecture(
+        "jina-bert-v2",
+        replace(HALVES, turns=lambda _config, _layer: False),
+        _NORMS_OF_SUMS,
+        activation=Activation.GELU,
+        causal=False,
+        alibi=8.0,
+    ),
+    # Nomic Embed 2: BERT with rotated heads, every other layer with experts.
+    Architecture(
+        "nomic-bert-moe",
+        HALVES,
+        _NORMS_OF_SUMS,
+        activation=Activation.GELU_ALONE,
+        experts=Experts(normalise=False, scale=stated_expert_scale),
+        causal=False,
+    ),
     # ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row.
     Architecture(
         "modern-bert",
         replace(HALVES, window_base=10_000.0, window_scaling=unscaled),
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
-        window=_modern_window,
+        stated_activations=_MODERN_ACTIVATIONS,
+        window=windows(_MODERN_PERIOD, all_first=True),
         causal=False,
     ),
     # EmbeddingGemma: Gemma 3 whose rows see all of their text, or a window around them.

@@ -158,6 +158,8 @@ ARCHITECTURES = (
         activation=Activation.GELU_ALONE,
         parallel=True,
     ),
+    # Apertus: norms of heads, and xIELU with factors of each layer's own.
+    Architecture("apertus", HALVES, activation=Activation.XIELU_ALONE),
     # Command R7B and A: parallel sub-layers, layer norm, windows on three of four layers, and rotation only on those.
     Architecture(
         "cohere2",

@@ -16,8 +16,11 @@ from models.architecture import (
     stated_expert_scale,
     stated_gating,
     stated_windows,
+    unscaled,
+    windows,
 )
 from models.config import ModelConfig
+from models.layer_sizes import ALL_FIRST, slides_in_period
 from models.rope_config import RopeScaling
 from models.rope_tables import magnitude
 
@@ -59,7 +62,7 @@ def _smallthinker_window(config: ModelConfig, layer: int) -> int:
     if not config.window:
         return 0
     pattern = _SMALLTHINKER_PERIOD if config.window_pattern is None else config.window_pattern
-    slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern != 0
+    slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, True)
     return _SMALLTHINKER_WINDOW if slides else 0
 
 
@@ -84,8 +87,19 @@ ARCHITECTURES = (
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
         drafts=True,
     ),
+    # Ling 1 and 1.5: experts beside a shared one.
+    Architecture("bailingmoe", NEIGHBOURS, experts=Experts(normalise=None, scale=stated_expert_scale)),
     # Ling 2: GLM 4.5's experts with one tensor for queries, keys and values.
     Architecture("bailingmoe2", HALVES, experts=Experts(stated_gating, normalise=None, scale=stated_expert_scale)),
+    # Laguna: GLM 4.5's experts, and gates of what attention gives. Three of four layers have a window, other numbers of
+    # heads, and a rotation of their own.
+    Architecture(
+        "laguna",
+        replace(HALVES, window_scaling=unscaled),
+        experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
+        window=windows(ALL_FIRST["laguna"], all_first=True),
+        softplus_gates=True,
+    ),
     # gpt-oss: attention sinks, a window on every other layer, experts with biases and a clamped gate. The chosen ones'
     # weights are a softmax over the chosen ones, which is the softmax over all of them normalised.
     Architecture(

@@ -107,6 +107,12 @@ def clamped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
+def xielu(x: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """As transformers' XIELUActivation computes it; its factors are the first values of `up`."""
+    negative, positive, linear, bound = up[0, :4]
+    return linear * x + np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, bound)) - x))
+
+
 GATES = {
     activations.GATE_SILU: lambda gate, up: silu(gate) * up,
     activations.GATE_GELU: lambda gate, up: gelu_tanh(gate) * up,
@@ -114,6 +120,7 @@ GATES = {
     activations.GELU_ALONE: lambda gate, up: gelu_tanh(gate),
     activations.GATE_RELU: lambda gate, up: np.maximum(gate, 0) * up,
     activations.GATE_SIGMOID: lambda gate, up: up / (1 + np.exp(-gate)),
+    activations.XIELU_ALONE: xielu,
 }
 
 
@@ -137,6 +144,16 @@ def test_gates(kind: int, rows: int, width: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 5])
+def test_an_activation_in_place(threads: int) -> None:
+    y, act = rows_of(3, seed=12) * np.float32(4), Activations(K)
+    found = aligned_copy(y)
+    op = operation(address(found), K * 4, K - 16, activations.GELU_ALONE)
+    run_on_threads(activations.activate, op, act.step(3, 4), threads)
+    expected = np.concatenate([gelu_tanh(y[:, : K - 16].astype(np.float64)), y[:, K - 16 :]], axis=1)
+    np.testing.assert_allclose(found.reshape(3, K), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
 def test_soft_cap_is_a_tangent(threads: int) -> None:
     y = rows_of(3, seed=10) * np.float32(40)
     y[0, :4] = (-1e30, 1e30, 0.0, 30.0)
@@ -154,7 +171,7 @@ def test_what_is_not_a_number_is_not_hidden_by_a_gate(kind: int, poison: float) 
     for where in ("gate", "up"):
         rows = {"gate": rows_of(1, seed=8), "up": rows_of(1, seed=9)}
         rows[where][0, 300] = poison
-        if (where == "up" and kind == activations.GELU_ALONE) or (
+        if (where == "up" and kind in (activations.GELU_ALONE, activations.XIELU_ALONE)) or (
             poison == np.inf
             and (kind == activations.GATE_CLAMPED or (where == "gate" and kind == activations.GATE_SIGMOID))
         ):

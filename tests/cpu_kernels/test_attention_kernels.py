@@ -25,7 +25,10 @@ LONGEST = 128  # values of a head of some layer
 
 @dataclass(frozen=True)
 class Shape:
-    """A sequence whose last rows attend. window 0 and cap 0 for none; ahead: tokens seen behind a row."""
+    """A sequence whose last rows attend. window 0 and cap 0 for none; ahead: tokens seen behind a row.
+
+    fades: whether scores fall with the distance.
+    """
 
     heads: int
     group: int
@@ -35,6 +38,7 @@ class Shape:
     window: int = 0
     cap: float = 0.0
     ahead: int = 0
+    fades: bool = False
 
     @property
     def padded(self) -> int:
@@ -52,6 +56,8 @@ SHAPES = [
     Shape(heads=1, group=8, size=64, tokens=260, rows=5, cap=3.0),
     Shape(heads=2, group=1, size=64, tokens=270, rows=270, ahead=1 << 40),
     Shape(heads=1, group=2, size=32, tokens=530, rows=530, window=21, ahead=20),
+    Shape(heads=2, group=1, size=64, tokens=290, rows=290, ahead=1 << 40, fades=True),
+    Shape(heads=2, group=4, size=64, tokens=300, rows=9, fades=True),
 ]
 
 
@@ -73,6 +79,8 @@ class Case:
         self.ropes[:, : padded // 2] = 1
         self.numbers = aligned(3, np.float32)
         self.numbers[:] = (1e-5, SCALE if shape.cap else SCALE * np.log2(np.e), shape.cap)
+        self.slopes = np.linspace(0.01, 0.5, shape.heads * shape.group, dtype=np.float32)
+        self.fading = self.slopes * np.float32(np.log2(np.e)), np.arange(16, dtype=np.float32)
         self.scratch = aligned(THREADS * (attention.scratch_bytes(LONGEST) + 64))
         self.parts = aligned(attention.parts_bytes(100, LONGEST))
 
@@ -133,7 +141,8 @@ class Case:
             *(pages.strides[0] for pages in self.pages),
             *(0, shape.ahead),
             *(pages.strides[1] for pages in self.pages),
-            LONGEST,
+            *(LONGEST, 0, 0, 0, 0, 0),
+            *(address(one) if shape.fades else 0 for one in self.fading),
         )
         for thread in range(threads):
             attention.attention_kernel(*self.types, shape.group)(address(op), address(step), thread, threads)
@@ -152,6 +161,8 @@ class Case:
             scores = shape.cap * np.tanh(scores / shape.cap)
         rows = np.arange(shape.tokens - shape.rows, shape.tokens)[:, None]
         tokens = np.arange(shape.tokens)
+        if shape.fades:
+            scores -= self.slopes[:, None] * np.abs(rows[..., None] - tokens)
         seen = (tokens <= rows + shape.ahead) & ((tokens > rows - shape.window) | (shape.window == 0))
         scores = np.where(seen[:, None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -93,6 +93,24 @@ def test_sum_of_rows(gated: bool) -> None:
     np.testing.assert_allclose(to.reshape(x.shape), x + factor * y, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("gates", "size"), [(3, 16), (2, 24), (48, 1)])
+def test_rows_times_the_softplus_of_gates(gates: int, size: int) -> None:
+    x, scores = normal(3, 48), normal(3, 64) * np.float32(20)
+    rows, factors = filled(x), filled(scores)
+    op = operation(address(rows), 48 * 4, address(factors), 64 * 4, gates, size)
+    run_on_threads(sums.scale_by_gates, op, record(Step.SIZE, {int(Step.ROWS): 3}), 2)
+    expected = x * np.repeat(np.logaddexp(0, scores[:, :gates].astype(np.float64)), size, axis=1)
+    np.testing.assert_allclose(rows.reshape(x.shape), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_copied() -> None:
+    x, y = normal(3, 48), normal(3, 64)
+    to, source = filled(x), filled(y)
+    op = operation(address(to), 48 * 4, address(source), 64 * 4, 48)
+    run_on_threads(sums.copy_rows, op, record(Step.SIZE, {int(Step.ROWS): 3}), 2)
+    np.testing.assert_array_equal(to.reshape(x.shape), y[:, :48])
+
+
 def test_biases_of_experts() -> None:
     """Slots in tiles of two: expert 2 has the first tile, expert 0 the next two."""
     y, biases = normal(6, 48), normal(3, 48)

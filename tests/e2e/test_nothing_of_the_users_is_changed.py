@@ -138,7 +138,12 @@ def test_every_command_leaves_them_as_they_are(tmp_path: Path, kind: str) -> Non
         # The kernels of all tests are not to be freed.
         environment = {**variables, CACHE_VARIABLE: ""} if words[0] == "cache" else variables
         process = subprocess.Popen(
-            call, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            call,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         if words[0] == "serve":
             assert process.stdout is not None

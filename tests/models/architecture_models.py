@@ -6,8 +6,9 @@ from typing import Any
 from tests.models.delta_models import DELTA_NETS
 from tests.models.gemma_models import GEMMA_MODELS
 from tests.models.latent_models import LATENT_MODELS
+from tests.models.mixture_models import MIXTURES
 from tests.models.scan_models import SCAN_MODELS
-from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
+from tests.models.synthetic import SHARED_EXPERT, Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
@@ -201,6 +202,29 @@ MODELS: dict[str, Synthetic] = {
     ),
 }
 
+_XIELU: dict[str, Any] = {f"xielu.{name}": value for name, value in (("beta", 0.5), ("eps", -1e-6))}
+_XIELU |= {"xielu.alpha_n": [0.8, -0.3], "xielu.alpha_p": [0.2, 0.9]}
+MODELS["apertus"] = Synthetic(
+    "apertus",
+    tied=False,
+    head_norms=True,
+    extra={"rope.dimension_count": 64},
+    shared=_XIELU,
+    factors={"rope_freqs.weight": 8.0},
+    dropped=("ffn_gate.weight",),
+)
+MODELS["apertus-odd"] = replace(
+    MODELS["apertus"],
+    layers=3,
+    embedding=200,
+    feed_forward=424,
+    heads=6,
+    kv_heads=3,
+    head=40,
+    extra={"rope.dimension_count": 40},
+    shared={**_XIELU, "xielu.alpha_n": 0.6, "xielu.alpha_p": [0.2, 0.9, -2.0]},
+)
+
 _CONVOLUTIONS = {
     "shortconv.in_proj.weight": "all parts, width",
     "shortconv.conv.weight": "width, reach",
@@ -239,70 +263,6 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
-_BEHIND_DENSE = {
-    "expert_used_count": 3,
-    "expert_feed_forward_length": 128,
-    "expert_shared_feed_forward_length": 256,
-    "leading_dense_block_count": 1,
-}
-MODELS["glm4moe"] = Synthetic(
-    "glm4moe",
-    layers=3,
-    bias=True,
-    experts=6,
-    extra={
-        **_BEHIND_DENSE,
-        "expert_shared_count": 2,
-        "expert_weights_scale": 1.5,
-        "expert_weights_norm": True,
-        "rope.dimension_count": 32,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "post_attention_norm.weight": "width"},
-    dropped=("ffn_norm.weight",),
-)
-MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], experts=8, head_norms=True, bias=False)
-MODELS["ernie4_5-moe"] = Synthetic(
-    "ernie4_5-moe",
-    layers=3,
-    experts=8,
-    extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
-    added={**SHARED_EXPERT, **CHOICE_BIAS},
-)
-MODELS["hunyuan-moe"] = Synthetic(
-    "hunyuan-moe",
-    feed_forward=128,
-    head_norms=True,
-    experts=8,
-    extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
-    added=SHARED_EXPERT,
-)
-MODELS["bailingmoe2"] = Synthetic(
-    "bailingmoe2",
-    layers=3,
-    tied=False,
-    head_norms=True,
-    experts=8,
-    extra={
-        **_BEHIND_DENSE,
-        "expert_shared_count": 1,
-        "expert_weights_scale": 2.5,
-        "expert_gating_func": 2,
-        "rope.dimension_count": 32,
-    },
-    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
-    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
-)
-MODELS["smallthinker"] = Synthetic(
-    "smallthinker",
-    layers=5,
-    experts=8,
-    extra={
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 128,
-        "expert_gating_func": 2,
-        "attention.sliding_window": 4096,
-    },
-)
 # Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}
@@ -312,7 +272,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-MODELS |= GEMMA_MODELS | LATENT_MODELS | DELTA_NETS | SCAN_MODELS
+MODELS |= MIXTURES | GEMMA_MODELS | LATENT_MODELS | DELTA_NETS | SCAN_MODELS
 
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:
@@ -326,6 +286,13 @@ def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, 
 _WIDTH = ("expert_feed_forward_length",)
 MODELS["bailingmoe2-groups"] = replace(
     _varied("bailingmoe2", expert_group_count=4, expert_group_used_count=2), experts=16
+)
+MODELS["bailingmoe2-softmax"] = replace(
+    _varied("bailingmoe2", expert_gating_func=1, expert_weights_norm=True, rope__dimension_count=64),
+    added={**SHARED_EXPERT, "attn_qkv.weight": "fused, width"},
+)
+MODELS["smallthinker-sees-all"] = replace(
+    _varied("smallthinker", without=("attention.sliding_window",), expert_gating_func=1, expert_used_count=4), layers=2
 )
 MODELS["llama-linear-rope"] = _varied("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)
 MODELS["llama-yarn"] = _varied(

@@ -40,6 +40,19 @@ _NOMIC = Synthetic(
     dropped=(*_UNUSED, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
     beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
 )
+_JINA = Synthetic(
+    "jina-bert-v2",
+    layer_norm=True,
+    bias=True,
+    kv_heads=4,
+    extra=_SEES_ALL,
+    added={**_POST_NORM, "attn_output.bias": "width", "ffn_down.bias": "width"},
+    dropped=_UNUSED,
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+)
+_JINA_CODE = {
+    f"{name}.{part}": "width" for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2") for part in ("weight", "bias")
+}
 _MODERN = Synthetic(
     "modern-bert",
     layers=4,
@@ -51,6 +64,12 @@ _MODERN = Synthetic(
     beside={"token_embd_norm.weight": "width"},
 )
 _HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "1, width", "cls.output.bias": "1"}
+_MODERN_HEAD = {
+    "cls.weight": "width, width",
+    "cls.norm.weight": "width",
+    "cls.output.weight": "1, width",
+    "cls.output.bias": "1",
+}
 
 
 def _pooled(
@@ -67,6 +86,44 @@ ENCODERS: dict[str, Synthetic] = {
     ),
     "nomic-bert": _pooled(_NOMIC, gguf.PoolingType.MEAN),
     "modern-bert": _pooled(_MODERN, gguf.PoolingType.CLS),
+    "modern-bert-silu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "silu"}),
+    "modern-bert-relu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "reglu"}),
+    "jina-bert-v2": _pooled(_JINA, gguf.PoolingType.MEAN),
+    # As jina-embeddings-v2-base-code, and heads whose number is no power of two.
+    "jina-bert-v2-code": _pooled(
+        _JINA,
+        gguf.PoolingType.MEAN,
+        embedding=192,
+        feed_forward=136,
+        heads=6,
+        kv_heads=6,
+        head=32,
+        added={**_JINA.added, **_JINA_CODE, "ffn_up.weight": "both inner, width"},
+        dropped=(*_JINA.dropped, "ffn_gate.weight"),
+    ),
+    "jina-bert-v3": _pooled(
+        replace(
+            _BERT,
+            architecture="jina-bert-v3",
+            context=1024,
+            beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+        ),
+        gguf.PoolingType.MEAN,
+    ),
+    "eurobert": _pooled(
+        Synthetic("eurobert", kv_heads=4, extra={**_SEES_ALL, "rope.freq_base": 250_000.0}), gguf.PoolingType.LAST
+    ),
+    "nomic-bert-moe": _pooled(
+        _BERT,
+        gguf.PoolingType.MEAN,
+        {"moe_every_n_layers": 2, "expert_used_count": 4, "rope.freq_base": 10_000.0},
+        architecture="nomic-bert-moe",
+        layers=4,
+        feed_forward=384,
+        experts=8,
+        dropped=(*_UNUSED, "ffn_gate.weight", "ffn_gate_exps.weight"),
+        beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+    ),
     "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
     "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
     "qwen2-sees-all": _pooled(
@@ -79,6 +136,24 @@ RERANKERS: dict[str, Synthetic] = {
     "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
     "bert-without-inner": _pooled(
         _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "1, width"}
+    ),
+    "modern-bert": _pooled(_MODERN, gguf.PoolingType.RANK, beside={**_MODERN.beside, **_MODERN_HEAD}),
+    "modern-bert-first": _pooled(
+        _MODERN,
+        gguf.PoolingType.RANK,
+        more={"classifier.pooling_type": int(gguf.PoolingType.CLS)},
+        beside={**_MODERN.beside, "cls.weight": "width, width", "cls.output.weight": "1, width"},
+        embedding=200,
+        feed_forward=136,
+        heads=5,
+        kv_heads=5,
+        head=40,
+    ),
+    # As jina-reranker-v1: one layer, whose tangent is the score.
+    "jina-bert-v2": _pooled(
+        _JINA,
+        gguf.PoolingType.RANK,
+        beside={**_JINA.beside, "cls.weight": "1, width", "cls.bias": "1"},
     ),
     "qwen3": _pooled(
         MODELS["qwen3"],

@@ -147,3 +147,10 @@ SCAN_MODELS["nemotron_h_moe"] = replace(
     added={**_SCAN, **SHARED_EXPERT, **CHOICE_BIAS},
     dropped=("ffn_gate_exps.weight", "ffn_gate_shexp.weight", "ffn_norm.weight"),
 )
+# As Nemotron 3 Super.
+_ON_LATENTS = {"ffn_latent_down.weight": "expert latent, width", "ffn_latent_up.weight": "width, expert latent"}
+SCAN_MODELS["nemotron_h_moe-latents"] = replace(
+    SCAN_MODELS["nemotron_h_moe"],
+    extra={**SCAN_MODELS["nemotron_h_moe"].extra, "moe_latent_size": 72},
+    added={**SCAN_MODELS["nemotron_h_moe"].added, **_ON_LATENTS},
+)

@@ -26,7 +26,8 @@ CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. shared: the
+    same for keys that have no such prefix. added: shapes of
     each layer's further tensors, by numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.)
     do not have. beside: of no layer.
     """
@@ -47,6 +48,7 @@ class Synthetic:
     fused: bool = False
     experts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
@@ -66,7 +68,9 @@ class Synthetic:
     def of_layer(self, layer: int) -> "Synthetic":
         """The sizes that a layer has."""
         found: dict[str, Any] = {}
-        for key, name in (("attention.head_count_kv", "kv_heads"), ("feed_forward_length", "feed_forward")):
+        listed = {"head_count": "heads", "head_count_kv": "kv_heads"}
+        listed = {f"attention.{key}": name for key, name in listed.items()} | {"feed_forward_length": "feed_forward"}
+        for key, name in listed.items():
             value = self.extra.get(key)
             if isinstance(value, list) and layer < len(value):
                 found[name] = value[layer]
@@ -113,7 +117,8 @@ def write(
     if model.window_head:
         keys |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
         keys |= {"embedding_length_per_layer_input": model.per_layer}
-    for key, value in {**keys, **model.extra, **(metadata or {})}.items():
+    named = {f"{name}.{key}": value for key, value in {**keys, **model.extra, **(metadata or {})}.items()}
+    for key, value in {**named, **model.shared}.items():
         add: Any = {
             list: writer.add_array,
             int: writer.add_uint32,
@@ -121,7 +126,7 @@ def write(
             str: writer.add_string,
             bool: writer.add_bool,
         }[type(value)]
-        add(f"{name}.{key}", value)
+        add(key, value)
     writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
@@ -200,6 +205,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "both inner": 2 * model.inner,
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,
+        "expert latent": model.extra.get("moe_latent_size", 0),
         "experts": model.experts,
         "all parts": 3 * model.embedding,
         "reach": model.extra.get("shortconv.l_cache", 0),
@@ -279,20 +285,28 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
         return not convolves
     if name.startswith("shortconv"):
         return convolves
-    return ("shexp" not in name and not name.startswith("exp_probs")) or layer >= model.extra.get(
-        "leading_dense_block_count", 0
-    )
+    of_experts = "shexp" in name or name.startswith("exp_probs")
+    of_dense = "moe_every_n_layers" in model.extra and name in ("ffn_up.bias", "ffn_down.bias")
+    return not (of_experts or of_dense) or _dense(model, layer) == of_dense
+
+
+def _dense(model: Synthetic, layer: int) -> bool:
+    """Whether a layer has no experts."""
+    period = model.extra.get("moe_every_n_layers", 0)
+    in_turn = not period or layer % period == 1
+    return layer < model.extra.get("leading_dense_block_count", 0) or not in_turn
 
 
 def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
     width, inner = model.embedding, model.inner
-    dense = layer < model.extra.get("leading_dense_block_count", 0)
+    dense = _dense(model, layer)
     if dense:
         inner = model.feed_forward
     if model.experts and not dense:
+        width = int(model.extra.get("moe_latent_size", width))
         up = (model.experts, inner, width)
         return {
-            "ffn_gate_inp.weight": (model.experts, width),
+            "ffn_gate_inp.weight": (model.experts, model.embedding),
             "ffn_gate_exps.weight": up,
             "ffn_up_exps.weight": up,
             "ffn_down_exps.weight": (model.experts, width, inner),

@@ -17,8 +17,9 @@ LENGTH = 300
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
 # layers that compute wanted rows alone, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
 # qwen35 gated delta networks and gated attention, deepseek2 latents, groups of experts, and 20 heads that share a
-# stored row, smallthinker experts that are chosen before attention, granitehybrid selective scans, falcon-h1 scans
-# beside attention, nemotron_h layers of one part each, mamba2 no attention.
+# stored row, smallthinker experts that are chosen before attention, apertus activations with factors of a layer's own,
+# laguna gates and other numbers of heads in some layers, granitehybrid selective scans, falcon-h1 scans beside
+# attention, nemotron_h layers of one part each, mamba2 no attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -44,6 +45,9 @@ NAMES = (
     "deepseek2-groups",
     "deepseek2-odd",
     "smallthinker",
+    "apertus-odd",
+    "laguna",
+    "laguna-odd",
     "granitehybrid",
     "granitehybrid-odd",
     "granitehybrid-moe",
@@ -51,6 +55,7 @@ NAMES = (
     "falcon-h1-odd",
     "nemotron_h",
     "nemotron_h_moe",
+    "nemotron_h_moe-latents",
     "nemotron_h-odd",
     "mamba2",
     "mamba2-odd",

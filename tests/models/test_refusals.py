@@ -1,5 +1,6 @@
 """What a file holds beyond what the native engine computes is refused, before the results would be others."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,27 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
 def test_metadata_that_changes_what_is_computed(key: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"llama\.{key}.* does not compute that"):
         load(replace(SMALL, extra={key: value}), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("shared", "problem"),
+    [
+        ({}, r"xielu\.alpha_n: is missing"),
+        ({**MODELS["apertus"].shared, "xielu.eps": [-1e-6]}, r"xielu\.eps: should have 2 items and has 1"),
+        ({**MODELS["apertus"].shared, "xielu.alpha_p": [0.5, math.inf]}, r"xielu\.alpha_p holds what is not a number"),
+    ],
+)
+def test_factors_of_an_activation(shared: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=problem):
+        load(replace(MODELS["apertus"], shared=shared), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("shape", ["inner, width", ""])
+def test_gates_of_another_number(shape: str, tmp_path: Path) -> None:
+    model = MODELS["laguna"]
+    added = {name: text for name, text in model.added.items() if not name.startswith("attn_gate")}
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_gate\.weight"):
+        load(replace(model, added=added | ({"attn_gate.weight": shape} if shape else {})), tmp_path / "model.gguf")
 
 
 def test_a_fourth_part_of_positions(tmp_path: Path) -> None:

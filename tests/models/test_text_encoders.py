@@ -94,7 +94,7 @@ def test_models_that_write_no_text_are_no_runners(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"beside": {**ENCODERS["bert"].beside, "cls.norm.weight": "width"}}, "cls.norm.weight would not be used"),
-        ({"architecture": "jina-bert-v2"}, "does not support the architecture 'jina-bert-v2'"),
+        ({"architecture": "neo-bert"}, "does not support the architecture 'neo-bert'"),
     ],
 )
 def test_encoders_that_are_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -103,10 +103,9 @@ def test_encoders_that_are_refused(changes: dict[str, Any], problem: str, tmp_pa
         TextEncoder(file, threads=1)
 
 
-def test_an_activation_that_is_not_computed_is_refused(tmp_path: Path) -> None:
-    model = ENCODERS["modern-bert"]
-    path = write(replace(model, extra={**model.extra, "hidden_activation": "silu"}), tmp_path / "model.gguf")
-    with open_model(path) as file, pytest.raises(UnsupportedModelError, match="hidden_activation is silu"):
+def test_norms_of_all_heads_need_heads_without_padding(tmp_path: Path) -> None:
+    path = write(replace(ENCODERS["jina-bert-v2-code"], heads=8, kv_heads=8, head=24), tmp_path / "model.gguf")
+    with open_model(path) as file, pytest.raises(UnsupportedModelError, match=r"attn_q_norm.* these have 24"):
         TextEncoder(file, threads=1)
 
 

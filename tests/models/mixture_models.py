@@ -1,0 +1,129 @@
+"""Small mixtures of experts, for tests.models.synthetic to write."""
+
+from dataclasses import replace
+
+from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
+
+_BEHIND_DENSE = {
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 128,
+    "expert_shared_feed_forward_length": 256,
+    "leading_dense_block_count": 1,
+}
+MIXTURES: dict[str, Synthetic] = {}
+MIXTURES["glm4moe"] = Synthetic(
+    "glm4moe",
+    layers=3,
+    bias=True,
+    experts=6,
+    extra={
+        **_BEHIND_DENSE,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 32,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "post_attention_norm.weight": "width"},
+    dropped=("ffn_norm.weight",),
+)
+MIXTURES["glm4moe-355b"] = replace(MIXTURES["glm4moe"], experts=8, head_norms=True, bias=False)
+MIXTURES["ernie4_5-moe"] = Synthetic(
+    "ernie4_5-moe",
+    layers=3,
+    experts=8,
+    extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
+    added={**SHARED_EXPERT, **CHOICE_BIAS},
+)
+MIXTURES["hunyuan-moe"] = Synthetic(
+    "hunyuan-moe",
+    feed_forward=128,
+    head_norms=True,
+    experts=8,
+    extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
+    added=SHARED_EXPERT,
+)
+MIXTURES["bailingmoe2"] = Synthetic(
+    "bailingmoe2",
+    layers=3,
+    tied=False,
+    head_norms=True,
+    experts=8,
+    extra={
+        **_BEHIND_DENSE,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 2.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": 32,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
+    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
+MIXTURES["bailingmoe"] = Synthetic(
+    "bailingmoe",
+    tied=False,
+    experts=8,
+    extra={
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 128,
+        "expert_shared_count": 2,
+        "expert_shared_feed_forward_length": 256,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 64,
+    },
+    added=SHARED_EXPERT,
+)
+# As Laguna XS 2: the first of four layers sees all, has fewer heads, and turns half of each.
+MIXTURES["laguna"] = Synthetic(
+    "laguna",
+    layers=5,
+    tied=False,
+    head_norms=True,
+    experts=8,
+    extra={
+        **_BEHIND_DENSE,
+        "leading_dense_block_count": 3,
+        "attention.head_count": [4, 6, 6, 6, 4],
+        "attention.sliding_window": 40,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 64,
+        "rope.freq_base": 500_000.0,
+        "rope.freq_base_swa": 10_000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 128,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "heads, width"},
+)
+# As Laguna M 1: no window, and a gate for each value; heads of an odd size.
+MIXTURES["laguna-odd"] = replace(
+    MIXTURES["laguna"],
+    layers=3,
+    embedding=200,
+    feed_forward=136,
+    heads=6,
+    kv_heads=3,
+    head=40,
+    extra={
+        **_BEHIND_DENSE,
+        "leading_dense_block_count": 2,
+        "expert_feed_forward_length": 72,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 20,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "queries, width"},
+)
+MIXTURES["smallthinker"] = Synthetic(
+    "smallthinker",
+    layers=5,
+    experts=8,
+    extra={
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 128,
+        "expert_gating_func": 2,
+        "attention.sliding_window": 4096,
+    },
+)
