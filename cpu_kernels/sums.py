@@ -41,6 +41,22 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
             store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
 
 
+def _copy_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.normal(3, 48), 192, s.zeros(3 * 64), 256, 48)
+
+
+@kernel(_copy_rows_samples)
+def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """y = x. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row, of whole vectors."""
+    vectors = argument(op, 4) // 16
+    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
+    for row in range(stage_rows(op, step)):
+        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+        for v in range(first, last):
+            store_f32(y + v * 64, load_f32(x + v * 64))
+
+
 def _scale_rows_samples() -> Iterator[Sample]:
     s = Sample(rows=3)
     yield s.arguments(s.normal(3, 48), 192, 40, s.array([0.7]))

@@ -1,4 +1,4 @@
-"""What is kept of sequences for a layer that drafts (models/prediction_layer.py), and how it drafts several tokens.
+"""What is kept of sequences for a layer that drafts (models/drafting_layer.py), and how it drafts several tokens.
 
 The layer reads the model's states of a sequence's latest tokens. Those of the last KEPT are copied from each step; its
 keys and values are computed when it drafts, of as many tokens as there are states. So nothing but a copy is done while
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from models.drafting_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, DraftingLayer, Part
 from models.kv_pages import Sequence
-from models.prediction_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, Part, PredictionLayer
 
 KEPT = 128
 _MOST = MAX_TOKENS - KEPT - 1  # tokens of a draft
@@ -40,12 +40,12 @@ class _Trail:
 class SelfDrafts:
     """Follows up to MAX_SEQUENCES sequences, those that were computed latest, and drafts for them."""
 
-    def __init__(self, layer: PredictionLayer) -> None:
+    def __init__(self, layer: DraftingLayer) -> None:
         self._layer = layer
         self._trails: dict[int, _Trail] = {}  # the latest last
 
     def note(self, sequence: int, start: int, tokens: Ordered[int], states: NDArray[np.generic]) -> None:
-        """Keep the states of a sequence's new tokens. states: float32[tokens, embedding], before the last norm."""
+        """Keep the states of a sequence's new tokens. states: float32[tokens, values], those that the layer reads."""
         trail = self._trails.pop(sequence, None)
         if trail is None:
             trail = self._room()
@@ -101,7 +101,7 @@ class SelfDrafts:
             for at, (sequence, part) in enumerate(parts.items()):
                 found[sequence].append(int(tokens[at]))
                 if len(found[sequence]) < counts[sequence]:
-                    going[sequence] = Part(part.sequence, [int(tokens[at])], states[at : at + 1])
+                    going[sequence] = Part(part.sequence, [int(tokens[at])], states[at : at + 1], guessed=True)
             parts = going
         for sequence, _, _ in wanted:
             if trail := self._trails.get(sequence):
@@ -127,7 +127,7 @@ class SelfDrafts:
             begin = trail.first = trail.start + 1
         positions = np.arange(begin, end + 1)
         tokens = [*trail.tokens[positions[:-1] % KEPT].tolist(), token]
-        states = self._normalised(trail.states[(positions - 1) % KEPT])
+        states = self._layer.prepared(trail.states[(positions - 1) % KEPT])
         while len(tokens) > _EACH:
             some = min(len(tokens) - 1, MAX_ROWS)
             self._layer.run([Part(stored, tokens[:some], states[:some])])
@@ -141,12 +141,6 @@ class SelfDrafts:
             return reaches[-1]
         latest = np.concatenate([trail.tokens[np.arange(trail.start, trail.end) % KEPT] for trail in trails])
         return next((ids for ids in reaches if np.count_nonzero(latest < ids) >= _COVERED * len(latest)), reaches[-1])
-
-    def _normalised(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        layer = self._layer
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
-            squares = np.mean(states * states, axis=1, keepdims=True)
-            return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
 
     def _room(self) -> _Trail:
         """A trail that follows nothing, that of the sequence that was computed longest ago if there are too many."""

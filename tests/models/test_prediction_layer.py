@@ -8,8 +8,8 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
+from models.drafting_layer import MAX_ROWS, DraftingLayer, Part
 from models.kv_pages import Sequence
-from models.prediction_layer import MAX_ROWS, Part, PredictionLayer
 from models.self_drafts import KEPT
 from tests.models.prediction_models import PREDICTING, counting
 from tests.models.synthetic import write
@@ -36,7 +36,7 @@ def runner(path: Path) -> Iterator[NativeRunner]:
     runner.close()
 
 
-def layer_of(runner: NativeRunner) -> PredictionLayer:
+def layer_of(runner: NativeRunner) -> DraftingLayer:
     assert runner._drafts is not None
     return runner._drafts._layer
 

@@ -114,7 +114,9 @@ def _later(rows: Tensor, by: int, dimension: int) -> Tensor:
     if not by:
         return rows
     length = rows.shape[dimension]
-    return torch.cat((torch.zeros_like(rows.narrow(dimension, 0, by)), rows.narrow(dimension, 0, length - by)), dimension)
+    return torch.cat(
+        (torch.zeros_like(rows.narrow(dimension, 0, by)), rows.narrow(dimension, 0, length - by)), dimension
+    )
 
 
 def load_network(file: ModelFile) -> Network:
