@@ -32,11 +32,6 @@ _LAYERS_READ = 3
 _D2T, _EMBEDDING, _OUTPUT, _FEATURE_NORM = "d2t", "token_embd.weight", "output.weight", "enc.output_norm"
 
 
-def is_head(file: ModelFile) -> bool:
-    """Whether a file has no model but a head that drafts for one."""
-    return file.architecture == EAGLE
-
-
 def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
     """The layers of the model whose inputs a head reads; the number of layers stands for what the last one gives.
 
