@@ -8,6 +8,8 @@ import numpy as np
 
 from tests.models.synthetic import Synthetic, shapes, write
 
+TRAINED = Path(__file__).parent / "builtin" / "draft-head-Q8_0.gguf"
+"""The built-in model's: models.builtin.training.draft_head wrote it."""
 TARGET = Synthetic("llama", layers=4)
 _READ = [1, 2, 3]
 _JOINED = {f"attn_{part}.weight": f"{rows}, 512" for part, rows in (("q", "queries"), ("k", "keys"), ("v", "keys"))}
