@@ -53,10 +53,14 @@ class SelfDrafts:
         if trail.end != start:
             self._restart(trail, start)
         end = trail.end = start + len(tokens)
-        kept = min(len(tokens), KEPT)
-        at = np.arange(end - kept, end) % KEPT
-        trail.states[at] = states[-kept:]
-        trail.tokens[at] = tokens[-kept:]
+        if len(tokens) == 1:  # decoding, where each microsecond counts
+            trail.states[start % KEPT] = states[0]
+            trail.tokens[start % KEPT] = tokens[0]
+        else:
+            kept = min(len(tokens), KEPT)
+            at = np.arange(end - kept, end) % KEPT
+            trail.states[at] = states[-kept:]
+            trail.tokens[at] = tokens[-kept:]
         trail.start = max(trail.start, end - KEPT)
 
     def truncate(self, sequence: int, length: int) -> None:

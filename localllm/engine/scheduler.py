@@ -158,7 +158,10 @@ class Scheduler:
         return plan
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing."""
+        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing.
+
+        seconds: to compute, to sample and to commit, for drafted rows take their share of each.
+        """
         if plan.images:
             return
         self.chunk.observe(len(plan), seconds)

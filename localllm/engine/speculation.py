@@ -91,9 +91,12 @@ class DraftLength:
         plain = 1 / costs.seconds(others + 1)
         best, best_gain = 0, LEAST_GAIN
         expected = likely = 1.0
-        for count in range(1, min(limit, MAX_DRAFT) + 1):
+        most = min(limit, MAX_DRAFT)
+        for count in range(1, most + 1):
             likely *= self.chance(count - 1)
             expected += likely
+            if expected + likely * (most - count) <= best_gain:  # no number of rows is free
+                break
             gain = expected / (costs.seconds(others + 1 + count) + count * drafting_s) / plain
             if gain > best_gain:
                 best, best_gain = count, gain
@@ -105,7 +108,8 @@ class ModelDraftLength(DraftLength):
 
     Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
     was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
-    that what trials take is at most TRIALS of the time. reading_s: what they take beside drafting, for a text that the
+    that what trials take is at most TRIALS of the time; meanwhile nothing is weighed again, unless rows become fewer or
+    drafts may be longer. reading_s: what they take beside drafting, for a text that the
     model must read first.
     """
 
@@ -118,6 +122,7 @@ class ModelDraftLength(DraftLength):
         self._seen: list[list[float]] = []  # right and wrong guesses of each place that was reached
         self.reading_s = 0.0
         self._pause = 0
+        self._paused_at = 0, 0  # other rows, and the limit
         self._tries = False
 
     def chance(self, at: int) -> float:
@@ -133,7 +138,7 @@ class ModelDraftLength(DraftLength):
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
         """Tokens to draft; where none pays, none during a pause, and then one."""
-        if limit <= 0:
+        if limit <= 0 or (self._pause and others >= self._paused_at[0] and limit <= self._paused_at[1]):
             return 0
         if best := super().choose(limit, costs, drafting_s, others):
             self._tries = False
@@ -147,6 +152,7 @@ class ModelDraftLength(DraftLength):
         lost = max(costs.seconds(others + 2) - plain + drafting_s, 0.0)
         steps = math.ceil((lost + self.reading_s) / plain / self.TRIALS) if plain > 0 else 0
         self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
+        self._paused_at = others, limit
         return 0
 
     def observe(self, drafted: int, accepted: int) -> None:
