@@ -277,6 +277,8 @@ class Scheduler:
             else generation.speculation.wanted_of_model(self._drafter.length, limit, self.costs, token_s, others)
             for generation, limit, known in zip(decoding, limits, drafts, strict=True)
         ]
+        if not any(counts):
+            return drafts
         sequences = [generation.sequence for generation in decoding]
         guesses = self._drafter.guess(list(zip(sequences, counts, strict=True)))
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
