@@ -3,11 +3,11 @@
     self_drafts.py MODEL.gguf TEXT.txt [--acceptance 0 0.5 0.8] [--prompt 400] [--tokens 96] [--rounds 5] [--threads N]
                    [--head HEAD.gguf] [--processor-time]
 
-MODEL has layers of multi-token prediction, of any weights, or HEAD is an EAGLE-3 head for it. What is written is given, as in benchmarks.speculation: the
-runner computes every row, and then the next token of the text is made the likeliest. The layer computes every guess,
-and then each is made the text's next token, or another one, so that it is right with the given chance if all before it
-are. So costs are the model's own. On and off alternate in one run; medians. --processor-time counts what the processor
-spent, for machines that others use too; with one thread only.
+MODEL has layers of multi-token prediction, of any weights, or HEAD is an EAGLE-3 head for it. What is written is given,
+as in benchmarks.speculation: the runner computes every row, and then the next token of the text is made the likeliest.
+The layer computes every guess, and then each is made the text's next token, or another one, so that it is right with
+the given chance if all before it are. So costs are the model's own. On and off alternate in one run; medians.
+--processor-time counts what the processor spent, for machines that others use too; with one thread only.
 """
 
 import argparse

@@ -18,6 +18,8 @@ from models.kv_pages import Sequence
 KEPT = 128
 _MOST = MAX_TOKENS - KEPT - 1  # tokens of a draft
 _COVERED = 15 / 16  # of the latest tokens, by the ids that are guessed from
+_FEW = 32
+"""Rows that are read for a single guess, which is asked for to see whether guesses are right."""
 _EACH = MAX_ROWS // MAX_SEQUENCES
 """Rows that each of several sequences may have in one run."""
 
@@ -128,7 +130,7 @@ class SelfDrafts:
         begin = trail.first + stored.length
         if not stored.length or begin <= trail.start or end + count - trail.first >= MAX_TOKENS:
             self._layer.store.truncate(stored, 0)
-            begin = trail.first = trail.start + 1
+            begin = trail.first = max(trail.start + 1, end - _FEW if count == 1 else 0)
         positions = np.arange(begin, end + 1)
         tokens = [*trail.tokens[positions[:-1] % KEPT].tolist(), token]
         states = self._layer.prepared(trail.states[(positions - 1) % KEPT])

@@ -108,13 +108,14 @@ class ModelDraftLength(DraftLength):
 
     Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
     was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
-    that what trials take is at most TRIALS of the time; meanwhile nothing is weighed again, unless rows become fewer or
-    drafts may be longer. reading_s: what they take beside drafting, for a text that the
-    model must read first.
+    that what trials take is at most TRIALS of the time, and HOPE times as often after a right guess. Between trials
+    nothing is weighed again, unless rows become fewer or drafts may be longer. reading_s: what trials take beside
+    drafting, for a text that the model must read first.
     """
 
     FORGET = 0.85
-    TRIALS = 0.01
+    TRIALS = 0.005
+    HOPE = 8
     LONGEST_PAUSE = 1024  # tokens
     _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
 
@@ -123,7 +124,7 @@ class ModelDraftLength(DraftLength):
         self.reading_s = 0.0
         self._pause = 0
         self._paused_at = 0, 0  # other rows, and the limit
-        self._tries = False
+        self._tries = self._hopes = False
 
     def chance(self, at: int) -> float:
         """Estimated probability that the guess at this place of a draft is right if all before it are."""
@@ -149,14 +150,16 @@ class ModelDraftLength(DraftLength):
         if tries:
             return 1
         plain = costs.seconds(others + 1)
-        lost = max(costs.seconds(others + 2) - plain + drafting_s, 0.0)
-        steps = math.ceil((lost + self.reading_s) / plain / self.TRIALS) if plain > 0 else 0
+        row = max(costs.seconds(others + 2) - plain, costs.PRIOR * plain)  # few measures may make it look free
+        share = self.TRIALS * (self.HOPE if self._hopes else 1)
+        steps = math.ceil((row + drafting_s + self.reading_s) / plain / share) if plain > 0 else 0
         self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
         self._paused_at = others, limit
         return 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft."""
+        self._hopes = accepted > 0
         for at in range(min(accepted + 1, drafted)):
             right = at < accepted
             if at == len(self._seen):

@@ -19,7 +19,7 @@ from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.eagle_models import HEADS, OUTPUTS, TARGET, write_head
 from tests.models.synthetic import Synthetic, write
-from tests.oracle import llama_oracle
+from tests.oracle import llama_drafts, llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -71,7 +71,7 @@ def test_what_it_reads_is_what_goes_into_layers(name: str, tmp_path: Path) -> No
     layers = [0, 1, model.layers - 2]
     path = write(model, tmp_path / "model.gguf")
     read = what_is_read(model, path, layers)
-    expected = llama_oracle.layer_inputs(path, TOKENS, layers)
+    expected = llama_drafts.layer_inputs(path, TOKENS, layers)
     for at in range(3):
         part = slice(at * model.embedding, (at + 1) * model.embedding)
         assert close(read[:, part], expected[:, part]), layers[at]
@@ -99,8 +99,8 @@ def what_is_read(model: Synthetic, path: Path, layers: list[int]) -> np.ndarray:
 
 
 def test_its_logits_are_those_of_llama_cpp(files: Files, runner: NativeRunner) -> None:
-    features = llama_oracle.layer_inputs(files.model, TOKENS, [1, 2, 3])
-    states, expected, after = llama_oracle.guessed_by_head(files.head, files.model, TOKENS[1:], features[:-1])
+    features = llama_drafts.layer_inputs(files.model, TOKENS, [1, 2, 3])
+    states, expected, after = llama_drafts.guessed_by_head(files.head, files.model, TOKENS[1:], features[:-1])
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
         _, state = layer.run([Part(single, [token], features[at : at + 1])], layer.reaches[-1])
@@ -122,8 +122,8 @@ def in_vocabulary(runner: NativeRunner, logits: np.ndarray) -> np.ndarray:
 
 
 def test_a_draft_begins_with_the_likeliest_token_after_the_text(files: Files, runner: NativeRunner) -> None:
-    features = llama_oracle.layer_inputs(files.model, TOKENS, [1, 2, 3])
-    _, expected, _ = llama_oracle.guessed_by_head(files.head, files.model, TOKENS[1:], features[:-1])
+    features = llama_drafts.layer_inputs(files.model, TOKENS, [1, 2, 3])
+    _, expected, _ = llama_drafts.guessed_by_head(files.head, files.model, TOKENS[1:], features[:-1])
     sequence = runner.create_sequence()
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])
