@@ -2,7 +2,8 @@
 
 A row joins the embedding of a token with the model's state after the token before it, each normalised; a product makes
 a row of the residual stream of both, and a layer like the others and the model's output follow (DeepSeek-V3's report,
-2.2; tensors blk.N.nextn.*). States are those behind the last norm, the model's or this layer's own, so that the layer
+2.2; tensors blk.N.nextn.*). In Nemotron-H that layer has attention and experts, which the others have apart, and a
+LayerNorm behind them. States are those behind the last norm, the model's or this layer's own, so that the layer
 can go on from its own guess.
 
 The output is computed for as many ids as the caller wants: vocabularies are ordered by how early a token was merged, so
@@ -21,11 +22,14 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import VECTOR, DraftingLayer, Part
 from models.kv_layout import KVTypes
 from models.layer_sizes import ALL_COUNT
+from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
 _LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # what is guessed from: a quarter of all ids, half of them, all
 _JOINS = {f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")}
-_OPTIONAL = {f"nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head", "shared_head_norm")}
+_SECOND_NORM = "post_attention_norm.weight"
+_OWN_NORM = "nextn.shared_head_norm.weight"
+_OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_NORM}
 
 
 def prediction_config(file: ModelFile, config: ModelConfig, architecture: Architecture) -> ModelConfig | None:
@@ -35,13 +39,14 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
     """
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
-    if not architecture.drafts or config.narrows or not _JOINS <= further <= _JOINS | _OPTIONAL:
+    needed = _JOINS | ({_OWN_NORM} if config.architecture in ALONE else set())
+    if not architecture.drafts or config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
         return None
     own = {name: shape for name, shape in own.items() if name not in further}
-    like = next((one for one in range(layer) if config.attends[one] and _shapes(file, one) == own), None)
+    like = _layer_like(file, config, own)
     if like is None or config.embedding % VECTOR:
         return None
-    count, dense = layer + 1, like < config.dense_layers
+    count, dense = layer + 1, config.architecture not in ALONE and like < config.dense_layers
     return replace(
         config,
         layers=count,
@@ -60,6 +65,22 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
     )
 
 
+def _layer_like(file: ModelFile, config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int | None:
+    """A layer with attention that has these tensors; where others have either, one that has those of attention.
+
+    Then one of the others must have those of experts.
+    """
+    attending = [one for one in range(config.layers) if config.attends[one]]
+    if config.architecture not in ALONE:
+        return next((one for one in attending if _shapes(file, one) == own), None)
+    attention = {name: shape for name, shape in own.items() if name.startswith("attn_")}
+    network = {name: shape for name, shape in own.items() if name not in attention and name != _SECOND_NORM}
+    others = (_shapes(file, one) for one in range(config.layers) if not config.attends[one] and not config.recurs[one])
+    if not any({name: shape for name, shape in one.items() if name != "attn_norm.weight"} == network for one in others):
+        return None
+    return next((one for one in attending if _shapes(file, one) == attention), None)
+
+
 def _shapes(file: ModelFile, layer: int) -> dict[str, tuple[int, ...]]:
     """Shapes of a layer's tensors, by their names in it."""
     prefix = f"blk.{layer}."
@@ -73,6 +94,9 @@ class PredictionLayer(DraftingLayer):
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
         """Load and record. config: what prediction_config gave. Raises UnsupportedModelError for unusable tensors."""
+        if architecture.name in ALONE:  # which have one norm a layer elsewhere, of what is one of two parts here
+            second = replace(architecture.norms, feed_forward=_SECOND_NORM.removesuffix(".weight"))
+            architecture = replace(architecture, norms=second)
         super().__init__(config, architecture, loader, types, threads)
         self.width, self._epsilon = config.embedding, config.epsilon
         self._norm = loader.vector(f"{architecture.norms.output}.weight", config.embedding)[: config.embedding]
@@ -98,7 +122,10 @@ class PredictionLayer(DraftingLayer):
         recording.product(joining, recording.x, last=True)
         DecoderRecorder(recording, self.store, self._ropes).record_layer(self._layer)
         own = prefix + "shared_head_norm"
-        recording.norm(own if loader.has(own + ".weight") else architecture.norms.output)
+        if architecture.name in ALONE:
+            recording.add_and_norm(0, 0, own)
+        else:
+            recording.norm(own if loader.has(own + ".weight") else architecture.norms.output)
         names = (prefix + "shared_head_head.weight", "output.weight", "token_embd.weight")
         name = next(name for name in names if loader.has(name))
         self._record_output(loader.matrix(name, config.vocabulary, width), None)
