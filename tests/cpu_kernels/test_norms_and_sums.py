@@ -93,6 +93,16 @@ def test_sum_of_rows(gated: bool) -> None:
     np.testing.assert_allclose(to.reshape(x.shape), x + factor * y, rtol=1e-6, atol=1e-6)
 
 
+def test_copies_of_rows_leave_what_is_beside_them() -> None:
+    x, y = normal(3, 48), normal(3, 96)
+    source, target = filled(x), filled(y)
+    op = operation(address(source), 48 * 4, address(target) + 32 * 4, 96 * 4, 48)
+    run_on_threads(sums.copy_rows, op, record(Step.SIZE, {int(Step.ROWS): 3}), 2)
+    expected = y.copy()
+    expected[:, 32:80] = x
+    np.testing.assert_array_equal(target.reshape(y.shape), expected)
+
+
 def test_biases_of_experts() -> None:
     """Slots in tiles of two: expert 2 has the first tile, expert 0 the next two."""
     y, biases = normal(6, 48), normal(3, 48)
