@@ -25,9 +25,15 @@ PLAIN = Settings(backend="native", kv_mib=64, disk_cache=False, packed_mib=0, th
 STORY = "<|im_start|>user\nTell me a story about {}.<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_answers_are_the_same_to_the_token(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of four tokens, whatever steps cost."""
     monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 4), 0))
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("name", HEADS)
+def test_answers_are_the_same_to_the_token(name: str, tmp_path: Path) -> None:
     model = write(TARGET, tmp_path / "model.gguf")
     head = write_head(HEADS[name], tmp_path / "head.gguf")
     prompts = [[(at * 13 + seed) % 290 + 3 for at in range(20 + 30 * seed)] for seed in range(5)]
@@ -52,6 +58,7 @@ def test_answers_are_the_same_to_the_token(name: str, tmp_path: Path, monkeypatc
     assert answers(drafts=True) == answers(drafts=False)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_trained_head_is_mostly_right_and_changes_nothing() -> None:
     with load_model(built_in(), PLAIN) as plain, load_model(built_in(), Settings(**with_head(TRAINED))) as drafting:
         drafted = accepted = 0
@@ -62,7 +69,7 @@ def test_a_trained_head_is_mostly_right_and_changes_nothing() -> None:
             assert (done.token_ids, done.text) == (expected.token_ids, expected.text)
             drafted += done.last.counts.drafted
             accepted += done.last.counts.accepted
-        assert drafted > 100 and accepted > drafted / 2
+        assert drafted > 300 and accepted > drafted / 2
 
 
 def with_head(head: Path) -> dict[str, object]:
