@@ -1,19 +1,20 @@
 """Decode speed of a model that drafts for itself against the same model without drafts of its own.
 
     self_drafts.py MODEL.gguf TEXT.txt [--acceptance 0 0.5 0.8] [--prompt 400] [--tokens 96] [--rounds 5] [--threads N]
-                   [--processor-time]
+                   [--head HEAD.gguf] [--processor-time]
 
-MODEL has layers of multi-token prediction, of any weights. What is written is given, as in benchmarks.speculation: the
-runner computes every row, and then the next token of the text is made the likeliest. The layer computes every guess,
-and then each is made the text's next token, or another one, so that it is right with the given chance if all before it
-are. So costs are the model's own. On and off alternate in one run; medians. --processor-time counts what the processor
-spent, for machines that others use too; with one thread only.
+MODEL has layers of multi-token prediction, of any weights, or HEAD is an EAGLE-3 head for it. What is written is given,
+as in benchmarks.speculation: the runner computes every row, and then the next token of the text is made the likeliest.
+The layer computes every guess, and then each is made the text's next token, or another one, so that it is right with
+the given chance if all before it are. So costs are the model's own. On and off alternate in one run; medians.
+--processor-time counts what the processor spent, for machines that others use too; with one thread only.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +57,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--head", type=Path)
     parser.add_argument("--processor-time", action="store_true")
     arguments = parser.parse_args()
     if arguments.processor_time and arguments.threads != 1:
         parser.error("--processor-time needs --threads 1: threads that wait take time, too")
     clock = time.process_time if arguments.processor_time else time.monotonic
-    with open_model(arguments.model) as file:
+    with open_model(arguments.model) as file, ExitStack() as stack:
         tokenizer = load_tokenizer(file)
+        drafts = stack.enter_context(open_model(arguments.head)) if arguments.head else True
         opened = {
-            on: NativeRunner(file, kv_bytes=KV_BYTES, threads=arguments.threads, drafts=on) for on in (True, False)
+            on: NativeRunner(file, kv_bytes=KV_BYTES, threads=arguments.threads, drafts=on and drafts)
+            for on in (True, False)
         }
     runner, plain = Guessing(opened[True]), Scripted(opened[False])
     engines = {

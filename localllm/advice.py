@@ -15,11 +15,10 @@ from gpu_offload.planner import plan as make_plan
 from localllm.engine.backends import (
     BackendChoice,
     choose_backend,
-    draft_beside,
-    native_drafts,
     native_kv_types,
     plan_request,
 )
+from localllm.engine.draft_files import draft_beside, native_drafts
 from localllm.engine.loaded_model import draft_bytes
 from localllm.engine.projectors import projector_of
 from localllm.errors import OutOfMemoryError, RequestError
@@ -100,7 +99,8 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
     """
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
-    memory = native_memory(file, kv_types, settings.threads, native_drafts(settings))
+    with native_drafts(settings) as drafts:
+        memory = native_memory(file, kv_types, settings.threads, drafts)
     beside = draft_bytes(settings)
     tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
     longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP

@@ -157,11 +157,11 @@ def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
 
 
 def native_memory(
-    file: ModelFile, kv_types: tuple[str, str], threads: int | None = None, drafts: bool = True
+    file: ModelFile, kv_types: tuple[str, str], threads: int | None = None, drafts: bool | ModelFile = True
 ) -> ModelMemory:
     """What a model takes on the native engine, from its header. Raises UnsupportedModelError.
 
-    drafts: with its layers of multi-token prediction, if it has some.
+    drafts: with its layers of multi-token prediction, if it has some, or with the head of another file.
     """
     from models.config import read_config
     from models.kv_layout import state_bytes

@@ -49,8 +49,10 @@ class _HeadRows:
 class AttentionLayers:
     """Buffers that attention layers of a model share, and the recording of one layer."""
 
-    def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
+    def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, joined: Rows | None = None) -> None:
+        """joined: what attention reads in place of the normalised x, rows of twice its width."""
         self._recording, self._store, self._ropes = recording, store, ropes
+        self._joined, self._inputs = joined, recording.config.embedding * (2 if joined else 1)
         config, builder = recording.config, recording.builder
         self._rows = {heads: _HeadRows(recording, heads) for heads in dict.fromkeys(config.layer_heads)}
         self._epsilon = builder.scalar(config.epsilon)
@@ -158,7 +160,10 @@ class AttentionLayers:
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
         gates = self._gate_matrix(prefix, rows.heads)
-        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices, *gates))
+        if self._joined:
+            recording.pack(self._joined, self._inputs, forms(*matrices), stride=self._joined.stride)
+        else:
+            recording.norm_pack(attention_norm(recording, prefix), forms(*matrices, *gates))
         for matrix in gates:
             assert self._softplus_gates is not None
             recording.product(matrix, self._softplus_gates, last=False)
@@ -196,15 +201,15 @@ class AttentionLayers:
             recording.product(matrix, out, last=i == len(matrices) - 1)
 
     def _matrix(self, prefix: str, i: int, fused: bool, rows: _HeadRows, order: NDArray[np.int64]) -> Matrix:
-        config, loader = self._recording.config, self._recording.loader
+        loader = self._recording.loader
         counts, size = rows.counts, rows.heads.size
         if fused:
             order = _moved(order, sum(counts[:i]) * size)
-            return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, config.embedding, order)
+            return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, self._inputs, order)
         name = f"{prefix}attn_{_PARTS[i]}.weight"
         if i == _PARTS.index("v") and self._recording.architecture.value_norms and not loader.has(name):
             name = prefix + "attn_k.weight"  # what becomes keys and values alike
-        return loader.matrix(name, counts[i] * size, config.embedding, order)
+        return loader.matrix(name, counts[i] * size, self._inputs, order)
 
     def _gate_matrix(self, prefix: str, heads: Heads) -> list[Matrix]:
         """What makes gates of what a layer's attention gives, if the architecture has them: one a head, or one a value.

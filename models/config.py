@@ -75,8 +75,8 @@ class ModelConfig:
     fall into, and those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base:
     rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are
     rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which
-    layers), causal (whether rows see only those before them): None where not stated. joins: the program's first product
-    reads two rows of an embedding's size side by side.
+    layers), causal (whether rows see only those before them): None where not stated. joins: values of the rows that a
+    layer which drafts makes of several side by side.
     """
 
     architecture: str
@@ -126,7 +126,7 @@ class ModelConfig:
     attention_cap: float | None
     logit_cap: float | None
     causal: bool | None
-    joins: bool = False
+    joins: int = 0
 
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:
@@ -171,8 +171,7 @@ class ModelConfig:
         if self.latents:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
         of_values = self.slot_sizes.inner if self.slot_sizes else 0
-        joined = 2 * self.embedding if self.joins else self.embedding
-        return max(joined, self.per_layer_width, self.expert_latent, *widths, *attended, of_values)
+        return max(self.embedding, self.joins, self.per_layer_width, self.expert_latent, *widths, *attended, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -288,7 +287,10 @@ def _vocabulary(file: ModelFile) -> int:
 
     Otherwise there would be tokens without logits, or logits without a token.
     """
-    rows, tokens = _rows(file, _EMBEDDING_TENSOR, required=True), file.metadata.get(_VOCABULARY)
+    tokens = file.metadata.get(_VOCABULARY)
+    if file.architecture == "eagle3":  # a head, which has that of its model
+        return 0
+    rows = _rows(file, _EMBEDDING_TENSOR, required=True)
     if isinstance(tokens, MetadataArray) and len(tokens) != rows:
         raise ModelFileError(
             f"{file.path}: {_EMBEDDING_TENSOR} has {rows} rows and {_VOCABULARY} has {len(tokens)} tokens. "

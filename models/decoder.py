@@ -1,5 +1,6 @@
 """Records the forward pass of a transformer as a program: from tokens over layers to logits, or to states."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,8 +34,10 @@ class LogitsOperations:
 class DecoderRecorder:
     """Loads a decoder's weights layer by layer and records the operations that use them."""
 
-    def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
-        self._recording = recording
+    def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, read: Sequence[int] = ()) -> None:
+        """read: layers whose inputs are kept in `features`, side by side; the number of layers for what comes last."""
+        self._recording, self._read = recording, read
+        self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
         self._attention: AttentionLayers | LatentLayers | None = None
         if any(config.attends):
@@ -84,14 +87,24 @@ class DecoderRecorder:
         if self._streams:
             self._streams.spread()
         for layer in range(config.layers):
+            self._keep_input(layer)
             self.record_layer(layer)
             recording.loader.check_all_used(config.layers, layer)
             if layer == 0 and recording.loader.packs:  # the kernels that pack the other layers have been loaded
                 release_linker()
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
+        self._keep_input(config.layers)
         if self._streams:
             self._streams.merge()
+
+    def _keep_input(self, layer: int) -> None:
+        """Keep x where it is read of this layer."""
+        recording, features = self._recording, self.features
+        for at, read in enumerate(self._read):
+            if features and read == layer:
+                place = features.address + 4 * at * recording.config.embedding
+                recording.copy(recording.x, place, features.stride)
 
     def record_layer(self, layer: int) -> None:
         """Record one layer, from x to x."""

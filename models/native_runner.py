@@ -19,11 +19,11 @@ from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
+from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import refusal
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore, Sequence
 from models.packed_file import PackedWeights
-from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
@@ -52,15 +52,15 @@ class NativeRunner:
         kv_types: tuple[str, str] = ("f16", "f16"),
         progress: LoadProgress | None = None,
         ready: PackedWeights | None = None,
-        drafts: bool = True,
+        drafts: bool | ModelFile = True,
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
         kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
         once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
         what they were trained for. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready:
-        weights that were packed before. drafts: load the layer that drafts, where the file has one. Raises
-        UnsupportedModelError or ModelFileError before anything large is allocated.
+        weights that were packed before. drafts: load the layer that drafts, where the file has one, or the
+        head of another file. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
@@ -68,7 +68,7 @@ class NativeRunner:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it writes no text")
         self._threads = min(threads or usable_cores(), usable_processors())
         types = stored_types(config, kv_types)
-        predicts = prediction_config(file, config, architecture) if drafts else None
+        chosen = choose_drafts(file, config, architecture, drafts)
         self._store = PageStore(config, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
         self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
@@ -84,11 +84,11 @@ class NativeRunner:
             kv_bytes_per_token=self._store.bytes_per_token,
             kv_layout=f"native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}",
             kv_files=file.states,
-            can_draft=predicts is not None,
+            can_draft=chosen is not None,
         )
         self._team = ThreadTeam(self._threads)
         try:
-            self._load(file, architecture, context or config.context, predicts, progress, ready)
+            self._load(file, architecture, context or config.context, chosen, progress, ready)
         except BaseException:
             self._team.close()
             raise
@@ -98,22 +98,24 @@ class NativeRunner:
         file: ModelFile,
         architecture: Architecture,
         context: int,
-        predicts: ModelConfig | None,
+        drafts: ModelFile | ModelConfig | None,
         progress: LoadProgress | None,
         ready: PackedWeights | None,
     ) -> None:
+        """drafts: the file of a head, or the sizes of the model's own layer that drafts."""
         config = self._config
+        read = layers_read(drafts, config) if isinstance(drafts, ModelFile) else ()
         if progress is not None:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress, ready)
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
-        recorder = DecoderRecorder(recording, self._store, self._ropes)
+        recorder = DecoderRecorder(recording, self._store, self._ropes, read)
         self._logits_operations = recorder.record()
         self._drafts: SelfDrafts | None = None
-        if predicts:
-            layer = PredictionLayer(predicts, architecture, loader, self._store.types, self._threads)
+        if drafts:
+            layer = drafting_layer(drafts, config, architecture, loader, self._store.types, self._threads)
             self._drafts = SelfDrafts(layer)
             layer.start(self._team, progress)
         self.packed = loader.packed
@@ -122,7 +124,7 @@ class NativeRunner:
         self.closing: list[Callable[[], None]] = []
         """What is called by `close`, before the weights go."""
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
-        self._states = recording.x.values[:, : config.embedding]
+        self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
 
     def pages_free(self) -> int:

@@ -21,12 +21,12 @@ from cpu_kernels.threads import lead, work
 from gguf_io import ModelFile
 from models.config import read_config
 from models.decoder import DecoderRecorder
+from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
+from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.pooling_head import PoolingHead
-from models.prediction_layer import MAX_ROWS as PREDICTION_ROWS
-from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
@@ -66,15 +66,21 @@ class NativeNeeds:
     packers: tuple[Kernel, ...]
 
 
-_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool], NativeNeeds]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool | ModelFile], NativeNeeds]] = (
+    WeakKeyDictionary()
+)
 
 
 def native_needs(
-    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), threads: int | None = None, drafts: bool = True
+    file: ModelFile,
+    kv_types: tuple[str, str] = ("f16", "f16"),
+    threads: int | None = None,
+    drafts: bool | ModelFile = True,
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these types of keys and values, on so many threads (None: its usual).
 
-    drafts: with the layer that drafts, where the file has one; what a row costs does not include it.
+    drafts: with the layer that drafts, where the file has one, or with the head of another file; what a row costs does
+    not include it.
     Remembered with the open file. Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete
     metadata.
     """
@@ -84,21 +90,22 @@ def native_needs(
     return known[key]
 
 
-def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool) -> NativeNeeds:
+def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
     store = PageStore(config, 0, stored_types(config, kv_types))
     ropes = Ropes(config, architecture, loader, config.context)
     recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
-    logits = DecoderRecorder(recording, store, ropes).record()
+    chosen = choose_drafts(file, config, architecture, drafts)
+    read = layers_read(chosen, config) if isinstance(chosen, ModelFile) else ()
+    logits = DecoderRecorder(recording, store, ropes, read).record()
     step_fields(builder, config, MAX_ROWS, count)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
-    predicts = prediction_config(file, config, architecture) if drafts else None
     drafting = 0
-    if predicts:
-        layer = PredictionLayer(predicts, architecture, loader, store.types, count)
-        step_fields(layer.builder, predicts, PREDICTION_ROWS, count)
+    if chosen:
+        layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
+        step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
         drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
     return NativeNeeds(
         weights=loader.packed_bytes,
@@ -138,14 +145,24 @@ class _HeaderLoader(WeightLoader):
 
     def __init__(self, file: ModelFile, builder: ProgramBuilder) -> None:
         super().__init__(file, None, builder, None)
-        self.packed_bytes = 0
+        self.sizes: list[int] = []
         self.packers: dict[str, Kernel] = {}
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all packed matrices, those of the program's other files included."""
+        return sum(self.sizes)
+
+    def of_file(self, file: ModelFile) -> "_HeaderLoader":
+        other = _HeaderLoader(file, self._builder)
+        other.sizes, other.packers = self.sizes, self.packers
+        return other
 
     def _values(self, name: str) -> NDArray[np.float32]:
         return np.ones(self._file.tensors[name].shape, np.float32)
 
     def _room(self, size: int) -> NDArray[np.generic]:
-        self.packed_bytes += size
+        self.sizes.append(size)
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
     def _fill(

@@ -2,43 +2,34 @@
 
 A row joins the embedding of a token with the model's state after the token before it, each normalised; a product makes
 a row of the residual stream of both, and a layer like the others and the model's output follow (DeepSeek-V3's report,
-2.2; tensors blk.N.nextn.*). States are those behind the last norm, the model's or this layer's own, so that the layer
+2.2; tensors blk.N.nextn.*). In Nemotron-H that layer has attention and experts, which the others have apart, and a
+LayerNorm behind them. States are those behind the last norm, the model's or this layer's own, so that the layer
 can go on from its own guess.
 
 The output is computed for as many ids as the caller wants: vocabularies are ordered by how early a token was merged, so
 that most of a text has low ones, and a draft that cannot have the others costs less than it loses.
 """
 
-from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import norms
-from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import Barrier, Stage
-from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.decoder import DecoderRecorder
-from models.kv_layout import KVTypes, bytes_of_tokens
-from models.kv_pages import PageStore, Sequence
+from models.drafting_layer import VECTOR, DraftingLayer, Part
+from models.kv_layout import KVTypes
 from models.layer_sizes import ALL_COUNT
-from models.recording import FixedPlace, Recording, Rows
-from models.rope_tables import Ropes
-from models.steps import LoadProgress, Steps
+from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
-MAX_ROWS = 64
-MAX_SEQUENCES = 8
-MAX_TOKENS = 512
-"""Of each sequence that the layer stores keys and values of."""
 _LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # what is guessed from: a quarter of all ids, half of them, all
-_VECTOR = 16
 _JOINS = {f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")}
-_OPTIONAL = {f"nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head", "shared_head_norm")}
+_SECOND_NORM = "post_attention_norm.weight"
+_OWN_NORM = "nextn.shared_head_norm.weight"
+_OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_NORM}
 
 
 def prediction_config(file: ModelFile, config: ModelConfig, architecture: Architecture) -> ModelConfig | None:
@@ -48,13 +39,14 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
     """
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
-    if not architecture.drafts or config.narrows or not _JOINS <= further <= _JOINS | _OPTIONAL:
+    needed = _JOINS | ({_OWN_NORM} if config.architecture in ALONE else set())
+    if not architecture.drafts or config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
         return None
     own = {name: shape for name, shape in own.items() if name not in further}
-    like = next((one for one in range(layer) if config.attends[one] and _shapes(file, one) == own), None)
-    if like is None or config.embedding % _VECTOR:
+    like = _layer_like(file, config, own)
+    if like is None or config.embedding % VECTOR:
         return None
-    count, dense = layer + 1, like < config.dense_layers
+    count, dense = layer + 1, config.architecture not in ALONE and like < config.dense_layers
     return replace(
         config,
         layers=count,
@@ -69,8 +61,24 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
         delta_net=None,
         scan=None,
         convolution=0,
-        joins=True,
+        joins=2 * config.embedding,
     )
+
+
+def _layer_like(file: ModelFile, config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int | None:
+    """A layer with attention that has these tensors; where others have either, one that has those of attention.
+
+    Then one of the others must have those of experts.
+    """
+    attending = [one for one in range(config.layers) if config.attends[one]]
+    if config.architecture not in ALONE:
+        return next((one for one in attending if _shapes(file, one) == own), None)
+    attention = {name: shape for name, shape in own.items() if name.startswith("attn_")}
+    network = {name: shape for name, shape in own.items() if name not in attention and name != _SECOND_NORM}
+    others = (_shapes(file, one) for one in range(config.layers) if not config.attends[one] and not config.recurs[one])
+    if not any({name: shape for name, shape in one.items() if name != "attn_norm.weight"} == network for one in others):
+        return None
+    return next((one for one in attending if _shapes(file, one) == attention), None)
 
 
 def _shapes(file: ModelFile, layer: int) -> dict[str, tuple[int, ...]]:
@@ -79,116 +87,52 @@ def _shapes(file: ModelFile, layer: int) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(prefix): one.shape for name, one in file.tensors.items() if name.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows that follow a sequence of the layer's: tokens, and float32[tokens, embedding] states before each of them."""
-
-    sequence: Sequence
-    tokens: Ordered[int]
-    states: NDArray[np.float32]
-
-
-class PredictionLayer:
-    """The layer's program, and the pages of its keys and values, for MAX_SEQUENCES of MAX_TOKENS tokens.
-
-    Positions are the layer's own: they need not be those of the text, for rotation tells distances alone.
-    """
+class PredictionLayer(DraftingLayer):
+    """The layer's program. Its states are those behind a last norm, of the model's width."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        architecture: Architecture,
-        loader: WeightLoader,
-        types: KVTypes,
-        threads: int,
+        self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
         """Load and record. config: what prediction_config gave. Raises UnsupportedModelError for unusable tensors."""
-        self._config, self._layer = config, config.layers - 1
-        self.builder = ProgramBuilder()
-        self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
-        self._ropes = Ropes(config, architecture, loader, config.context)
-        self._recording = Recording(self.builder, loader, config, architecture, MAX_ROWS, threads)
-        self._joined = self._recording.rows(2 * config.embedding)
-        self.norm = loader.vector(f"{architecture.norms.output}.weight", config.embedding)[: config.embedding]
-        self.epsilon = config.epsilon
-        self._record()
+        if architecture.name in ALONE:  # which have one norm a layer elsewhere, of what is one of two parts here
+            second = replace(architecture.norms, feed_forward=_SECOND_NORM.removesuffix(".weight"))
+            architecture = replace(architecture, norms=second)
+        super().__init__(config, architecture, loader, types, threads)
+        self.width, self._epsilon = config.embedding, config.epsilon
+        self._norm = loader.vector(f"{architecture.norms.output}.weight", config.embedding)[: config.embedding]
+        self._record(architecture, loader)
 
-    @property
-    def width(self) -> int:
-        """Values of a state."""
-        return self._config.embedding
+    def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalise rows of the residual stream as the model does before its logits."""
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
+            squares = np.mean(states * states, axis=1, keepdims=True)
+            return np.asarray(states / np.sqrt(squares + self._epsilon) * self._norm, np.float32)
 
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the pages and of the tables of rotation."""
-        of_pages = MAX_SEQUENCES * MAX_TOKENS * self.store.bytes_per_token
-        return of_pages + MAX_TOKENS * self._ropes.position_bytes
+    def _place_states(self, rows: slice, part: Part) -> None:
+        self._joined.values[rows, self.width : 2 * self.width] = part.states
 
-    def start(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
-        """Compile what the program needs, before the first `run`."""
-        self._steps = Steps(self.builder, team, self._config, MAX_ROWS, progress)
-
-    def run(self, parts: Ordered[Part], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Append at most MAX_ROWS rows; the token guessed after each part's last, and the state after it.
-
-        ids: what is guessed is below this, which is one of `reaches`; 0 to guess nothing.
-        """
-        tokens: list[int] = []
-        positions: list[int] = []
-        segments: list[tuple[Sequence, int, int]] = []
-        width = self._config.embedding
-        for part in parts:
-            first, count, start = len(tokens), len(part.tokens), part.sequence.length
-            self._joined.values[first : first + count, width : 2 * width] = part.states
-            self.store.append(part.sequence, count)
-            segments.append((part.sequence, first, count))
-            positions += range(start, start + count)
-            tokens += part.tokens
-        wanted = [first + count - 1 for _, first, count in segments] if ids else []
-        self._steps.program.set_argument(self._output, 1, -(-ids // self._group_rows))
-        self._steps.place(tokens, positions, segments, self._ropes)
-        self._steps.run(len(tokens), wanted)
-        found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
-        return found, np.asarray(self._recording.x.values[wanted, :width], np.float32)
-
-    def _record(self) -> None:
-        recording, config, joined = self._recording, self._config, self._joined
-        loader, builder, width = recording.loader, self.builder, config.embedding
-        prefix = f"blk.{self._layer}.nextn."
+    def _record(self, architecture: Architecture, loader: WeightLoader) -> None:
+        recording, config, joined = self._recording, self.config, self._joined
+        prefix, width = f"blk.{self._layer}.nextn.", config.embedding
         own = prefix + "embed_tokens.weight"
-        table = loader.matrix(own if loader.has(own) else "token_embd.weight", config.vocabulary, width)
-        builder.add(
-            table.format.embed,
-            table.address,
-            table.group_bytes,
-            table.format.group_rows,
-            table.k,
-            joined.address,
-            joined.stride,
-            builder.scalar(1.0),
-            barrier=Barrier.ALWAYS,
-        )
-        for at, name in enumerate(("enorm", "hnorm")):
-            weight = recording.vector(f"{prefix}{name}.weight", width)
-            place = (joined.address + 4 * width * at, joined.stride)
-            builder.add(norms.norm_rows, *place, weight, width, width, recording.epsilon, barrier=Barrier.ALWAYS)
+        self._embed(loader.matrix(own if loader.has(own) else "token_embd.weight", config.vocabulary, width))
+        self._normalise_joined(prefix + "enorm", prefix + "hnorm")
         joining = loader.matrix(prefix + "eh_proj.weight", width, 2 * width)
         recording.pack(joined, 2 * width, joining.format.form, stride=joined.stride)
         recording.product(joining, recording.x, last=True)
         DecoderRecorder(recording, self.store, self._ropes).record_layer(self._layer)
         own = prefix + "shared_head_norm"
-        recording.norm(own if loader.has(own + ".weight") else recording.architecture.norms.output)
-        self._record_output(prefix)
-
-    def _record_output(self, prefix: str) -> None:
-        recording, config, loader = self._recording, self._config, self._recording.loader
+        if architecture.name in ALONE:
+            recording.add_and_norm(0, 0, own)
+        else:
+            recording.norm(own if loader.has(own + ".weight") else architecture.norms.output)
         names = (prefix + "shared_head_head.weight", "output.weight", "token_embd.weight")
         name = next(name for name in names if loader.has(name))
-        output = loader.matrix(name, config.vocabulary, config.embedding)
-        self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
-        recording.norm_pack(None, output.format.form, wanted=True)
-        place = FixedPlace(self._logits.address, self._logits.stride)
-        self._output = recording.product(output, place, last=True, stage=Stage.WANTED)
-        shares = (max(config.vocabulary // share, _LEAST_IDS) for share in _SHARES_OF_IDS)
-        self.reaches = tuple(dict.fromkeys(min(ids, config.vocabulary) for ids in shares))
-        """How many ids can be guessed from, fewest first."""
+        self._record_output(loader.matrix(name, config.vocabulary, width), None)
+        self.reaches = reaches_of(config.vocabulary)
+
+
+def reaches_of(vocabulary: int) -> tuple[int, ...]:
+    """How many of the first ids may be guessed from, fewest first."""
+    shares = (max(vocabulary // share, _LEAST_IDS) for share in _SHARES_OF_IDS)
+    return tuple(dict.fromkeys(min(ids, vocabulary) for ids in shares))

@@ -307,6 +307,11 @@ class Recording:
         arguments = (*source, into.ctypes.data, into.strides[0])
         self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
 
+    def copy(self, rows: Rows, address: int, stride: int) -> None:
+        """Copy rows of an embedding's size to an address, with so many bytes from one to the next."""
+        arguments = (address, stride, rows.address, rows.stride, self.config.embedding)
+        self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
+
     def scale(self, factor: int) -> None:
         """x *= the factor at an address."""
         vectors = (self.x.address, self.x.stride, self.config.embedding, factor)

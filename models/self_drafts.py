@@ -1,4 +1,4 @@
-"""What is kept of sequences for a layer that drafts (models/prediction_layer.py), and how it drafts several tokens.
+"""What is kept of sequences for a layer that drafts (models/drafting_layer.py), and how it drafts several tokens.
 
 The layer reads the model's states of a sequence's latest tokens. Those of the last KEPT are copied from each step; its
 keys and values are computed when it drafts, of as many tokens as there are states. So nothing but a copy is done while
@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from models.drafting_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, DraftingLayer, Part
 from models.kv_pages import Sequence
-from models.prediction_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, Part, PredictionLayer
 
 KEPT = 128
 _MOST = MAX_TOKENS - KEPT - 1  # tokens of a draft
 _COVERED = 15 / 16  # of the latest tokens, by the ids that are guessed from
+_FEW = 32
+"""Rows that are read for a single guess, which is asked for to see whether guesses are right."""
 _EACH = MAX_ROWS // MAX_SEQUENCES
 """Rows that each of several sequences may have in one run."""
 
@@ -40,12 +42,12 @@ class _Trail:
 class SelfDrafts:
     """Follows up to MAX_SEQUENCES sequences, those that were computed latest, and drafts for them."""
 
-    def __init__(self, layer: PredictionLayer) -> None:
+    def __init__(self, layer: DraftingLayer) -> None:
         self._layer = layer
         self._trails: dict[int, _Trail] = {}  # the latest last
 
     def note(self, sequence: int, start: int, tokens: Ordered[int], states: NDArray[np.generic]) -> None:
-        """Keep the states of a sequence's new tokens. states: float32[tokens, embedding], before the last norm."""
+        """Keep the states of a sequence's new tokens. states: float32[tokens, values], those that the layer reads."""
         trail = self._trails.pop(sequence, None)
         if trail is None:
             trail = self._room()
@@ -53,10 +55,14 @@ class SelfDrafts:
         if trail.end != start:
             self._restart(trail, start)
         end = trail.end = start + len(tokens)
-        kept = min(len(tokens), KEPT)
-        at = np.arange(end - kept, end) % KEPT
-        trail.states[at] = states[-kept:]
-        trail.tokens[at] = tokens[-kept:]
+        if len(tokens) == 1:  # decoding, where each microsecond counts
+            trail.states[start % KEPT] = states[0]
+            trail.tokens[start % KEPT] = tokens[0]
+        else:
+            kept = min(len(tokens), KEPT)
+            at = np.arange(end - kept, end) % KEPT
+            trail.states[at] = states[-kept:]
+            trail.tokens[at] = tokens[-kept:]
         trail.start = max(trail.start, end - KEPT)
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -101,7 +107,7 @@ class SelfDrafts:
             for at, (sequence, part) in enumerate(parts.items()):
                 found[sequence].append(int(tokens[at]))
                 if len(found[sequence]) < counts[sequence]:
-                    going[sequence] = Part(part.sequence, [int(tokens[at])], states[at : at + 1])
+                    going[sequence] = Part(part.sequence, [int(tokens[at])], states[at : at + 1], guessed=True)
             parts = going
         for sequence, _, _ in wanted:
             if trail := self._trails.get(sequence):
@@ -124,10 +130,10 @@ class SelfDrafts:
         begin = trail.first + stored.length
         if not stored.length or begin <= trail.start or end + count - trail.first >= MAX_TOKENS:
             self._layer.store.truncate(stored, 0)
-            begin = trail.first = trail.start + 1
+            begin = trail.first = max(trail.start + 1, end - _FEW if count == 1 else 0)
         positions = np.arange(begin, end + 1)
         tokens = [*trail.tokens[positions[:-1] % KEPT].tolist(), token]
-        states = self._normalised(trail.states[(positions - 1) % KEPT])
+        states = self._layer.prepared(trail.states[(positions - 1) % KEPT])
         while len(tokens) > _EACH:
             some = min(len(tokens) - 1, MAX_ROWS)
             self._layer.run([Part(stored, tokens[:some], states[:some])])
@@ -141,12 +147,6 @@ class SelfDrafts:
             return reaches[-1]
         latest = np.concatenate([trail.tokens[np.arange(trail.start, trail.end) % KEPT] for trail in trails])
         return next((ids for ids in reaches if np.count_nonzero(latest < ids) >= _COVERED * len(latest)), reaches[-1])
-
-    def _normalised(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        layer = self._layer
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
-            squares = np.mean(states * states, axis=1, keepdims=True)
-            return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
 
     def _room(self) -> _Trail:
         """A trail that follows nothing, that of the sequence that was computed longest ago if there are too many."""

@@ -115,6 +115,10 @@ class WeightLoader:
         self.packed: dict[str, NDArray[np.generic]] = {}
         """The packed bytes by what they are: tensor, rows and format. See models.packed_file."""
 
+    def of_file(self, file: ModelFile) -> "WeightLoader":
+        """A loader of another file for the same program."""
+        return WeightLoader(file, self._team, self._builder, self._progress)
+
     @property
     def packs(self) -> bool:
         """Whether matrices are packed, and not mapped or only counted."""

@@ -62,7 +62,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     n_cpu_moe: CpuMoe = None,
     rpc: Rpc = None,
     mmproj: Mmproj = None,
-    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that runs beside.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A draft model that runs beside, or an EAGLE-3 head.")
+    ] = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     every: Annotated[

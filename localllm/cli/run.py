@@ -77,7 +77,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),
     ] = None,
     remote: Remote = None,
-    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for speculative decoding.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Draft model, or EAGLE-3 head, for speculative decoding.")
+    ] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(

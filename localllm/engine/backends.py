@@ -1,15 +1,15 @@
 """Which runner computes a model, and why. Each backend is imported only when it is chosen."""
 
-import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cpu_kernels.limits import available_memory
-from gguf_io import ModelFile, open_model
+from gguf_io import ModelFile
+from localllm.engine.draft_files import draft_beside, native_drafts, refuse_as_model, refuse_head_on_llama
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
@@ -97,6 +97,7 @@ def open_runner(
             if settings.backend == "native" or not llama_is_here():
                 raise
             choice = BackendChoice("llama", f"the native engine cannot: {error}")
+            refuse_head_on_llama(settings, choice.reason)
             runner, choice = _open_llama(file, settings, choice, progress, main_memory)
     log.info("%s: %s", file.path.name, choice)
     return runner, choice
@@ -108,10 +109,11 @@ def choose_backend(file: ModelFile, settings: Settings, room: int | None = None)
     "auto" also takes llama.cpp where only its plan fits into main memory. room: bytes of it; None asks the machine.
     Workers on other machines are looked up first, and are devices from then on. Raises UnsupportedModelError where the
     native engine is left with an architecture that it does not know, RequestError where it is named together with
-    settings that only llama.cpp can follow, and what add_workers raises.
+    settings that only llama.cpp can follow, or llama.cpp with a head that drafts, and what add_workers raises.
     """
     from models.registry import find_architecture
 
+    refuse_as_model(file)
     if workers := [address.strip() for address in settings.rpc.split(",") if address.strip()]:
         from gpu_offload.rpc import add_workers
 
@@ -120,6 +122,8 @@ def choose_backend(file: ModelFile, settings: Settings, room: int | None = None)
         choice = _where_it_fits(automatic_choice(settings, lambda: _native_lacks(file, settings)), file, settings, room)
     else:
         choice = BackendChoice(settings.backend, "chosen by the backend setting")
+    if choice.backend == "llama":
+        refuse_head_on_llama(settings, choice.reason)
     if choice.backend == "native":
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
@@ -178,11 +182,6 @@ def native_kv_types(settings: Settings) -> tuple[str, str]:
     return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
 
 
-def native_drafts(settings: Settings) -> bool:
-    """Whether the native engine loads a model's layers of multi-token prediction."""
-    return settings.self_draft and settings.draft is None
-
-
 def plan_native(
     file: ModelFile,
     settings: Settings,
@@ -200,7 +199,8 @@ def plan_native(
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
 
-    memory = native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings))
+    with native_drafts(settings) as drafts:
+        memory = native_memory(file, native_kv_types(settings), settings.threads, drafts)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         config = read_config(file)
@@ -244,24 +244,6 @@ def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
 
     made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
     return made.uses[0].needed
-
-
-@contextlib.contextmanager
-def draft_beside(settings: Settings) -> Iterator[ModelFile | None]:
-    """The file of the model that is to draft, if any, so that its memory is planned too. Raises what resolve raises."""
-    from localllm.library import resolve
-
-    if settings.draft is None:
-        yield None
-        return
-    with open_model(resolve(settings.draft)) as file:
-        yield file
-
-
-def for_draft(settings: Settings) -> Settings:
-    """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
-    plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
-    return replace(plain, draft=None, self_draft=False, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
@@ -321,7 +303,8 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings))
+        with native_drafts(settings) as drafts:
+            native_memory(file, native_kv_types(settings), settings.threads, drafts)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
@@ -360,16 +343,17 @@ def _open_native(
     compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
-        return NativeRunner(
-            file,
-            kv_bytes=plan.kv,
-            threads=settings.threads,
-            context=settings.ctx,
-            kv_types=native_kv_types(settings),
-            progress=progress,
-            ready=ready,
-            drafts=native_drafts(settings),
-        )
+        with native_drafts(settings) as drafts:
+            return NativeRunner(
+                file,
+                kv_bytes=plan.kv,
+                threads=settings.threads,
+                context=settings.ctx,
+                kv_types=native_kv_types(settings),
+                progress=progress,
+                ready=ready,
+                drafts=drafts,
+            )
 
     try:
         if plan.on_disk:

@@ -54,10 +54,10 @@ class Drafter(ABC):
 
 
 class SelfDrafter(Drafter):
-    """Has the model guess that also computes the answers, with its layers of multi-token prediction."""
+    """Has the runner guess that also computes the answers, with a layer of multi-token prediction or a head."""
 
     def __init__(self, runner: DraftsItself, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__("Multi-token prediction", clock)
+        super().__init__("The layer that drafts", clock)
         self._runner = runner
 
     def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:

@@ -152,8 +152,10 @@ class Engine:
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
         self._report_progress()
+        began = self._clock()
         if plan.parts and (logits := self._run(plan)) is not None:
             self._commit(plan, self._sample(plan, logits))
+            self._scheduler.observe(plan, self._clock() - began)
         ended |= self._end_finished()
         return bool(plan.parts) or plan.again or ended or self._spill()
 
@@ -246,7 +248,7 @@ class Engine:
         return self._end_finished()
 
     def _run(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Compute the plan's rows, and learn from the time that it took; None where it was given up or failed.
+        """Compute the plan's rows, and note the time that it took; None where it was given up or failed.
 
         A failure ends the plan's requests, whose sequences hold what is not known.
         """
@@ -261,7 +263,6 @@ class Engine:
         if logits is None:
             return None
         took = self._clock() - began
-        self._scheduler.observe(plan, took)
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took)
         parts = [(each.generation.timeline, each.generation.generated > 0, len(each)) for each in plan.parts]
         self._journal.note(step, began, parts)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import BackendChoice, draft_beside, for_draft, open_runner, usual_adapters
+from localllm.engine.backends import BackendChoice, open_runner, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
+from localllm.engine.draft_files import draft_beside, for_draft, is_head
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
@@ -137,8 +138,8 @@ def load_model(
     """Open, plan, load and start. Raises ModelFileError, TokenizerError, TemplateError or OutOfMemoryError.
 
     progress: called on this thread. template: a Jinja chat template that replaces the file's. main_memory: bytes that
-    llama.cpp may plan with; None is the machine's free memory. The settings' draft model is loaded too; RequestError if
-    its vocabulary differs.
+    llama.cpp may plan with; None is the machine's free memory. The settings' draft model or head is
+    loaded too; RequestError if its vocabulary differs.
     """
     file = open_model(path)
     draft_model = None
@@ -178,7 +179,9 @@ def load_model(
 
 
 def draft_bytes(settings: Settings) -> int:
-    """Bytes of the settings' draft model, its KV cache included; 0 without one. Raises what resolve raises."""
+    """Bytes of the settings' draft model, its KV cache included; 0 without one, and for a head, which is planned with
+    its model. Raises what resolve raises.
+    """
     with draft_beside(settings) as file:
         if file is None:
             return 0
@@ -198,13 +201,17 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
     return report
 
 
-def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None) -> DraftModel:
-    """Load the draft model, with a KV cache of its own."""
+def _open_draft(
+    name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
+) -> DraftModel | None:
+    """Load the draft model, with a KV cache of its own; None for a head, which the runner loads with its model."""
     from localllm.library import resolve
 
     with open_model(resolve(name)) as file:
         if not tokenizer.agrees_with(load_tokenizer(file)):
             raise RequestError(f"{name} cannot draft for this model: its vocabulary differs. Leave out --draft.")
+        if is_head(file):
+            return None
         # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
         alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
         runner, _ = open_runner(file, alone, progress)

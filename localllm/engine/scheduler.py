@@ -158,7 +158,10 @@ class Scheduler:
         return plan
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing."""
+        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing.
+
+        seconds: to compute, to sample and to commit, for drafted rows take their share of each.
+        """
         if plan.images:
             return
         self.chunk.observe(len(plan), seconds)
@@ -274,6 +277,8 @@ class Scheduler:
             else generation.speculation.wanted_of_model(self._drafter.length, limit, self.costs, token_s, others)
             for generation, limit, known in zip(decoding, limits, drafts, strict=True)
         ]
+        if not any(counts):
+            return drafts
         sequences = [generation.sequence for generation in decoding]
         guesses = self._drafter.guess(list(zip(sequences, counts, strict=True)))
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]

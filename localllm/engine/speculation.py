@@ -91,9 +91,12 @@ class DraftLength:
         plain = 1 / costs.seconds(others + 1)
         best, best_gain = 0, LEAST_GAIN
         expected = likely = 1.0
-        for count in range(1, min(limit, MAX_DRAFT) + 1):
+        most = min(limit, MAX_DRAFT)
+        for count in range(1, most + 1):
             likely *= self.chance(count - 1)
             expected += likely
+            if expected + likely * (most - count) <= best_gain:  # no number of rows is free
+                break
             gain = expected / (costs.seconds(others + 1 + count) + count * drafting_s) / plain
             if gain > best_gain:
                 best, best_gain = count, gain
@@ -105,12 +108,14 @@ class ModelDraftLength(DraftLength):
 
     Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
     was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
-    that what trials take is at most TRIALS of the time. reading_s: what they take beside drafting, for a text that the
-    model must read first.
+    that what trials take is at most TRIALS of the time, and HOPE times as often after a right guess. Between trials
+    nothing is weighed again, unless rows become fewer or drafts may be longer. reading_s: what trials take beside
+    drafting, for a text that the model must read first.
     """
 
     FORGET = 0.85
-    TRIALS = 0.01
+    TRIALS = 0.005
+    HOPE = 8
     LONGEST_PAUSE = 1024  # tokens
     _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
 
@@ -118,7 +123,8 @@ class ModelDraftLength(DraftLength):
         self._seen: list[list[float]] = []  # right and wrong guesses of each place that was reached
         self.reading_s = 0.0
         self._pause = 0
-        self._tries = False
+        self._paused_at = 0, 0  # other rows, and the limit
+        self._tries = self._hopes = False
 
     def chance(self, at: int) -> float:
         """Estimated probability that the guess at this place of a draft is right if all before it are."""
@@ -133,7 +139,7 @@ class ModelDraftLength(DraftLength):
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
         """Tokens to draft; where none pays, none during a pause, and then one."""
-        if limit <= 0:
+        if limit <= 0 or (self._pause and others >= self._paused_at[0] and limit <= self._paused_at[1]):
             return 0
         if best := super().choose(limit, costs, drafting_s, others):
             self._tries = False
@@ -144,13 +150,16 @@ class ModelDraftLength(DraftLength):
         if tries:
             return 1
         plain = costs.seconds(others + 1)
-        lost = max(costs.seconds(others + 2) - plain + drafting_s, 0.0)
-        steps = math.ceil((lost + self.reading_s) / plain / self.TRIALS) if plain > 0 else 0
+        row = max(costs.seconds(others + 2) - plain, costs.PRIOR * plain)  # few measures may make it look free
+        share = self.TRIALS * (self.HOPE if self._hopes else 1)
+        steps = math.ceil((row + drafting_s + self.reading_s) / plain / share) if plain > 0 else 0
         self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
+        self._paused_at = others, limit
         return 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft."""
+        self._hopes = accepted > 0
         for at in range(min(accepted + 1, drafted)):
             right = at < accepted
             if at == len(self._seen):

@@ -51,5 +51,6 @@ ARCHITECTURES = (
         _NEMOTRON_H,
         name="nemotron_h_moe",
         experts=Experts(gating=lambda config: Gating.SIGMOID, normalise=None, scale=stated_expert_scale),
+        drafts=True,
     ),
 )

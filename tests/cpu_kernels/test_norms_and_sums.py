@@ -103,12 +103,14 @@ def test_rows_times_the_softplus_of_gates(gates: int, size: int) -> None:
     np.testing.assert_allclose(rows.reshape(x.shape), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_rows_are_copied() -> None:
-    x, y = normal(3, 48), normal(3, 64)
-    to, source = filled(x), filled(y)
-    op = operation(address(to), 48 * 4, address(source), 64 * 4, 48)
+def test_copies_of_rows_leave_what_is_beside_them() -> None:
+    x, y = normal(3, 48), normal(3, 96)
+    source, target = filled(x), filled(y)
+    op = operation(address(target) + 32 * 4, 96 * 4, address(source), 48 * 4, 48)
     run_on_threads(sums.copy_rows, op, record(Step.SIZE, {int(Step.ROWS): 3}), 2)
-    np.testing.assert_array_equal(to.reshape(x.shape), y[:, :48])
+    expected = y.copy()
+    expected[:, 32:80] = x
+    np.testing.assert_array_equal(target.reshape(y.shape), expected)
 
 
 def test_biases_of_experts() -> None:

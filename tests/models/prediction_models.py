@@ -33,6 +33,20 @@ PREDICTING = {
 }
 
 
+def _predicting_nemotron() -> Synthetic:
+    """A layer with both attention and experts behind others that have one of them."""
+    model = MODELS["nemotron_h_moe"]
+    made = predicting(model)
+    behind = {"attention.head_count_kv": 2, "feed_forward_length": 128}
+    lists = {key: [*model.extra[key], value] for key, value in behind.items()}
+    prefix = f"blk.{model.layers}."
+    norms = {f"{prefix}post_attention_norm.weight": "width", f"{prefix}nextn.shared_head_norm.weight": "width"}
+    return replace(made, extra={**made.extra, **lists}, beside={**made.beside, **norms}, tied=False)
+
+
+PREDICTING["nemotron_h_moe"] = _predicting_nemotron()
+
+
 def counting(path: Path, seed: int = 3, vocabulary: int = 320, embedding: int = 256) -> Path:
     """Write a model whose layers add nothing: the token after each is the next id, as its own layer says too."""
     model = predicting(replace(MODELS["qwen35"], tied=False, vocabulary=vocabulary, embedding=embedding))

@@ -8,12 +8,12 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
+from models.drafting_layer import MAX_ROWS, DraftingLayer, Part
 from models.kv_pages import Sequence
-from models.prediction_layer import MAX_ROWS, Part, PredictionLayer
 from models.self_drafts import KEPT
 from tests.models.prediction_models import PREDICTING, counting
 from tests.models.synthetic import write
-from tests.oracle import llama_oracle
+from tests.oracle import llama_drafts, llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -36,7 +36,7 @@ def runner(path: Path) -> Iterator[NativeRunner]:
     runner.close()
 
 
-def layer_of(runner: NativeRunner) -> PredictionLayer:
+def layer_of(runner: NativeRunner) -> DraftingLayer:
     assert runner._drafts is not None
     return runner._drafts._layer
 
@@ -47,7 +47,7 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
-    expected = llama_oracle.predicted_logits(path, TOKENS[1:], states[:-1])
+    expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
         layer.run([Part(single, [token], states[at : at + 1])], ALL)
@@ -59,7 +59,7 @@ def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> 
 
 def test_it_goes_on_from_the_state_that_gives_its_logits(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
-    expected = llama_oracle.predicted_logits(path, TOKENS[1:], states[:-1])
+    expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])
     _, found = layer_of(runner).run([Part(Sequence(), TOKENS[1:], states[:-1])], ALL)
     with open_model(path) as file:
         names = (f"blk.{PREDICTING[path.stem].layers - 1}.nextn.shared_head_head", "output", "token_embd")
@@ -70,7 +70,7 @@ def test_it_goes_on_from_the_state_that_gives_its_logits(path: Path, runner: Nat
 
 def test_a_draft_begins_with_the_likeliest_token_after_the_text(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
-    expected = llama_oracle.predicted_logits(path, TOKENS[1:], states[:-1])[-1]
+    expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])[-1]
     sequence = runner.create_sequence()
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])

@@ -149,13 +149,13 @@ def context(path: Path | str, tokens: int, setup: Setup = DEFAULT) -> Iterator[A
 def prefill_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAULT) -> NDArray[np.float32]:
     """Return the logits after every token, all tokens computed as one batch: float32[len(tokens), vocabulary]."""
     with context(path, len(tokens), setup) as handle:
-        return _decode(handle, tokens, 0)
+        return decode(handle, tokens, 0)
 
 
 def decode_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAULT) -> NDArray[np.float32]:
     """Return the logits after every token, computed one token at a time: float32[len(tokens), vocabulary]."""
     with context(path, len(tokens), setup) as handle:
-        return np.concatenate([_decode(handle, [token], position) for position, token in enumerate(tokens)])
+        return np.concatenate([decode(handle, [token], position) for position, token in enumerate(tokens)])
 
 
 @functools.cache
@@ -175,26 +175,6 @@ def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32
     with _computed(path, tokens, llama.LLAMA_POOLING_TYPE_NONE) as handle:
         shape = (len(tokens), llama.llama_model_n_embd_out(load(path)))
         return np.array(np.ctypeslib.as_array(llama.llama_get_embeddings(handle), shape), dtype=np.float32)
-
-
-def predicted_logits(path: Path | str, tokens: Sequence[int], states: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the logits of the file's layer of multi-token prediction: float32[len(tokens), vocabulary].
-
-    states: float32[len(tokens), embedding], those that each token is joined with.
-    """
-    llama = api()
-    params = llama.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
-    params.n_threads = params.n_threads_batch = 1
-    params.flash_attn_type = 0
-    params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
-    handle = llama.llama_init_from_model(load(path, drafts=True), params)
-    if not handle:
-        raise ValueError(f"llama.cpp cannot make a context for drafts:\n{log()[-2000:]}")
-    try:
-        return _decode(handle, tokens, 0, np.ascontiguousarray(states, np.float32))
-    finally:
-        llama.llama_free(handle)
 
 
 def pooled(path: Path | str, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
@@ -217,7 +197,7 @@ def _computed(path: Path | str, tokens: Sequence[int], pooling: int) -> Iterator
     if not handle:
         raise ValueError(f"llama.cpp cannot make an embedding context:\n{log()[-2000:]}")
     try:
-        _compute(handle, tokens, 0)
+        compute(handle, tokens, 0)
         yield handle
     finally:
         llama.llama_free(handle)
@@ -226,10 +206,10 @@ def _computed(path: Path | str, tokens: Sequence[int], pooling: int) -> Iterator
 def greedy(path: Path | str, prompt: Sequence[int], count: int, setup: Setup = DEFAULT) -> list[int]:
     """Return the `count` most likely tokens after the prompt. It does not stop at an end-of-text token."""
     with context(path, len(prompt) + count, setup) as handle:
-        generated = [int(_decode(handle, prompt, 0)[-1].argmax())]
+        generated = [int(decode(handle, prompt, 0)[-1].argmax())]
         while len(generated) < count:
             position = len(prompt) + len(generated) - 1
-            generated.append(int(_decode(handle, generated[-1:], position)[-1].argmax()))
+            generated.append(int(decode(handle, generated[-1:], position)[-1].argmax()))
     return generated
 
 
@@ -301,20 +281,18 @@ def vocab_size(path: Path | str) -> int:
     return int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(load(path, vocab_only=True))))
 
 
-def _decode(
+def decode(
     handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
     """Append tokens to sequence 0, with states beside them, and return the logits of all of them, as a copy."""
-    _compute(handle, tokens, first_position, states)
+    compute(handle, tokens, first_position, states)
     llama = api()
     vocab = llama.llama_model_get_vocab(llama.llama_get_model(handle))
     shape = (len(tokens), llama.llama_vocab_n_tokens(vocab))
     return np.array(np.ctypeslib.as_array(llama.llama_get_logits(handle), shape), dtype=np.float32)
 
 
-def _compute(
-    handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None
-) -> None:
+def compute(handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None) -> None:
     """Run tokens of sequence 0, with states beside them, and ask for the results of all of them."""
     llama = api()
     batch = llama.llama_batch_init(len(tokens), 0, 1)

@@ -30,7 +30,7 @@ SHORT, MIDDLE, LONG = 256, 512, 1024
 MIDDLE_FROM, LONG_FROM = 0.7, 0.87
 WARM_UP, FALLING = 30, 0.45
 # glibc would return the large buffers of every operation to the system and fault them in again: three times slower.
-_ALLOCATION = {
+ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
@@ -125,7 +125,7 @@ def main() -> None:
     (folder / "meeting").unlink(missing_ok=True)
     if not (folder / "tokenizer.json").exists():
         train_tokenizer(chosen.seed).save(str(folder / "tokenizer.json"))
-    os.environ.update(_ALLOCATION)
+    os.environ.update(ALLOCATION)
     multiprocessing.spawn(work, (folder, chosen.steps, chosen.processes, chosen.seed), nprocs=chosen.processes)
 
 

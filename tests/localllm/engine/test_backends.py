@@ -11,7 +11,8 @@ from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from localllm.engine import backends
-from localllm.engine.backends import choose_backend, for_draft, open_runner, plan_native, plan_request
+from localllm.engine.backends import choose_backend, open_runner, plan_native, plan_request
+from localllm.engine.draft_files import for_draft
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import ModelMemory, native_memory
 from localllm.settings import Settings

@@ -183,3 +183,31 @@ def test_drafts_come_back_when_guesses_become_right() -> None:
         for _ in range(1 + count):
             length.token()
     assert tried[0] <= 1 and tried[-1] > 3
+
+
+def rest(length: ModelDraftLength, learned: StepCosts) -> int:
+    """Tokens until the next trial."""
+    for at in range(2000):
+        if length.choose(15, learned, 0.02):
+            return at
+        length.token()
+    raise AssertionError("nothing is tried any more")
+
+
+def test_a_right_guess_is_followed_by_more_trials() -> None:
+    learned, length = costs(0.02, 0.02), ModelDraftLength()
+    for _ in range(20):
+        length.observe(1, 0)
+    rest(length, learned)
+    length.observe(1, 0)
+    after_wrong = rest(length, learned)
+    length.observe(1, 1)
+    assert rest(length, learned) < after_wrong / 4
+
+
+def test_what_pays_only_for_long_drafts_or_few_rows_does_not_wait_for_a_rest_to_end() -> None:
+    dear, length = costs(0.02, 0.0001), ModelDraftLength()
+    assert length.choose(1, dear, 0.03) == 0, "one token does not pay"
+    cheap = costs(0.02, 0.0001)
+    assert length.choose(1, cheap, 0.0) == 0, "it rests"
+    assert length.choose(15, cheap, 0.0) > 1

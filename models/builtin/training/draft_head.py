@@ -1,0 +1,287 @@
+"""Train a head that drafts for the built-in model, and write it as a GGUF file in llama.cpp's EAGLE-3 layout.
+
+    python -m models.builtin.training.draft_head head.gguf --steps 600
+
+Of the built-in model only the file is needed. The head learns to give the model's own probabilities two tokens on, from
+what goes into three of its layers, and is unrolled as it drafts: each further place reads the state that the head
+itself gave before (EAGLE-3, Li et al., 2025). Printed is how often its likeliest token is the model's, on text that it
+was not trained on. One process, one thread.
+"""
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor, multiprocessing, nn
+from torch.nn import functional
+
+from gguf_io import ModelFile, load_tokenizer, open_model
+from models.builtin import path as built_in
+from models.builtin.training.corpus import texts
+from models.builtin.training.network import Network, RMSNorm, Shape, turn
+from models.builtin.training.tokens import CONTROL, weights_of
+from models.builtin.training.train import ALLOCATION
+
+READ_LAYERS = (1, 2, 3)  # whose inputs the head reads
+VOCABULARY = 1024  # what the head can draft: the most frequent half of the tokens
+ROWS, LENGTH = 4, 256  # of a step
+PLACES, LATER = 4, 0.8  # guesses in a row that are trained, and how much less each further one counts
+RATE, WARM_UP = 2e-3, 20
+_HELD_OUT_SEED = 987_654_321
+
+
+class DraftHead(nn.Module):
+    """One layer that reads an embedding and a state side by side; parameters are named as in the file."""
+
+    def __init__(self, shape: Shape, vocabulary: int) -> None:
+        super().__init__()
+        self.shape, width = shape, shape.width
+        self.fc = nn.Linear(len(READ_LAYERS) * width, width, bias=False)
+        self.output_norm = RMSNorm(width, shape.norm_epsilon)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+        layer = nn.Module()
+        for name in ("attn_norm", "attn_norm_2", "ffn_norm"):
+            layer.add_module(name, RMSNorm(width, shape.norm_epsilon))
+        for name in ("attn_q", "attn_k", "attn_v"):
+            layer.add_module(name, nn.Linear(2 * width, width, bias=False))
+        layer.add_module("attn_output", nn.Linear(width, width, bias=False))
+        for name in ("ffn_gate", "ffn_up"):
+            layer.add_module(name, nn.Linear(width, shape.feed_forward, bias=False))
+        layer.add_module("ffn_down", nn.Linear(shape.feed_forward, width, bias=False))
+        self.blk = nn.ModuleList([layer])
+
+    def forward(self, embedded: Tensor, features: Tensor, cosines: Tensor, sines: Tensor) -> Iterator[Tensor]:
+        """Yield logits of PLACES guesses, each (batch, position, vocabulary).
+
+        embedded: of each next token. features: what the head reads of the model, (batch, position, 3 * width). Of place
+        k the first k rows mean nothing.
+        """
+        layer, heads = self.blk[0], self.shape.heads
+        batch, length, width = embedded.shape
+        tokens, state = layer.attn_norm(embedded), self.fc(features)
+        causal = torch.ones(length, length, dtype=torch.bool)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for place in range(PLACES):
+            if place:
+                state = _later(state, 1, 1)
+            joined = torch.cat((tokens, layer.attn_norm_2(state)), dim=-1)
+            query, key, value = (
+                project(joined).view(batch, length, heads, width // heads).transpose(1, 2)
+                for project in (layer.attn_q, layer.attn_k, layer.attn_v)
+            )
+            query, key = turn(query, cosines, sines) * (width // heads) ** -0.5, turn(key, cosines, sines)
+            keys.append(key)
+            values.append(value)
+            # Rows of the text as far as it is known, and then one row of each guess up to this one.
+            scores = [(query @ keys[0].mT).masked_fill(~causal.tril(-place), -torch.inf)]
+            own = range(1, place + 1)
+            scores += [(query * _later(keys[at], place - at, 2)).sum(-1, keepdim=True) for at in own]
+            weights = torch.cat(scores, dim=-1).softmax(dim=-1)
+            mixed = weights[..., :length] @ values[0]
+            for at in own:
+                mixed = mixed + weights[..., length + at - 1, None] * _later(values[at], place - at, 2)
+            state = state + layer.attn_output(mixed.transpose(1, 2).reshape(batch, length, width))
+            normed = layer.ffn_norm(state)
+            state = state + layer.ffn_down(functional.silu(layer.ffn_gate(normed)) * layer.ffn_up(normed))
+            yield self.output(self.output_norm(state))
+
+
+def begin_with(head: DraftHead, network: Network, kept: Tensor) -> None:
+    """Have the head begin as the model's last layer, which reads its own input and nothing of the next token."""
+    layer, last, width = head.blk[0], network.blk[-1], network.shape.width
+    head.fc.weight.data.zero_()[:, -width:].copy_(torch.eye(width))
+    head.output_norm.load_state_dict(network.output_norm.state_dict())
+    head.output.weight.data.copy_(network.token_embd.weight[kept])
+    layer.attn_norm_2.load_state_dict(last.attn_norm.state_dict())
+    for name in ("attn_q", "attn_k", "attn_v"):
+        getattr(layer, name).weight.data[:, width:].copy_(getattr(last, name).weight)
+    for name in ("attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"):
+        getattr(layer, name).load_state_dict(getattr(last, name).state_dict())
+
+
+def _later(rows: Tensor, by: int, dimension: int) -> Tensor:
+    """The rows moved to later positions, with zeros before them."""
+    if not by:
+        return rows
+    length = rows.shape[dimension]
+    return torch.cat(
+        (torch.zeros_like(rows.narrow(dimension, 0, by)), rows.narrow(dimension, 0, length - by)), dimension
+    )
+
+
+def load_network(file: ModelFile) -> Network:
+    """The model of a file."""
+    network = Network(Shape())
+    network.load_state_dict({name: torch.from_numpy(file.dequantize(name).copy()) for name in file.tensors})
+    return network.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def teach(network: Network, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes into READ_LAYERS, (batch, position, 3 * width), and the logits of the model."""
+    rows, inputs, length = network.token_embd(tokens), [], tokens.shape[1]
+    for layer in network.blk:
+        inputs.append(rows)
+        rows = layer(rows, network.cosines[:length], network.sines[:length])
+    logits = functional.linear(network.output_norm(rows), network.token_embd.weight)
+    return torch.cat([inputs[layer] for layer in READ_LAYERS], dim=-1), logits
+
+
+def pieces(file: ModelFile, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Texts one after the other in pieces of (ROWS, LENGTH) tokens, and how much each token counts."""
+    tokenizer = load_tokenizer(file)
+    control = tuple(tokenizer.encode(name, add_special=False, parse_special=True)[0] for name in CONTROL)
+    (assistant,) = tokenizer.encode("assistant", add_special=False)
+    tokens: list[int] = []
+    weights: list[float] = []
+    for text in texts(seed):
+        ids = [control[0], *tokenizer.encode(text, add_special=False, parse_special=True)]
+        tokens += ids
+        weights += weights_of(ids, control, assistant)
+        while len(tokens) >= ROWS * LENGTH:
+            taken = tokens[: ROWS * LENGTH], weights[: ROWS * LENGTH]
+            yield torch.tensor(taken[0]).view(ROWS, LENGTH), torch.tensor(taken[1]).view(ROWS, LENGTH)
+            tokens, weights = tokens[ROWS * LENGTH :], weights[ROWS * LENGTH :]
+
+
+def guesses(head: DraftHead, network: Network, tokens: Tensor) -> tuple[Iterator[Tensor], Tensor]:
+    """Logits of each place, and those of the model that they should equal: (batch, position, vocabulary)."""
+    features, logits = teach(network, tokens)
+    length = tokens.shape[1] - 1
+    embedded = network.token_embd(tokens[:, 1:])
+    return head(embedded, features[:, :-1], network.cosines[:length], network.sines[:length]), logits[:, 1:]
+
+
+def loss_of(head: DraftHead, network: Network, batch: tuple[Tensor, Tensor], kept: Tensor) -> Tensor:
+    """Cross entropy of the model's probabilities and the head's, over the tokens that the head has."""
+    tokens, weights = batch
+    found, wanted = guesses(head, network, tokens)
+    probabilities = wanted.softmax(dim=-1)[..., kept]
+    counts = functional.pad(weights[:, 2:], (0, 1))
+    total = torch.zeros(())
+    for place, logits in enumerate(found):
+        losses = -(probabilities * logits.log_softmax(dim=-1)).sum(dim=-1)[:, place:]
+        total = total + LATER**place * (losses * counts[:, place:]).sum() / counts[:, place:].sum()
+    return total
+
+
+@torch.no_grad()
+def agreement(head: DraftHead, network: Network, file: ModelFile, kept: Tensor, count: int) -> list[float]:
+    """How often each place has the model's likeliest token if all before it had, in answers that are held out."""
+    right, asked = torch.zeros(PLACES), torch.zeros(PLACES)
+    for tokens, weights in itertools.islice(pieces(file, _HELD_OUT_SEED), count):
+        found, wanted = guesses(head, network, tokens)
+        likeliest = wanted.argmax(dim=-1)
+        counts = functional.pad(weights[:, 2:] == 1, (0, 1))
+        before = counts.clone()
+        for place, logits in enumerate(found):
+            before = _later(before, 1, 1) & counts if place else before
+            asked[place] += before.sum()
+            before = before & (kept[logits.argmax(dim=-1)] == likeliest)
+            right[place] += before.sum()
+    return (right / asked).tolist()
+
+
+def frequent(file: ModelFile, seed: int, count: int) -> Tensor:
+    """The most frequent tokens of the training text, ascending."""
+    seen = torch.cat([tokens.flatten() for tokens, _ in itertools.islice(pieces(file, seed), count)])
+    counts = torch.bincount(seen, minlength=Shape().vocabulary)
+    return counts.argsort(descending=True, stable=True)[:VOCABULARY].sort().values
+
+
+def write_head(head: DraftHead, kept: Tensor, model: ModelFile, target: Path) -> None:
+    """Write the head in Q8_0, norms in F32, with the model's vocabulary."""
+    shape, unfinished = head.shape, target.with_suffix(".unfinished")
+    writer = gguf.GGUFWriter(unfinished, "eagle3")
+    writer.add_name("localllm demo draft head")
+    writer.add_license("Apache-2.0")
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_block_count(1)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads)
+    writer.add_rope_dimension_count(shape.width // shape.heads)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_array("eagle3.target_layers", READ_LAYERS)
+    writer.add_uint32("eagle3.target_hidden_size", shape.width)
+    writer.add_bool("eagle3.norm_before_residual", False)
+    metadata = model.metadata
+    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre"):
+        writer.add_string(key, metadata.get_str(key))
+    writer.add_token_list(metadata.get_list("tokenizer.ggml.tokens", str))
+    writer.add_token_types(metadata.get_list("tokenizer.ggml.token_type", int))
+    writer.add_token_merges(metadata.get_list("tokenizer.ggml.merges", str))
+    for key in ("bos", "eos"):
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", metadata.get_int(f"tokenizer.ggml.{key}_token_id"))
+    for name, tensor in head.state_dict().items():
+        values: npt.NDArray[np.float32] = tensor.numpy().astype(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            blocks = gguf.quants.quantize(values, GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor("d2t", kept.numpy().astype(np.int64), raw_dtype=GGMLQuantizationType.I64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    unfinished.replace(target)
+
+
+def work(_rank: int, target: Path, steps: int, seed: int) -> None:
+    """Train, measure, write."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    with open_model(built_in()) as file:
+        network, kept = load_network(file), frequent(file, seed, 100)
+        head = DraftHead(network.shape, VOCABULARY)
+        begin_with(head, network, kept)
+        optimiser = torch.optim.Adam(head.parameters(), lr=RATE, betas=(0.9, 0.98))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: min((step + 1) / WARM_UP, 1.0) * (0.02 + 0.98 * (1 - step / steps))
+        )
+        started, seen = time.monotonic(), 0.0
+        for step, batch in enumerate(itertools.islice(pieces(file, seed), steps)):
+            loss = loss_of(head, network, batch, kept)
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            seen = 0.95 * seen + 0.05 * loss.item()
+            if step % 20 == 19 or step == steps - 1:
+                speed = (step + 1) * ROWS * LENGTH / (time.monotonic() - started)
+                sys.stderr.write(f"step {step + 1}/{steps}  loss {seen / (1 - 0.95 ** (step + 1)):.4f}")
+                sys.stderr.write(f"  {speed:.0f} tokens/s\n")
+                sys.stderr.flush()
+        agreed = agreement(head, network, file, kept, 20)
+        write_head(head, kept, file, target)
+    sys.stdout.write(f"the model's likeliest token, by place: {', '.join(f'{share:.3f}' for share in agreed)}\n")
+
+
+def main() -> None:
+    """Parse the arguments and train in a process that keeps its memory."""
+    parser = argparse.ArgumentParser(description="Train a head that drafts for the built-in model.")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    os.environ.update(ALLOCATION)
+    multiprocessing.spawn(work, (chosen.target.resolve(), chosen.steps, chosen.seed), nprocs=1)
+
+
+if __name__ == "__main__":
+    main()

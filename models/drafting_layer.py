@@ -1,0 +1,135 @@
+"""A layer that guesses the token after the next one: what its kinds share, each a small program beside the model's.
+
+A row joins the embedding of a token with a state of the token before it: one that the model gave, or that the layer
+gave with its own guess. models.prediction_layer and models.eagle_head have the kinds.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import norms
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier, Stage
+from cpu_kernels.threads import ThreadTeam
+from models.architecture import Architecture
+from models.config import ModelConfig
+from models.kv_layout import KVTypes, bytes_of_tokens
+from models.kv_pages import PageStore, Sequence
+from models.recording import FixedPlace, Recording, Rows
+from models.rope_tables import Ropes
+from models.steps import LoadProgress, Steps
+from models.weights import Matrix, WeightLoader
+
+MAX_ROWS = 64
+MAX_SEQUENCES = 8
+MAX_TOKENS = 512
+"""Of each sequence that the layer stores keys and values of."""
+VECTOR = 16
+"""Values that rows side by side are multiples of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that follow a sequence of the layer's: tokens, and float32[tokens, values] states before each of them.
+
+    guessed: the states are those that the layer gave with its guesses, not the model's.
+    """
+
+    sequence: Sequence
+    tokens: Ordered[int]
+    states: NDArray[np.float32]
+    guessed: bool = False
+
+
+class DraftingLayer(ABC):
+    """The layer's program, and the pages of its keys and values, for MAX_SEQUENCES of MAX_TOKENS tokens.
+
+    Positions are the layer's own: they need not be those of the text, for rotation tells distances alone. width: values
+    of a state of the model's. config: sizes of the layer. reaches: how many ids can be guessed from, fewest first.
+    """
+
+    width: int
+    reaches: tuple[int, ...]
+
+    def __init__(
+        self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
+    ) -> None:
+        """Prepare to record. config: of a model of which only the last layer is computed. loader: of its weights."""
+        self.config, self._layer = config, config.layers - 1
+        self.builder = ProgramBuilder()
+        self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
+        self._ropes = Ropes(config, architecture, loader, config.context)
+        self._recording = Recording(self.builder, loader, config, architecture, MAX_ROWS, threads)
+        self._joined = self._recording.rows(2 * config.embedding)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the pages and of the tables of rotation."""
+        of_pages = MAX_SEQUENCES * MAX_TOKENS * self.store.bytes_per_token
+        return of_pages + MAX_TOKENS * self._ropes.position_bytes
+
+    def start(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
+        """Compile what the program needs, before the first `run`."""
+        self._steps = Steps(self.builder, team, self.config, MAX_ROWS, progress)
+
+    def run(self, parts: Ordered[Part], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Append at most MAX_ROWS rows; the token guessed after each part's last, and the state after it.
+
+        ids: what is guessed is among the first so many of the output, which is one of `reaches`; 0 to guess nothing.
+        """
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[tuple[Sequence, int, int]] = []
+        for part in parts:
+            first, count, start = len(tokens), len(part.tokens), part.sequence.length
+            self._place_states(slice(first, first + count), part)
+            self.store.append(part.sequence, count)
+            segments.append((part.sequence, first, count))
+            positions += range(start, start + count)
+            tokens += part.tokens
+        wanted = [first + count - 1 for _, first, count in segments] if ids else []
+        self._steps.program.set_argument(self._output, 1, -(-ids // self._group_rows))
+        self._steps.place(tokens, positions, segments, self._ropes)
+        self._steps.run(len(tokens), wanted)
+        found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
+        return self._tokens_of(found), self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
+
+    @abstractmethod
+    def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """States of the model's, float32[tokens, width], as `run` takes them."""
+
+    @abstractmethod
+    def _place_states(self, rows: slice, part: Part) -> None:
+        """Put a part's states where the program reads them."""
+
+    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens that outputs stand for."""
+        return ids
+
+    def _embed(self, table: Matrix) -> None:
+        """Put the tokens' embeddings into the first half of the joined rows."""
+        joined, builder = self._joined, self.builder
+        arguments = (table.address, table.group_bytes, table.format.group_rows, table.k)
+        place = (joined.address, joined.stride, builder.scalar(1.0))
+        builder.add(table.format.embed, *arguments, *place, barrier=Barrier.ALWAYS)
+
+    def _normalise_joined(self, *names: str) -> None:
+        """Normalise each half of the joined rows by a tensor, without .weight."""
+        recording, joined, width = self._recording, self._joined, self.config.embedding
+        for at, name in enumerate(names):
+            weight = recording.vector(f"{name}.weight", width)
+            place = (joined.address + 4 * width * at, joined.stride)
+            arguments = (*place, weight, width, width, recording.epsilon)
+            self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+
+    def _record_output(self, output: Matrix, norm: str | None) -> None:
+        """Record the logits of the wanted rows, normalised by a tensor unless they are already."""
+        recording = self._recording
+        self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
+        recording.norm_pack(norm, output.format.form, wanted=True)
+        place = FixedPlace(self._logits.address, self._logits.stride)
+        self._output = recording.product(output, place, last=True, stage=Stage.WANTED)

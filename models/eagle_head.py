@@ -1,0 +1,161 @@
+"""EAGLE-3: a layer in a file of its own that drafts for one model (Li et al., 2025), in llama.cpp's layout.
+
+Its states are products of what goes into three layers of the model, side by side, which `fc` brings to the head's
+width; those of its own guesses are the residual stream behind its layer. Attention reads the embedding of a token and
+the state before it, each normalised; the residual stream begins as that state. Tensors: fc, blk.0.*, where attn_norm is
+of embeddings and attn_norm_2 of states, output_norm, output. What guesses are chosen from may be less than the model's
+vocabulary: d2t has the token of each output. A head without token_embd or output shares the model's.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import norms
+from cpu_kernels.records import Barrier
+from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError
+from models.architecture import NEIGHBOURS, Architecture
+from models.attention_layer import AttentionLayers
+from models.config import ModelConfig, read_config
+from models.drafting_layer import VECTOR, DraftingLayer, Part
+from models.errors import refusal
+from models.feed_forward import FeedForwardLayers
+from models.kv_layout import KVTypes
+from models.prediction_layer import PredictionLayer, prediction_config, reaches_of
+from models.weights import WeightLoader
+
+EAGLE = "eagle3"
+_ARCHITECTURE = Architecture(EAGLE, NEIGHBOURS)
+_LAYERS_READ = 3
+_D2T, _EMBEDDING, _OUTPUT, _FEATURE_NORM = "d2t", "token_embd.weight", "output.weight", "enc.output_norm"
+
+
+def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
+    """The layers of the model whose inputs a head reads; the number of layers stands for what the last one gives.
+
+    Raises ModelFileError where the head does not fit the model, UnsupportedModelError where these layers have no one
+    stream of all rows.
+    """
+    metadata = head.metadata
+    found = tuple(metadata.get_list(f"{EAGLE}.target_layers", int))
+    width = metadata.get_int(f"{EAGLE}.target_hidden_size", minimum=1)
+    if width != model.embedding or len(found) != _LAYERS_READ or not all(0 <= one <= model.layers for one in found):
+        raise ModelFileError(
+            f"{head.path} drafts for a model of width {width} and reads what goes into its layers "
+            f"{', '.join(map(str, found))}. This model has the width {model.embedding} and {model.layers} layers, so "
+            "it is another one. Get the head that was made for it, or leave out --draft."
+        )
+    if (model.narrows and max(found) > model.last_stored) or model.altup[0] > 1 or width % VECTOR:
+        raise refusal(head, f"it reads layer {max(found)} of this {model.architecture} model")
+    return found
+
+
+class EagleHead(DraftingLayer):
+    """The head's program."""
+
+    def __init__(
+        self,
+        head: ModelFile,
+        model: ModelConfig,
+        factor: float,
+        loader: WeightLoader,
+        models_loader: WeightLoader,
+        types: KVTypes,
+        threads: int,
+    ) -> None:
+        """Load and record. factor: of the model's residual stream. loader: of the head's tensors. models_loader: of the
+        model's, for what the head lacks.
+
+        Raises ModelFileError for a head of another model, UnsupportedModelError for unusable tensors.
+        """
+        self._factor = factor
+        self.width = _LAYERS_READ * model.embedding
+        config = read_config(head)
+        if config.layers != 1 or config.embedding % VECTOR:
+            raise refusal(head, f"{EAGLE}.block_count is {config.layers}")
+        lacks = [name for name in (_EMBEDDING, _OUTPUT) if not loader.has(name)]
+        if lacks and config.embedding != model.embedding:
+            raise ModelFileError(
+                f"{head.path} has no {lacks[0]} and cannot share the model's, which is {model.embedding} wide and not "
+                f"{config.embedding}. Get another edition of the head, or leave out --draft."
+            )
+        config = replace(config, vocabulary=model.vocabulary, joins=max(2 * config.embedding, self.width))
+        super().__init__(config, _ARCHITECTURE, loader, types, threads)
+        self._raw = self._recording.rows(self.width)
+        self._record(head, models_loader)
+        loader.check_all_used(config.layers)
+
+    def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The model's rows, without what its own are divided by."""
+        return states if self._factor == 1 else np.asarray(states * self._factor, np.float32)
+
+    def _place_states(self, rows: slice, part: Part) -> None:
+        """A row has both kinds of states, one of which is zero: what `fc` reads, and what is added to its product."""
+        width = self.config.embedding
+        self._raw.values[rows, : self.width] = 0 if part.guessed else part.states
+        self._recording.x.values[rows, :width] = part.states if part.guessed else 0
+
+    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ids if self._tokens is None else self._tokens[ids]
+
+    def _record(self, head: ModelFile, models_loader: WeightLoader) -> None:
+        recording, config, builder = self._recording, self.config, self.builder
+        loader, joined, x, raw = recording.loader, self._joined, recording.x, self._raw
+        width, vocabulary = config.embedding, config.vocabulary
+        own = models_loader if not loader.has(_EMBEDDING) else loader
+        self._embed(own.matrix(_EMBEDDING, vocabulary, width))
+        fusing = loader.matrix("fc.weight", width, self.width)
+        if head.metadata.get_bool(f"{EAGLE}.norm_before_fc", False):
+            weight = recording.vector(f"{_FEATURE_NORM}.weight", self.width)
+            arguments = (raw.address, raw.stride, weight, self.width, raw.width, recording.epsilon)
+            builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+        recording.pack(raw, self.width, fusing.format.form, stride=raw.stride)
+        recording.product(fusing, x, addend=(x.address, x.stride), last=True)
+        half = joined.address + 4 * width
+        recording.copy(x, half, joined.stride)
+        self._normalise_joined("blk.0.attn_norm", "blk.0.attn_norm_2")
+        if head.metadata.get_bool(f"{EAGLE}.norm_before_residual", False):
+            recording.norm("blk.0.attn_norm_2")
+        AttentionLayers(recording, self.store, self._ropes, joined).record(0)
+        FeedForwardLayers(recording, config.dense_feed_forwards[0]).record(0)
+        ids = loader.rows(_D2T) if loader.has(_D2T) else vocabulary
+        self._tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
+        own = loader if loader.has(_OUTPUT) else models_loader
+        name = _OUTPUT if own.has(_OUTPUT) else _EMBEDDING
+        self._record_output(own.matrix(name, ids, width), "output_norm")
+        self.reaches = (ids,) if loader.has(_D2T) else reaches_of(ids)
+
+    def _read_tokens(self, head: ModelFile, count: int) -> NDArray[np.int64]:
+        """The token of each output."""
+        tokens = self._recording.loader.vector(_D2T, count)[:count].astype(np.int64)  # floats hold them exactly
+        if tokens.min() < 0 or tokens.max() >= self.config.vocabulary:
+            raise ModelFileError(
+                f"{head.path}: {_D2T} names a token outside 0..{self.config.vocabulary - 1}. Download the head again."
+            )
+        return tokens
+
+
+def choose_drafts(
+    file: ModelFile, model: ModelConfig, architecture: Architecture, drafts: bool | ModelFile
+) -> ModelFile | ModelConfig | None:
+    """What drafts for a file's model: the head that was given, or, if it may, the file's own layer, as its sizes."""
+    if isinstance(drafts, ModelFile):
+        return drafts
+    return prediction_config(file, model, architecture) if drafts else None
+
+
+def drafting_layer(
+    drafts: ModelFile | ModelConfig,
+    model: ModelConfig,
+    architecture: Architecture,
+    loader: WeightLoader,
+    types: KVTypes,
+    threads: int,
+) -> DraftingLayer:
+    """The layer of a head's file, or the model's own, of which `drafts` has the sizes. loader: of the model."""
+    if isinstance(drafts, ModelConfig):
+        return PredictionLayer(drafts, architecture, loader, types, threads)
+    factor = architecture.scales.residual(model)
+    return EagleHead(drafts, model, factor, loader.of_file(drafts), loader, types, threads)
