@@ -41,6 +41,7 @@ from cpu_kernels.page_states import (
     PLACES,
     SLOT_BYTES,
     WIDE,
+    ask,
     clear_floats,
     convolve,
     copy_floats,
@@ -205,6 +206,11 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
     query_scores = key_scores + PAGE_TOKENS * PAGE_TOKENS * 4
     factors = query_scores + PAGE_TOKENS * PAGE_TOKENS * 4
     out = factors + 3 * PAGE_TOKENS * 4
+    if n == 1:
+        for r in range(heads):
+            ask(_part(slot, heads, padded, 2) + r * PAGE_TOKENS * padded * 4, t0 * padded)
+        ask(_part(slot, heads, padded, 1), t0 * padded)
+        ask(slot, 2048)
     weights = (argument(op, 10) + head * floats * 4, 0, field(shape, _KEY_HEADS) * floats * 4)
     convolve(rows + t0 * floats * 4, n, reach, floats, floats, weights, convolved, floats)
     keys = _part(slot, heads, padded, 1)

@@ -23,12 +23,14 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.records import Step, argument, field, share
-from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, sub_f32, sum_f32
+from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, prefetch_lines, sub_f32, sum_f32
 from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
 WIDE = 16 if POLICY.vector_parts == 1 else 4
 """Vectors that fit into registers together."""
+_AHEAD = 4096
+"""How many bytes ahead of their use states are asked for: they are too large to stay in cache from step to step."""
 PARTS, GROUP_PAGES, PLACES, SLOT_BYTES, PART_BYTES = 0, 7, 8, 9, 10
 """Indices into the record of a layer's sizes."""
 _SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
@@ -78,6 +80,13 @@ def walk(begin: Any, compute: Any) -> Any:
 
 
 @inner
+def ask(where: int, floats: int) -> None:
+    """Have so many floats brought into cache."""
+    for i in range(0, floats, 16):
+        prefetch_lines(where + i * 4, 1)
+
+
+@inner
 def copy_floats(source: int, target: int, floats: int) -> None:
     """Copy so many floats, a multiple of 16."""
     for i in range(0, floats, 16):
@@ -109,6 +118,8 @@ def fold_page(before: int, after: int, keys: int, added: int, faded: int, k: int
     for c in range(v // 16):
         for d in range(0, k, WIDE):
             at = (c * k + d) * 64
+            prefetch_lines(before + at + _AHEAD, WIDE)
+            prefetch_lines(after + at + _AHEAD, WIDE)
             tile = tile_scaled(tile_load_f32(zero_tile_f32(WIDE), before + at), whole)
             for i in range(PAGE_TOKENS):
                 tile = tile_fma(tile, load_f32(added + (i * v + c * 16) * 4), scaled + (i * k + d) * 4)
@@ -126,7 +137,9 @@ def through_state(width: int) -> Any:
         for c in range(v // 16):
             tile = zero_tile_f32(width)
             for d in range(k):
-                tile = tile_fma(tile, load_f32(state + (c * k + d) * 64), columns + d * pitch * 4)
+                p = state + (c * k + d) * 64
+                prefetch_lines(p + _AHEAD, 1)
+                tile = tile_fma(tile, load_f32(p), columns + d * pitch * 4)
             tile_store(tile, out + c * pitch * 64)
 
     return multiply

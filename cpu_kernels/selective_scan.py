@@ -35,6 +35,7 @@ from cpu_kernels.page_states import (
     PLACES,
     SLOT_BYTES,
     WIDE,
+    ask,
     clear_floats,
     convolve,
     copy_floats,
@@ -191,6 +192,11 @@ def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int
     seen = columns + PAGE_TOKENS * state * 4
     scores = seen + PAGE_TOKENS * values * 4
     out = scores + PAGE_TOKENS * PAGE_TOKENS * 4
+    if n == 1:
+        ask(slot, 2048)
+        ask(keys, t0 * state)
+        for h in range(heads):
+            ask(added + h * PAGE_TOKENS * values * 4, t0 * values)
     _convolve_rows(op, shape, unit, rows, t0, row0, n, memory)
     for i in range(n):
         b, c = memory + i * floats * 4, memory + (i * floats + state) * 4

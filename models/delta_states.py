@@ -8,6 +8,7 @@ later the rounder its page's number is. Where no slot is near, the rows since th
 While a step runs, pages that are not to be kept pass their slot on, and it is changed in place.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -81,37 +82,40 @@ class DeltaStates:
         self._used[list(self._needed)] = self._clock
         self._passed_on.clear()
 
-    def find(self, pages: Ordered[int], length: int) -> int:
-        """Positions of a sequence, up to its length, that its next rows can follow: a slot knows their state."""
-        for index in range(len(pages) - 1, -1, -1):
-            slot = self._of(pages[index])
+    def find(self, page: Callable[[int], int], length: int) -> int:
+        """Positions of a sequence, up to its length, that its next rows can follow: a slot knows their state.
+
+        page: the number of the sequence's page of an index.
+        """
+        for index in range(-(-length // PAGE_TOKENS) - 1, -1, -1):
+            slot = self._of(page(index))
             if slot >= 0 and self._rows[slot]:
                 self._used[slot] = self._clock
                 self._needed.add(slot)
                 return min(length, index * PAGE_TOKENS + int(self._rows[slot]))
         return 0
 
-    def prepare(self, pages: Ordered[int], start: int, stop: int) -> None:
+    def prepare(self, page: Callable[[int], int], start: int, stop: int) -> None:
         """Give each page of positions start..stop-1 its slot for the step, which `find` has said can follow.
 
-        pages: a sequence's, all of them.
+        page: as `find` has it.
         """
         first, last = start // PAGE_TOKENS, (stop - 1) // PAGE_TOKENS
         if start % PAGE_TOKENS == 0 and first:
-            self._used[self._of(pages[first - 1])] = self._clock
-        slot = self._of(pages[first])
+            self._used[self._of(page(first - 1))] = self._clock
+        slot = self._of(page(first))
         if slot < 0:
-            slot = self._take(pages[first], first)
+            slot = self._take(page(first), first)
         self._used[slot] = self._clock
         for index in range(first + 1, last + 1):
             before = index - 1
             kept = before == first or last - before <= _NEAR or index % _APART == 0
             if kept and self._spare() > self._reserve:
                 self._written.append((slot, PAGE_TOKENS))
-                slot = self._take(pages[index], index)
+                slot = self._take(page(index), index)
             else:
-                self._passed_on.append((pages[before], slot))
-                self._own(slot, pages[index], index)
+                self._passed_on.append((page(before), slot))
+                self._own(slot, page(index), index)
         self._written.append((slot, stop - last * PAGE_TOKENS))
 
     def settle(self) -> None:

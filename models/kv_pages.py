@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,7 +215,7 @@ class PageStore:
     def computed_of(self, sequence: Sequence, length: int) -> int:
         """Those of its first `length` positions, which are a model's whose states have slots."""
         assert self.delta is not None
-        return self.delta.find(self._pages_of_sequence(sequence)[: -(-length // PAGE_TOKENS)], length)
+        return self.delta.find(partial(self._number, sequence), length)
 
     def take_back(self, sequence: Sequence, row: int) -> None:
         """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""
@@ -241,7 +242,7 @@ class PageStore:
         if self.delta:
             self.delta.begin_step()
             for sequence, start, count in segments:
-                self.delta.prepare(self._pages_of_sequence(sequence), start, start + count)
+                self.delta.prepare(partial(self._number, sequence), start, start + count)
 
     def settle(self) -> None:
         """Note what the step that was prepared for has written."""
@@ -252,7 +253,8 @@ class PageStore:
         """Let the step that wrote these positions run again for a measurement; the sequence's state is lost."""
         sequence.state = LOST  # a repeated row is no longer preceded by the rows before it
         if self.delta:
-            self.delta.repeat(self._pages_of_sequence(sequence)[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)])
+            places = sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]
+            self.delta.repeat(self._numbers(places).tolist())
 
     def note_tokens(self, sequence: Sequence, start: int, tokens: Ordered[int]) -> None:
         """Note the ids of positions from `start` on, whose pages exist, where rows may be computed once more."""
@@ -275,11 +277,6 @@ class PageStore:
         group, slot = divmod(self._number(sequence, page), self._group)
         ids: NDArray[np.int32] = self._ids[group, 0, 0, slot].view(np.int32)
         return ids
-
-    def _pages_of_sequence(self, sequence: Sequence) -> list[int]:
-        """The numbers of a sequence's pages."""
-        numbers: list[int] = self._numbers(sequence.table[: sequence.pages]).tolist()
-        return numbers
 
     def _clear(self, sequence: Sequence, first: int) -> None:
         """Zero what the last page holds from position `first` on.
