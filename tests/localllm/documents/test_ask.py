@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from localllm.cli.main import app
+from localllm.cli.main import application
 from localllm.settings import sessions_path
 from tests.fakes.scripted_model import write_scripted_model
 from tui.sessions import SessionStore
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["ask", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(application(), ["ask", *map(str, arguments)], catch_exceptions=False)
 
 
 def test_quotations_are_checked_and_places_told(folder: Path, model: Path) -> None:
@@ -67,7 +67,7 @@ def test_control_tokens_and_orders_in_documents_are_text(folder: Path, model: Pa
 
 
 def test_the_model_of_the_chat_is_the_usual_one(folder: Path, model: Path) -> None:
-    refused = CliRunner().invoke(app, ["ask", str(folder), "harbour"])
+    refused = CliRunner().invoke(application(), ["ask", str(folder), "harbour"])
     assert "Name the model that answers" in str(refused.exception)
     with contextlib.closing(SessionStore(sessions_path())) as store:
         store.remember("model", str(model))
@@ -91,9 +91,9 @@ def test_indexing_alone(folder: Path) -> None:
     ],
 )
 def test_refusals_say_what_to_do(folder: Path, arguments: list[str], message: str) -> None:
-    assert message in str(CliRunner().invoke(app, ["ask", *arguments]).exception)
+    assert message in str(CliRunner().invoke(application(), ["ask", *arguments]).exception)
 
 
 def test_a_question_that_fits_nothing_is_refused_before_a_model_is_loaded(folder: Path, model: Path) -> None:
-    told = CliRunner().invoke(app, ["ask", str(folder), "zeppelin?", "--model", str(model)])
+    told = CliRunner().invoke(application(), ["ask", str(folder), "zeppelin?", "--model", str(model)])
     assert "fits the question" in str(told.exception)
