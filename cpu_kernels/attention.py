@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels import attention_blocks, attention_f16, attention_latent, attention_q4_0, attention_q8_0
+from cpu_kernels import attention_bf16, attention_blocks, attention_f16, attention_latent, attention_q4_0, attention_q8_0
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -23,6 +23,7 @@ from cpu_kernels.attention_shape import (
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
@@ -38,7 +39,8 @@ _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
-_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
+_HALVES = attention_bf16 if POLICY.bf16_attention else attention_f16
+_TYPES = {KVType.F16: _HALVES, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 # Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
 # query. What depends on D comes last.
@@ -151,11 +153,14 @@ def _turn_back(columns: int, padded: int, totals: int) -> None:
 
 def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
-    put_query, turned = _TYPES[keys].queries(width), values is KVType.Q4_0
+    turned = values is KVType.Q4_0
     if values is None:
-        query_of, score, weigh = _join, _TYPES[keys].scores(width, 0), attention_latent.outputs(width, keys)
+        kind = attention_f16 if keys is KVType.F16 else _TYPES[keys]
+        query_of, put_query, score = _join, kind.queries(width), kind.scores(width, 0)
+        weigh = attention_latent.outputs(width, keys)
     else:
-        query_of, score = _rotate, _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
+        query_of, put_query = _rotate, _TYPES[keys].queries(width)
+        score = _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
         weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
 
     @inner

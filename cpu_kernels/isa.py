@@ -7,7 +7,7 @@ docs/speed.md. `TARGET` is what code is generated for.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llvmlite import binding
@@ -18,8 +18,9 @@ ISA_VARIABLE = "LOCALLLM_ISA"
 
 
 class Isa(StrEnum):
-    """Ways to multiply bytes and add the products in groups of four, best first."""
+    """Ways to multiply bytes, and add the products in groups of four, or other small numbers; best first."""
 
+    AVX512_BF16 = "avx512-bf16"
     AVX512_VNNI = "avx512-vnni"
     AVX_VNNI = "avx-vnni"
     AVX512 = "avx512"
@@ -45,6 +46,7 @@ class Policy:
     panel_tiles: how many tiles make it worth to unpack a super-block of weights once for all of them, None for never.
     interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory works meanwhile.
     sums_in_registers: whether there is room for the floats that a tile of blocks of 32 is added up in.
+    bf16_attention: keys and values in f16, queries and weights are rounded to bfloat16 where attention multiplies them.
 
     prefetch: how many bytes ahead of their use weights are asked for, by kind of cpu_kernels.records.Ahead, where
     nothing better was measured (cpu_kernels.tuning).
@@ -61,6 +63,7 @@ class Policy:
     panel_tiles: int | None = None
     interleaved_tiles: int = 1
     sums_in_registers: bool = False
+    bf16_attention: bool = False
     prefetch: tuple[int, int, int] = (1024, 2048, 4096)
 
 
@@ -68,18 +71,25 @@ _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _WIDE, _NARROW = (1, 4, 8, 12), (1, 2, 4)
 _FAR = (6144, 8192, 12288)
+_AVX512_VNNI = Policy(
+    requires=_AVX512 | {"avx512vnni"},
+    cpu="x86-64-v4",
+    extras="+avx512vnni",
+    vector_parts=1,
+    tile_widths=_WIDE,
+    attention_vectors=8,
+    sums_in_registers=True,
+    prefetch=_FAR,
+)
 
 POLICIES: Mapping[Isa, Policy] = {
-    Isa.AVX512_VNNI: Policy(
-        requires=_AVX512 | {"avx512vnni"},
-        cpu="x86-64-v4",
-        extras="+avx512vnni",
-        vector_parts=1,
-        tile_widths=_WIDE,
-        attention_vectors=8,
-        sums_in_registers=True,
-        prefetch=_FAR,
+    Isa.AVX512_BF16: replace(
+        _AVX512_VNNI,
+        requires=_AVX512_VNNI.requires | {"avx512bf16"},
+        extras="+avx512vnni,+avx512bf16",
+        bf16_attention=True,
     ),
+    Isa.AVX512_VNNI: _AVX512_VNNI,
     Isa.AVX_VNNI: Policy(
         requires=_AVX2 | {"avxvnni"},
         cpu="x86-64-v3",

@@ -104,7 +104,7 @@ cross_fma_f16 = _cross(
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
     total = multiply_words(builder, total, x, y)
-    return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
+    return total if emitted_isa() in (Isa.AVX512_BF16, Isa.AVX512_VNNI) else keep_order(builder, [total], most=1)[0]
 
 
 def _add_pairs(total: Any, row: int, value: int) -> Any:

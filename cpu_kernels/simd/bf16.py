@@ -1,0 +1,125 @@
+"""Products of pairs of bfloat16 numbers, each rounded into a sum in single precision: the second's, then the first's.
+
+That is what one instruction does where a processor has it. Elsewhere two multiply-adds give the same bits, but for sums
+of less than 2**-126, which the instruction takes for zero.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from cpu_kernels.declarations import address, define, none, operation
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add
+from cpu_kernels.simd.tiles import Tile, Values
+from cpu_kernels.simd.vectors import (
+    F16,
+    I16,
+    I32,
+    LANES,
+    at,
+    broadcast,
+    call,
+    constant,
+    f32x16,
+    i32x16,
+    load,
+    store,
+    view,
+    widen_half,
+)
+
+
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite has no such type of its own
+    """bfloat16, the upper half of single precision."""
+
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+_UPPER = -(1 << 16)
+
+
+def _rounded(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Floats rounded to even to bfloat16, as 16-bit words."""
+    if emitted_isa() is Isa.AVX512_BF16:
+        return builder.bitcast(builder.fptrunc(x, ir.VectorType(_BFloat(), LANES)), ir.VectorType(I16, LANES))
+    bits, sixteen = builder.bitcast(x, i32x16.llvm), constant(i32x16.llvm, 16)
+    odd = builder.and_(builder.lshr(bits, sixteen), constant(i32x16.llvm, 1))
+    rounded = builder.add(bits, builder.add(odd, constant(i32x16.llvm, 0x7FFF)))
+    return builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(I16, LANES))
+
+
+def _round(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    bits = x.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _store(where: int, value: NDArray[np.float32]) -> None:
+    view(where, np.uint16)[:] = _round(value)
+
+
+# Sixteen floats rounded to bfloat16.
+store_bf16 = define("store_bf16", [address, f32x16], none, lambda b, p, x: store(b, p, _rounded(b, x), 2), _store)
+
+
+def _pairs(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
+    """Sixteen halves at an address and the sixteen behind them as lanes of two bfloat16 numbers, one of each."""
+    first, second = (
+        widen_half(builder, load(builder, at(builder, where, 2 * LANES * i), ir.VectorType(F16, LANES), 2))
+        for i in range(2)
+    )
+    if emitted_isa() is Isa.AVX512_BF16:
+        both = call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _PAIRS, second, first)
+        words = builder.bitcast(both, ir.VectorType(I16, 2 * LANES))
+        order = [lane + LANES * i for lane in range(LANES) for i in range(2)]
+        mixed = builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(I32, 2 * LANES), order))
+        return builder.bitcast(mixed, i32x16.llvm)
+    low, high = (builder.zext(_rounded(builder, x), i32x16.llvm) for x in (first, second))
+    return builder.or_(low, builder.shl(high, constant(i32x16.llvm, 16)))
+
+
+def _dot(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """total + the products of lanes of two bfloat16 numbers."""
+    if emitted_isa() is Isa.AVX512_BF16:
+        x, y = builder.bitcast(x, _PAIRS), builder.bitcast(y, _PAIRS)
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", f32x16.llvm, total, x, y)
+    for widen in (
+        lambda pair: builder.and_(pair, constant(i32x16.llvm, _UPPER)),
+        lambda pair: builder.shl(pair, constant(i32x16.llvm, 16)),
+    ):
+        a, b = (builder.bitcast(widen(pair), f32x16.llvm) for pair in (x, y))
+        total = fused_multiply_add(builder, a, b, total)
+    return total
+
+
+def _cross_dot2(tile: Tile, rows: Sequence[int], offset: int, where: int, stride: int) -> Any:
+    columns, new = len(tile) // len(rows), []
+    for i, total in enumerate(tile):
+        halves = view(rows[i // columns] + offset, np.float16, 2 * LANES).astype(np.float32)
+        words = _round(halves).astype(np.uint32) << 16
+        x = words.view(np.float32).reshape(2, LANES)
+        pair = (view(where + stride * (i % columns), np.uint16, 2).astype(np.uint32) << 16).view(np.float32)
+        new.append(exact_fma(x[0], pair[0], exact_fma(x[1], pair[1], total)))
+    return tuple(new)
+
+
+@operation(_cross_dot2, 0, literals=[4])
+def cross_dot2_bf16(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: int) -> Values:
+    """tile += the products of two vectors of sixteen halves, rounded to bfloat16, with the column's pair of them.
+
+    See cpu_kernels.simd.cross. The vectors lie at row + offset, one behind the other.
+    """
+    columns, new = len(tile) // len(rows), []
+    values = [broadcast(builder, at(builder, where, stride * c), I32) for c in range(columns)]
+    for r, base in enumerate(rows):
+        pairs = _pairs(builder, builder.add(base, offset))
+        new += [_dot(builder, tile[r * columns + c], pairs, value) for c, value in enumerate(values)]
+    return new
