@@ -58,7 +58,7 @@ def scores(columns: int, value_bytes: int) -> Any:
     value_step, value_lines = value_bytes, -(-4 * value_bytes // 64)
 
     @inner
-    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
+    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int, memory: int) -> None:
         table, count, ahead = pages
         keys, values, key_bytes, value_bytes, padded, _ = storage
         for p in range(0, count, rows):

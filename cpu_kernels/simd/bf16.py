@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from cpu_kernels.declarations import address, define, none, operation
 from cpu_kernels.isa import Isa, emitted_isa
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add
-from cpu_kernels.simd.tiles import Tile, Values
+from cpu_kernels.simd.cross import cross
+from cpu_kernels.simd.tiles import Values
 from cpu_kernels.simd.vectors import (
     F16,
     I16,
     I32,
+    I64,
     LANES,
     at,
-    broadcast,
     call,
     constant,
     f32x16,
@@ -33,7 +34,7 @@ from cpu_kernels.simd.vectors import (
 )
 
 
-class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite has no such type of its own
+class _BFloat(ir.types._BaseFloatType):  # llvmlite has no such type of its own
     """bfloat16, the upper half of single precision."""
 
     intrinsic_name = "bf16"
@@ -42,7 +43,7 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite has no
         return "bfloat"
 
 
-_BFloat._create_instance()
+_BFloat._create_instance()  # type: ignore[no-untyped-call]
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 _UPPER = -(1 << 16)
 
@@ -100,26 +101,39 @@ def _dot(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir
     return total
 
 
-def _cross_dot2(tile: Tile, rows: Sequence[int], offset: int, where: int, stride: int) -> Any:
-    columns, new = len(tile) // len(rows), []
-    for i, total in enumerate(tile):
-        halves = view(rows[i // columns] + offset, np.float16, 2 * LANES).astype(np.float32)
-        words = _round(halves).astype(np.uint32) << 16
-        x = words.view(np.float32).reshape(2, LANES)
-        pair = (view(where + stride * (i % columns), np.uint16, 2).astype(np.uint32) << 16).view(np.float32)
-        new.append(exact_fma(x[0], pair[0], exact_fma(x[1], pair[1], total)))
-    return tuple(new)
+def _stored_pairs(rows: Sequence[int], offset: int, to: int, stride: int) -> None:
+    for r, row in enumerate(rows):
+        view(to + r * stride, np.uint16, 2 * LANES)[:] = _paired(row + offset)
 
 
-@operation(_cross_dot2, 0, literals=[4])
-def cross_dot2_bf16(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: int) -> Values:
-    """tile += the products of two vectors of sixteen halves, rounded to bfloat16, with the column's pair of them.
+@operation(_stored_pairs)
+def store_pairs_bf16(builder: ir.IRBuilder, rows: Values, offset: ir.Value, to: ir.Value, stride: ir.Value) -> None:
+    """Round two vectors of sixteen halves at row + offset, one behind the other, to pairs of one of each.
 
-    See cpu_kernels.simd.cross. The vectors lie at row + offset, one behind the other.
+    Row r's pairs go to to + r * stride, a multiple of 64.
     """
-    columns, new = len(tile) // len(rows), []
-    values = [broadcast(builder, at(builder, where, stride * c), I32) for c in range(columns)]
-    for r, base in enumerate(rows):
-        pairs = _pairs(builder, builder.add(base, offset))
-        new += [_dot(builder, tile[r * columns + c], pairs, value) for c, value in enumerate(values)]
-    return new
+    for r, row in enumerate(rows):
+        place = builder.add(to, builder.mul(stride, I64(r)))
+        store(builder, place, _pairs(builder, builder.add(row, offset)), 64)
+
+
+def _paired(where: int) -> NDArray[np.uint16]:
+    return _round(view(where, np.float16, 2 * LANES).astype(np.float32)).reshape(2, LANES).T.reshape(-1)
+
+
+def _dot2(total: Any, pairs: NDArray[np.uint16], value: int) -> Any:
+    x0, x1 = ((pairs[i::2].astype(np.uint32) << 16).view(np.float32) for i in range(2))
+    y0, y1 = (view(value, np.uint16, 2).astype(np.uint32) << 16).view(np.float32)
+    return exact_fma(x0, y0, exact_fma(x1, y1, total))
+
+
+# tile += sixteen pairs of bfloat16 at row + offset times the column's pair.
+cross_dot2_bf16 = cross(
+    "cross_dot2_bf16",
+    lambda b, where: load(b, where, i32x16.llvm, 64),
+    I32,
+    _dot,
+    lambda total, row, value: _dot2(total, view(row, np.uint16, 2 * LANES), value),
+)
+# The same of what store_pairs_bf16 would make of the halves there.
+cross_dot2_f16 = cross("cross_dot2_f16", _pairs, I32, _dot, lambda total, row, value: _dot2(total, _paired(row), value))
