@@ -2,8 +2,8 @@
 
 A column is one query head of one row; a tile is up to MAX_COLUMNS columns that share a key-value head. The tokens are
 taken in spans of fixed places, counted from position 0: each span has a softmax of its own, and the results are added
-up in their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a tile
-may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
+up in their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a
+tile may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
 """
 
 import functools

@@ -43,9 +43,8 @@ class _BFloat(ir.types._BaseFloatType):  # llvmlite has no such type of its own
         return "bfloat"
 
 
-_BFloat._create_instance()  # type: ignore[no-untyped-call]
+_BFloat._create_instance()
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-_UPPER = -(1 << 16)
 
 
 def _rounded(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -92,13 +91,10 @@ def _dot(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir
     if emitted_isa() is Isa.AVX512_BF16:
         x, y = builder.bitcast(x, _PAIRS), builder.bitcast(y, _PAIRS)
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", f32x16.llvm, total, x, y)
-    for widen in (
-        lambda pair: builder.and_(pair, constant(i32x16.llvm, _UPPER)),
-        lambda pair: builder.shl(pair, constant(i32x16.llvm, 16)),
-    ):
-        a, b = (builder.bitcast(widen(pair), f32x16.llvm) for pair in (x, y))
-        total = fused_multiply_add(builder, a, b, total)
-    return total
+    upper, sixteen = constant(i32x16.llvm, -(1 << 16)), constant(i32x16.llvm, 16)
+    x1, y1 = (builder.bitcast(builder.and_(pair, upper), f32x16.llvm) for pair in (x, y))
+    x0, y0 = (builder.bitcast(builder.shl(pair, sixteen), f32x16.llvm) for pair in (x, y))
+    return fused_multiply_add(builder, x0, y0, fused_multiply_add(builder, x1, y1, total))
 
 
 def _stored_pairs(rows: Sequence[int], offset: int, to: int, stride: int) -> None:
