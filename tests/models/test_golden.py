@@ -1,7 +1,7 @@
 """The real tiny models: logits against a float32 reference, greedy text, and llama.cpp's logits and perplexity.
 
-A float file rounds only keys and values, to half precision, and on some processors to bfloat16 in attention. A quantised
-file is also multiplied by activations rounded to 8 bits, as llama.cpp's are, but in blocks of another shape: two
+A float file rounds only keys and values, to half precision, and on some processors to bfloat16 in attention. A file
+of quantised weights also rounds activations to 8 bits, as llama.cpp's are, but in blocks of another shape: two
 roundings of about 0.6 % each, which these models' few narrow layers hardly average out. Real texts show whether that
 costs anything: perplexity must agree within 1 %.
 """
