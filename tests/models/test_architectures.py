@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 LENGTHS = (1, 2, 15, 16, 17, 600)
 # llama.cpp keeps keys and values in half precision as we do, but rounds elsewhere too, and not to bfloat16; F32 weights
 # leave only that.
-TOLERANCE = 1e-2 if POLICY.bf16_attention else 4e-3
+TOLERANCE = 1.5e-2 if POLICY.bf16_attention else 4e-3
 # With this seed no two experts nearly tie for the last place, which rounding would decide either way.
 SEED = 9
 

@@ -25,7 +25,7 @@ LENGTHS = (1, 2, 15, 16, 17, 3, 100, 255, 256, 257, 400, 5, 512)
 GEMMA = ENCODERS["gemma-embedding"]
 TEXTS = [np.random.default_rng(length).integers(0, 320, length).tolist() for length in LENGTHS]
 # llama.cpp rounds activations and keys to half precision elsewhere than we do; F32 weights leave only that.
-TOLERANCE = 1e-2 if POLICY.bf16_attention else 4e-3
+TOLERANCE = 2e-2 if POLICY.bf16_attention else 4e-3
 
 
 @pytest.fixture(params=MODELS)
