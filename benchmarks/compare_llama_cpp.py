@@ -1,15 +1,16 @@
 """Prefill and decode of our engine and of llama.cpp on the same files, alternating; prints medians and ratios.
 
     compare_llama_cpp.py MODEL.gguf ... [--threads 1,2] [--prefill 512] [--decode 128] [--rounds 5] [--depth 0]
-                         [--kv-type-k f16] [--kv-type-v f16] [--processor-time] [--json]
+                         [--prefill-depth 0] [--kv-type-k f16] [--kv-type-v f16] [--processor-time] [--json]
 
 Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
 hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
 with and without flash attention and its better median counts. Every round decodes from --depth tokens on: what prefill
 left is repeated up to there, since prompts of that length would take llama.cpp minutes and what is attended to does not
-change the time; states of recurrent layers are computed. A turn's decode counts by the median of its tokens, as reading
-does by that of its samples: what takes a core away for some milliseconds falls on few of them. Before each turn all
-threads of the one before have stopped spinning.
+change the time; states of recurrent layers are computed. Prefill may begin behind such tokens too: what a token costs
+grows linearly with its depth, so that 512 tokens in the middle of a long prompt cost what all its tokens do on average.
+A turn's decode counts by the median of its tokens, as reading does by that of its samples: what takes a core away for
+some milliseconds falls on few of them. Before each turn all threads of the one before have stopped spinning.
 
 The machine's limits are measured before and after every turn of ours, on as many threads, and reading between its
 tokens too: what we read in decode is given as a share of reading memory, our products in prefill as a share of
@@ -144,7 +145,7 @@ class Comparison:
 
     def __init__(self, path: Path, threads: int, arguments: argparse.Namespace) -> None:
         """Load the model for us, and for llama.cpp with and without flash attention, which q8_0 values need."""
-        self._depth = max(arguments.prefill, arguments.depth)
+        self._depth = max(arguments.prefill_depth + arguments.prefill, arguments.depth)
         self._arguments = arguments
         self._types = arguments.kv_type_k, arguments.kv_type_v
         self._clock = time.thread_time if arguments.processor_time else time.perf_counter
@@ -165,6 +166,8 @@ class Comparison:
         turns = []
         if arguments.prefill:
             turns.append(self._prefill(arguments.prefill, arguments.rounds + 1))
+        else:
+            self._start(depth)
         self._fill(depth)
         turns.append(self._decode(depth, arguments.decode, arguments.rounds + 1))
         rows = [self._row(one) for one in turns]
@@ -174,20 +177,27 @@ class Comparison:
         return rows
 
     def _prefill(self, count: int, rounds: int) -> Turns:
-        """Prompts of so many tokens; the last one is left in the sequences."""
+        """Prompts of so many tokens, or parts of longer ones; the last one is left in the sequences."""
         found: dict[str, list[float]] = {name: [] for name in self._subjects}
+        behind = self._arguments.prefill_depth
+        if behind:
+            self._start(behind)
+            self._fill(behind)
         for _ in range(rounds):
             for name, subject in self._subjects.items():
-                subject.cut(0)
-                taken = self._turn(name, partial(subject.append, self._tokens[:count]))
+                subject.cut(behind)
+                taken = self._turn(name, partial(subject.append, self._tokens[behind : behind + count]))
                 found[name].append(count / taken)
-        return Turns(f"prefill {count}", 0, 0, found, self._limits())
+        return Turns(f"prefill {count}", behind, 0, found, self._limits())
+
+    def _start(self, depth: int) -> None:
+        """Compute the first of `depth` tokens in every sequence."""
+        for subject in self._subjects.values():
+            subject.append(self._tokens[: min(depth, _FILLED)])
 
     def _fill(self, depth: int) -> None:
-        """Have `depth` tokens in every sequence, the first _FILLED of them computed."""
+        """Have `depth` tokens in every sequence, the others being copies of those that were computed."""
         for subject in self._subjects.values():
-            if not self._arguments.prefill:
-                subject.append(self._tokens[: min(depth, _FILLED)])
             if depth:
                 subject.repeat(depth)
 
@@ -266,6 +276,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
+    parser.add_argument("--prefill-depth", type=int, default=0, help="tokens in the sequence before the prefill")
     parser.add_argument("--depth", type=int, default=0, help="least tokens in the sequence before decoding")
     parser.add_argument("--kv-type-k", default="f16")
     parser.add_argument("--kv-type-v", default="f16")
@@ -282,10 +293,11 @@ def main() -> None:
             rows += found
             if not arguments.json:
                 for row in found:
+                    limit = "multiplying" if row.measure.startswith("prefill") else "reading"
                     sys.stdout.write(
                         f"{row.model:28} {row.threads} thr  {row.kv_types:10} {row.measure:12} at {row.depth:5}  "
                         f"ours {row.ours:8.1f}  llama.cpp {row.llama_cpp:8.1f} ({row.llama_cpp_attention})  "
-                        f"ratio {row.ratio:5.2f}  of {'reading' if row.depth else 'multiplying'} {row.of_limit:4.0%}\n"
+                        f"ratio {row.ratio:5.2f}  of {limit} {row.of_limit:4.0%}\n"
                     )
                     sys.stdout.flush()
     if arguments.json:

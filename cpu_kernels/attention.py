@@ -1,18 +1,25 @@
 """Attention over pages of 16 tokens.
 
-A column is one query head of one row; a tile is up to 16 columns that share a key-value head. The tokens are taken in
-spans of fixed places, counted from position 0: each span has a softmax of its own, and the results are added up in
-their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a tile
-may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
+A column is one query head of one row; a tile is up to MAX_COLUMNS columns that share a key-value head. The tokens are
+taken in spans of fixed places, counted from position 0: each span has a softmax of its own, and the results are added
+up in their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a
+tile may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from cpu_kernels import attention_blocks, attention_f16, attention_latent, attention_q4_0, attention_q8_0
+from cpu_kernels import (
+    attention_bf16,
+    attention_blocks,
+    attention_f16,
+    attention_latent,
+    attention_q4_0,
+    attention_q8_0,
+)
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -23,6 +30,7 @@ from cpu_kernels.attention_shape import (
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
@@ -38,14 +46,15 @@ _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
-_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
+_HALVES = attention_bf16 if POLICY.bf16_attention else attention_f16
+_TYPES = {KVType.F16: _HALVES, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 # Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
 # query. What depends on D comes last.
 _STATE = MAX_COLUMNS * 4
 _SCORES = _STATE + TOTAL_BYTES
 _WEIGHING = _SCORES + MAX_COLUMNS * SPAN_BYTES
-_PART = _WEIGHING + (attention_blocks.MEMORY_BYTES + 63) // 64 * 64
+_PART = _WEIGHING + (max(attention_blocks.MEMORY_BYTES, attention_bf16.MEMORY_BYTES) + 63) // 64 * 64
 
 
 def scratch_bytes(padded: int) -> int:
@@ -55,7 +64,7 @@ def scratch_bytes(padded: int) -> int:
 
 @inner
 def _part_bytes(padded: int) -> int:
-    """Bytes of a span's result: header, and outputs of sixteen columns of D values."""
+    """Bytes of a span's result: header, and outputs of MAX_COLUMNS columns of D values."""
     return HEADER_BYTES + MAX_COLUMNS * padded * 4
 
 
@@ -130,7 +139,7 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
     segment, first, _, head0, mine = place
     padded, size = argument(op, 6), argument(op, 7)
     for c in range(columns):
-        inverse = _ONE / get_f32(state + 64 + 4 * c)
+        inverse = _ONE / get_f32(state + MAX_COLUMNS * 4 + 4 * c)
         row = field(segment, 0) + first + c // mine
         out = argument(op, 1) + (row * argument(op, 5) * argument(op, 10) + head0 + c % mine) * size * 4
         source = totals + c * padded * 4
@@ -157,14 +166,19 @@ def _turn_back(columns: int, padded: int, totals: int) -> None:
         attention_q4_0.turn(totals + c * padded * 4, padded, totals + c * padded * 4)
 
 
+def _parts_of_tile(width: int, keys: KVType, values: KVType | None) -> Sequence[Any]:
+    """What makes a column's query, puts it in place, computes scores, and weighs values."""
+    if values is None:
+        kind = attention_f16 if keys is KVType.F16 else _TYPES[keys]
+        return _join, kind.queries(width), kind.scores(width, 0), attention_latent.outputs(width, keys)
+    score = _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
+    return _rotate, _TYPES[keys].queries(width), score, _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
+
+
 def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
-    put_query, turned = _TYPES[keys].queries(width), values is KVType.Q4_0
-    if values is None:
-        query_of, score, weigh = _join, _TYPES[keys].scores(width, 0), attention_latent.outputs(width, keys)
-    else:
-        query_of, score = _rotate, _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
-        weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
+    query_of, put_query, score, weigh = _parts_of_tile(width, keys, values)
+    turned = values is KVType.Q4_0
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
@@ -199,7 +213,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
             pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
             where = (span * SPAN_TOKENS, position, window, ahead, field(segment, 1) + field(segment, 2))
             to = part if parts == 0 else parts + (span - begin) * size
-            score(pages, storage, columns, queries, memory, memory + _SCORES)
+            score(pages, storage, columns, queries, memory, memory + _SCORES, part)
             _fade(op, place, pages[1], where, memory + _SCORES)
             softmax(columns, mine, pages[1], where, get_f32(argument(op, 12)), memory + _SCORES, to)
             weigh(pages, storage, columns, mine, where, memory + _SCORES, to + HEADER_BYTES, memory + _WEIGHING)

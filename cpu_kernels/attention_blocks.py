@@ -129,7 +129,7 @@ def scores(packing: Packing, columns: int, value_bytes: int) -> Any:
     key_lines, value_lines, value_step = 8 * number_bytes // 64, 8 * value_bytes // 64, 2 * value_bytes
 
     @inner
-    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
+    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int, memory: int) -> None:
         table, count, ahead = pages
         keys, values, key_bytes, value_bytes, padded, _ = storage
         for p in range(0, count, rows):

@@ -43,7 +43,7 @@ def queries(columns: int) -> Any:
     return put
 
 
-def _rows(columns: int) -> int:
+def rows_of(columns: int) -> int:
     """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
     return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
 
@@ -53,12 +53,12 @@ def scores(columns: int, value_bytes: int) -> Any:
 
     value_bytes: bytes of a page of values for each of D, scales left out.
     """
-    rows = _rows(columns)
+    rows = rows_of(columns)
     tile = rows * columns
     value_step, value_lines = value_bytes, -(-4 * value_bytes // 64)
 
     @inner
-    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
+    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int, memory: int) -> None:
         table, count, ahead = pages
         keys, values, key_bytes, value_bytes, padded, _ = storage
         for p in range(0, count, rows):
@@ -88,7 +88,7 @@ def outputs(columns: int, key_bytes: int) -> Any:
 
     Asking for the next span's keys meanwhile, as those of q8_0 do, costs more than it brings: key_bytes is not used.
     """
-    rows = _rows(columns)
+    rows = rows_of(columns)
     tile = rows * columns
 
     @inner

@@ -3,7 +3,7 @@
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
-MAX_COLUMNS = 16
+MAX_COLUMNS = POLICY.attention_columns
 """A column is one query head of one row; so many of them share a pass over a key-value head."""
 
 SPAN_PAGES = 16
@@ -17,6 +17,6 @@ VECTORS = POLICY.attention_vectors
 WIDTHS = tuple(width for width in (1, 2, 4, 8) if width <= VECTORS)
 """Columns that a tile of sums may have; its rows are pages of keys, or vectors of values."""
 
-HEADER_BYTES = 3 * 64
-"""Before the outputs of a span: a counter, and the maxima and sums of sixteen columns."""
-MAXIMA, SUMS = 64, 128
+HEADER_BYTES = 64 + 8 * MAX_COLUMNS
+"""Before the outputs of a span: a counter, and the maxima and sums of all columns."""
+MAXIMA, SUMS = 64, 64 + 4 * MAX_COLUMNS

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels.attention_shape import HEADER_BYTES, MAXIMA, SPAN_BYTES, SUMS
+from cpu_kernels.attention_shape import HEADER_BYTES, MAX_COLUMNS, MAXIMA, SPAN_BYTES, SUMS
 from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.arithmetic import (
@@ -27,8 +27,9 @@ from cpu_kernels.simd.arithmetic import (
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
 
 LOWEST = np.float32(-1e30)
-TOTAL_BYTES = 4 * 64
-"""State while spans are added up: maxima and sums of sixteen columns, factors of the old and the new part."""
+_ROW = 4 * MAX_COLUMNS
+TOTAL_BYTES = 4 * _ROW
+"""State while spans are added up: maxima and sums of all columns, factors of the old and the new part."""
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
 
@@ -119,8 +120,9 @@ def clear(columns: int, padded: int, totals: int, state: int) -> None:
     """Begin to add up parts. state: maxima, sums, and room for factors."""
     for i in range(0, columns * padded, 16):
         store_f32(totals + i * 4, zero_f32())
-    store_f32(state, splat_f32(LOWEST))
-    store_f32(state + 64, zero_f32())
+    for i in range(0, columns * 4, 64):
+        store_f32(state + i, splat_f32(LOWEST))
+        store_f32(state + _ROW + i, zero_f32())
 
 
 @inner
@@ -131,22 +133,24 @@ def add_sinks(columns: int, group: int, sinks: int, state: int) -> None:
     """
     for c in range(columns):
         put_f32(state + 4 * c, get_f32(sinks + 4 * (c % group)))
-        put_f32(state + 64 + 4 * c, _ONE)
+        put_f32(state + _ROW + 4 * c, _ONE)
 
 
 @inner
 def add_part(columns: int, padded: int, part: int, totals: int, state: int) -> None:
     """Add the outputs of a span to the totals."""
-    maxima = max_f32(load_f32(state), load_f32(part + MAXIMA))
-    old = exp2_f32(sub_f32(load_f32(state), maxima))
-    new = exp2_f32(sub_f32(load_f32(part + MAXIMA), maxima))
-    store_f32(state + 64, fma(load_f32(state + 64), old, mul_f32(load_f32(part + SUMS), new)))
-    store_f32(state, maxima)
-    store_f32(state + 128, old)
-    store_f32(state + 192, new)
+    for i in range(0, columns * 4, 64):
+        before, found = load_f32(state + i), load_f32(part + MAXIMA + i)
+        maxima = max_f32(before, found)
+        old, new = exp2_f32(sub_f32(before, maxima)), exp2_f32(sub_f32(found, maxima))
+        sums = state + _ROW + i
+        store_f32(sums, fma(load_f32(sums), old, mul_f32(load_f32(part + SUMS + i), new)))
+        store_f32(state + i, maxima)
+        store_f32(state + 2 * _ROW + i, old)
+        store_f32(state + 3 * _ROW + i, new)
     outputs = part + HEADER_BYTES
     for c in range(columns):
-        a = splat_f32(get_f32(state + 128 + 4 * c))
-        b = splat_f32(get_f32(state + 192 + 4 * c))
+        a = splat_f32(get_f32(state + 2 * _ROW + 4 * c))
+        b = splat_f32(get_f32(state + 3 * _ROW + 4 * c))
         for i in range(c * padded * 4, (c + 1) * padded * 4, 64):
             store_f32(totals + i, fma(load_f32(outputs + i), b, mul_f32(load_f32(totals + i), a)))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -33,7 +34,8 @@ from models.weights import WeightLoader
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-_LAYOUT_VERSION = 2
+# What KV depends on beside the model: its layout, and how attention of the layers below rounds.
+_KV_VERSION = "native-2-bf16" if POLICY.bf16_attention else "native-2"
 
 
 class NativeRunner:
@@ -82,7 +84,7 @@ class NativeRunner:
             page_size=PAGE_TOKENS,
             pages_total=self._store.total,
             kv_bytes_per_token=self._store.bytes_per_token,
-            kv_layout=f"native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}",
+            kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}",
             kv_files=file.states,
             can_draft=chosen is not None,
         )

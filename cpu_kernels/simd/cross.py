@@ -63,7 +63,7 @@ def spaced_rows(builder: Any, like: Values, base: Any, step: Any, last: Any) -> 
     return [builder.add(base, offset) for offset in offsets]
 
 
-def _cross(
+def cross(
     name: str, load_row: Callable[..., Any], element: ir.Type, combine: Callable[..., Any], meaning: Callable[..., Any]
 ) -> Any:
     """name(tile, rows, offset, where, stride): combine(builder, entry, the row's vector at an offset, column's value).
@@ -92,7 +92,7 @@ def _in_single(where: int) -> Any:
 
 
 # tile += sixteen half-precision numbers at row + offset times the column's f32.
-cross_fma_f16 = _cross(
+cross_fma_f16 = cross(
     "cross_fma_f16",
     _halves,
     F32,
@@ -104,7 +104,7 @@ cross_fma_f16 = _cross(
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
     total = multiply_words(builder, total, x, y)
-    return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
+    return total if emitted_isa() in (Isa.AVX512_BF16, Isa.AVX512_VNNI) else keep_order(builder, [total], most=1)[0]
 
 
 def _add_pairs(total: Any, row: int, value: int) -> Any:
@@ -113,7 +113,7 @@ def _add_pairs(total: Any, row: int, value: int) -> Any:
 
 
 # tile += sixteen pairs of bytes at row + offset times the column's pair of words, added in pairs, exactly.
-cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
+cross_dot2_i8 = cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
 
 
 def _dot2_nibbles(

@@ -65,10 +65,11 @@ def gates() -> np.ndarray:
 
 
 def attended() -> dict[str, np.ndarray]:
-    """Attention over pages that the kernels have filled."""
+    """Attention over pages that the kernels have filled; it must be NumPy's too, however it is shared out."""
     found = {}
     for shape in SHAPES:
         for types in attention.TYPES:
+            attention.test_attention_is_numpy_s(shape, types)
             case = attention.Case(shape, types)
             case.store(threads=5)
             found[f"{shape} {types}"] = case.attend(threads=5, split=True)

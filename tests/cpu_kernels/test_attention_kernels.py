@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpu_kernels import attention, kv_store
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Step
 from tests.cpu_kernels.kernel_harness import Floats, address, aligned, operation, record
@@ -18,6 +19,9 @@ TYPES = [(keys, values) for keys in KVType for values in KVType]
 # values loses is not in it: that alone is 6e-3 for these values in q8_0.
 TOLERANCE = {(keys, values): 3e-4 if values is KVType.F16 else 1e-3 for keys, values in TYPES}
 TOLERANCE[KVType.F16, KVType.F16] = 5e-6
+if POLICY.bf16_attention:
+    # Weights are rounded to eight bits; what rounding queries, keys and values loses is not in it.
+    TOLERANCE |= {types: 4e-3 for types in TYPES if types[1] is KVType.F16}
 SCALE = 0.2
 THREADS = 7
 LONGEST = 128  # values of a head of some layer
@@ -155,8 +159,14 @@ class Case:
             turned(part) if kind is KVType.Q4_0 else part.astype(np.float64)
             for kind, part in zip(self.types, self.stored(), strict=True)
         ]
+        queries = self.queries.astype(np.float64) * self.numbers[1]
+        if POLICY.bf16_attention:
+            queries = in_bf16(queries) if self.types[0] is KVType.F16 else queries
+            plain = [
+                in_bf16(part) if kind is KVType.F16 else part for kind, part in zip(self.types, plain, strict=True)
+            ]
         keys, values = (np.repeat(part, shape.group, axis=1) for part in plain)
-        scores = np.einsum("rhd,thd->rht", self.queries.astype(np.float64), keys) * SCALE
+        scores = np.einsum("rhd,thd->rht", queries, keys) * (SCALE / self.numbers[1])
         if shape.cap:
             scores = shape.cap * np.tanh(scores / shape.cap)
         rows = np.arange(shape.tokens - shape.rows, shape.tokens)[:, None]
@@ -168,6 +178,12 @@ class Case:
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return np.einsum("rht,thd->rhd", weights, values)[..., : shape.size]
+
+
+def in_bf16(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rounded to the eight bits of a bfloat16 number."""
+    fractions, exponents = np.frexp(numbers)
+    return np.ldexp(np.rint(fractions * 256) / 256, exponents)
 
 
 def nibbles(numbers: NDArray[Any]) -> NDArray[Any]:
