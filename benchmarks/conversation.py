@@ -1,52 +1,78 @@
-"""A chat that never pays twice: what its next turn costs, in the same process and in a new one.
+"""A chat that never pays twice: what its next turn costs, an edited one, and one in a new process.
 
     conversation.py MODEL.gguf TEXT.txt [--tokens 3000] [--threads N]
 
 The first message quotes so many tokens of the text. For every turn: where its prompt's KV came from, how many tokens
-were computed, and the time to the first token; at last the time of restoring against that of the prefill it saves.
+were computed, and the time to the first token; at last the time of restoring against that of the prefill it saves, and
+the most memory that the process had taken before its restart.
 """
 
 import argparse
+import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.engine_tools import answer, ask, serve, table, text_tokens
+from gguf_io import load_tokenizer, open_model
 
 ANSWER, QUESTION = 32, 24
+RESTARTED = "3, after a restart"
+TURNS = ("1", "2", "2, its last message edited", RESTARTED, "4")
 
 
-def measure(path: Path, text: str, tokens: int, threads: int | None, folder: Path) -> None:
-    """Run the chat, with a restart after its second turn, and print the table."""
+@dataclass
+class Chat:
+    """The tokens of a chat's next prompt, as its turns make it longer."""
+
+    text: tuple[int, ...]
+    prompt: list[int]
+    before: int = 0  # tokens before the last message
+
+    def turns(self) -> Iterator[tuple[str, list[int]]]:
+        """Each turn's name and prompt; `answered` is to be called between them."""
+        for at, turn in enumerate(TURNS):
+            if "edited" in turn:
+                self.prompt = self.prompt[: self.before] + self._question(at)
+            elif at:
+                self.before = len(self.prompt)
+                self.prompt += self._question(at)
+            yield turn, self.prompt
+
+    def answered(self, turn: str, said: tuple[int, ...]) -> None:
+        """Append an answer, unless the turn is to be edited."""
+        if turn != "2":
+            self.prompt += said
+
+    def _question(self, at: int) -> list[int]:
+        return list(self.text[-(at + 1) * QUESTION :][:QUESTION])
+
+
+def measure(path: Path, chat: Chat, warm_up: tuple[int, ...], threads: int | None, folder: Path) -> None:
+    """Run the chat, with a restart before its third turn, and print the table."""
     served = serve(path, threads, folder)
-    chat = list(text_tokens(served.tokenizer, text, tokens))
-    ask(served.engine, text_tokens(served.tokenizer, text, 64, start=200_000), 4)  # wakes threads and pages
+    ask(served.engine, warm_up, 4)  # wakes threads and pages
     rows: list[list[object]] = []
     ttft: dict[str, float] = {}
-    for turn in ("1", "2", "3, after a restart", "4"):
-        if turn.startswith("3"):
+    for turn, prompt in chat.turns():
+        if turn == RESTARTED:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             served.engine.close()
             served = serve(path, threads, folder)
             time.sleep(0.5)
-        last, said = answer(served.engine, chat, ANSWER)
+        last, said = answer(served.engine, prompt, ANSWER)
         counts = last.counts
-        ttft[turn[0]] = last.timings.ttft_s
-        rows.append(
-            [
-                turn,
-                counts.prompt,
-                counts.cached_memory,
-                counts.cached_disk,
-                counts.prompt - counts.cached,
-                last.timings.ttft_s,
-            ]
-        )
-        chat += [*said, *text_tokens(served.tokenizer, text, QUESTION, start=100_000 + 1000 * len(rows))]
+        ttft[turn] = last.timings.ttft_s
+        computed = counts.prompt - counts.cached
+        rows.append([turn, counts.prompt, counts.cached_memory, counts.cached_disk, computed, last.timings.ttft_s])
+        chat.answered(turn, said)
     served.engine.close()
-    headings = ("turn", "prompt", "cached, memory", "cached, disk", "computed", "TTFT s")
-    table(headings, rows)
-    sys.stdout.write(f"TTFT restored from disk / prefilled: {ttft['3'] / ttft['1']:.1%} (goal: at most 10 %)\n")
+    table(("turn", "prompt", "cached, memory", "cached, disk", "computed", "TTFT s"), rows)
+    sys.stdout.write(f"TTFT restored from disk / prefilled: {ttft[RESTARTED] / ttft['1']:.1%} (goal: at most 10 %)\n")
+    sys.stdout.write(f"Most memory: {peak:.0f} MiB for a file of {path.stat().st_size / 2**20:.0f} MiB\n")
 
 
 def main() -> None:
@@ -55,11 +81,15 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    with open_model(arguments.model) as file:
+        tokenizer = load_tokenizer(file)
     text = arguments.text.read_text(encoding="utf-8")
+    spoken = text_tokens(tokenizer, text, len(TURNS) * QUESTION, start=100_000)
+    first, warm_up = text_tokens(tokenizer, text, arguments.tokens), text_tokens(tokenizer, text, 64, start=200_000)
     with tempfile.TemporaryDirectory() as folder:
-        measure(arguments.model, text, arguments.tokens, arguments.threads, Path(folder))
+        measure(arguments.model, Chat(spoken, list(first)), warm_up, arguments.threads, Path(folder))
 
 
 if __name__ == "__main__":
