@@ -14,7 +14,7 @@ from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.families import find_family
-from localllm.importing.family import model_keys, pooling_keys
+from localllm.importing.family import model_keys, pooling_keys, xielu_keys
 from localllm.importing.tensors import NewTensor, new_tensors
 from localllm.importing.vocabulary import vocabulary_keys
 from localllm.library.entry import LibraryModel, Source
@@ -94,7 +94,7 @@ def _write(
     keys, factors = model_keys(family, config)
     tensors, notes = new_tensors(checkpoint, family, config)
     keys |= pooling_keys(checkpoint)
-    vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
+    vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size")) | xielu_keys(checkpoint, config.layers)
     if kind is None and refuse_blocks and (kept := sorted({tensor.exact for tensor in tensors} & set(_KEPT))):
         raise CheckpointError(
             f"{folder}: weights are {kept[0]} already, and quantising twice adds the errors of both. "

@@ -206,6 +206,8 @@ def _special(
             )
         return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
                        "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
+    if (content.get("post_processor") or {}).get("type") == "RobertaProcessing":
+        keys["tokenizer.ggml.add_sep_token"] = True  # between the texts of a pair, behind the token that ends the first
     adds_bos = config.get("add_bos_token") if first is None else True
     adds_eos = config.get("add_eos_token") if last is None else True
     keys["tokenizer.ggml.add_bos_token"] = bool(adds_bos) and bos is not None
