@@ -146,10 +146,11 @@ JINA_BERT_V2 = (
 JINA_BERT_V3 = (
     Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+|.+\.lora_[AB]", ""),
     Rule(r"(?:roberta\.)?((?:embeddings|emb_ln|encoder)(?:(?!\.parametrizations\.).)+)", r"\1"),
-    Rule(r"(?:roberta\.)?(.+)\.parametrizations\.weight\.original", r"\1.weight"),
+    Rule(r"(?:roberta\.)?((?:embeddings|encoder)\..+)\.parametrizations\.weight\.original", r"\1.weight"),
 )
 _EXPERTS = r"(encoder\.layers\.\d+\.mlp\.experts\.mlp)"
 NOMIC_BERT_MOE = (
+    *BERT,
     Rule(_EXPERTS + r"\.w1", r"\1.w1.weight", _of_experts),
     Rule(_EXPERTS + r"\.w2", r"\1.w2.weight", lambda matrix, config: Turned(_of_experts(matrix, config))),
     Rule(r"encoder\.layers\.\d+\.mlp\.experts\.bias", ""),

@@ -170,7 +170,7 @@ FAMILIES: dict[str, Family] = {
     "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
     "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
     "apertus": Family("apertus", stated.apertus, activations=("xielu",), rules=XIELU),
-    "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, table="step35"),
+    "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35"),
     "bailing_moe": Family("bailingmoe", remote_code.bailing_moe, permuted=True, rules=remote_code.BAILING_MOE),
     "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
     "smallthinker": Family("smallthinker", remote_code.smallthinker),

@@ -71,7 +71,7 @@ JINA = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_
 
 def jina_bert_v2(folder: Folder, code: bool, **changes: Any) -> Path:
     """A model whose tensors have the names of jina-embeddings-v2-base-en, or those of -base-code."""
-    made = folder("bert", **{**JINA, **changes})
+    made = folder("bert", **{**JINA, "num_attention_heads": 2, **changes})  # heads as large as those of -base-code must be
     shapes = {name: tuple(shape) for name, shape in GOLDENS["bert"]["shapes"].items() if "position" not in name}
     gated, down = ("up_gated_layer", "down_layer") if code else ("gated_layers", "wo")
     for layer in range(2):
