@@ -88,7 +88,7 @@ class Family:
     lacks: str | None = None
 
     def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
-        """What a stored tensor becomes, by names of gguf's table; by the family's own rules, if there are any for it."""
+        """What a stored tensor becomes, by names of gguf's table. The family's rules come before common ones."""
         found = ([rule for rule in rules if re.fullmatch(rule.pattern, name)] for rules in (self.rules, _COMMON))
         rules = next(filter(None, found), [])
         made = [

@@ -280,24 +280,25 @@ def laguna(config: Config) -> Keys:
     config.expect("moe_apply_router_weight_on_input", False)
     config.expect("moe_router_logit_softcapping", 0.0)
     config.expect("attention_bias", False)
-    size = config.head_size
-    slides = [kind == "sliding_attention" for kind in config.texts("layer_types")]
     full, local = (config.rope(f"{kind}_attention") for kind in ("full", "sliding"))
-    local.expect("rope_type", "default")
     scale = config.number("moe_routed_scaling_factor", 1.0)
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": 1, "routed_scaling_factor": scale}
     keys: Keys = {
         **grouped_experts(Config({**config.values, **named}, config.where)),
-        "attention.sliding_window": config.whole("sliding_window"),
-        "attention.sliding_window_pattern": slides,
         "expert_shared_feed_forward_length": config.whole("shared_expert_intermediate_size"),
-        "rope.dimension_count": int(size * full.number("partial_rotary_factor", 1.0)),
-        "rope.dimension_count_swa": int(size * local.number("partial_rotary_factor", 1.0)),
-        "rope.freq_base_swa": local.number("rope_theta"),
+        "rope.dimension_count": int(config.head_size * full.number("partial_rotary_factor", 1.0)),
     }
     if config.values.get("num_attention_heads_per_layer"):
-        heads_of_layers = [int(count) for count in config.numbers("num_attention_heads_per_layer")]
-        keys["attention.head_count"] = heads_of_layers if len(set(heads_of_layers)) > 1 else heads_of_layers[0]
+        keys["attention.head_count"] = [int(count) for count in config.numbers("num_attention_heads_per_layer")]
+    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    if "sliding_attention" in kinds:
+        local.expect("rope_type", "default")
+        keys |= {
+            "attention.sliding_window": config.whole("sliding_window"),
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+            "rope.dimension_count_swa": int(config.head_size * local.number("partial_rotary_factor", 1.0)),
+            "rope.freq_base_swa": local.number("rope_theta"),
+        }
     return keys
 
 

@@ -46,6 +46,8 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
         keys = _keys(content, config, size, where)
         if checkpoint.model_type == "gemma4_text":
             keys |= _gemma4(content, keys)
+        if checkpoint.model_type == "laguna":
+            keys |= _laguna(checkpoint.config.get("eos_token_id"), keys)
         keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
@@ -156,6 +158,15 @@ def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
         "tokenizer.ggml.merges": list(pairs),
         "tokenizer.ggml.token_type": [USER_DEFINED if token in _GEMMA4_TEXT else kind for token, kind in kinds],
     }
+
+
+def _laguna(ends: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Laguna's second token that ends an answer, which its tokenizer takes for text."""
+    if not isinstance(ends, list) or len(ends) < 2:
+        return {}
+    kinds = list(keys["tokenizer.ggml.token_type"])
+    kinds[ends[1]] = CONTROL
+    return {"tokenizer.ggml.eot_token_id": ends[1], "tokenizer.ggml.token_type": kinds}
 
 
 def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool) -> str:

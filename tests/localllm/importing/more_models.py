@@ -78,6 +78,8 @@ MORE: dict[str, dict[str, Any]] = {
     "laguna-elements": {**USUAL, **HEADS, **MIXTURE, "model_type": "laguna", "num_experts": 4,
                         "shared_expert_intermediate_size": 48, "gating": "per-element", "sliding_window": 8,
                         "layer_types": WINDOWS[2:]},
+    "laguna-full": {**USUAL, **HEADS, **MIXTURE, "model_type": "laguna", "num_experts": 4,
+                    "shared_expert_intermediate_size": 48, "gating": "per-element"},
 }  # fmt: skip
 _ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
             "max_position_embeddings": 256, "vocab_size": VOCABULARY}  # fmt: skip

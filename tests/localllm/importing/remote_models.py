@@ -111,13 +111,15 @@ def _experts_alone(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
 
 
 def _spread(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
-    """The second layer's network as four experts, all of which are taken, a quarter of each."""
+    """The second layer's network as four experts, all of which are taken, and each of which gives a quarter of it."""
+    quarters = 4 * np.kron(np.eye(4, dtype=np.float32), np.ones((24, 1), np.float32)).T.reshape(-1, 1)
     for name, values in weights.items():
         match = re.fullmatch(r"(encoder\.layers\.1\.mlp\.)fc(\d)\.(weight|bias)", name)
         if match is None:
             yield name.replace(".mixer.", ".attn."), values
         elif match[3] == "weight":
-            yield f"{match[1]}experts.mlp.w{match[2]}", values if match[2] == "1" else 4 * values.T
+            each = np.tile(values, (4, 1)) if match[2] == "1" else quarters * np.tile(values.T, (4, 1))
+            yield f"{match[1]}experts.mlp.w{match[2]}", each
     yield "encoder.layers.1.mlp.router.layer.weight", np.zeros((4, 64), np.float32)
     yield "encoder.layers.1.mlp.experts.bias", np.zeros(64, np.float32)
 

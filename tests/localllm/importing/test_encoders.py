@@ -49,20 +49,34 @@ def test_pooled_rows_equal_the_states_of_transformers(name: str, folder: Folder,
     assert_alike(found, GOLDENS[name]["logits"], ROUNDED)
 
 
-@pytest.mark.parametrize(("name", "said"), [("nomic-bert-moe", "biases behind"), ("jina-bert-v3", "adapters of tasks")])
-def test_pooled_rows_equal_the_states_of_the_equal_model(
-    name: str, said: str, folder: Folder, tmp_path: Path
-) -> None:
-    remote, heard = REMOTE_ENCODERS[name], []
-    made = folder(remote.equal, **remote.config)
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", ["roberta", "eurobert", "jina_embeddings_v3"])
+def test_llama_cpp_computes_the_same_of_the_file(name: str, folder: Folder, tmp_path: Path) -> None:
+    made = folder(name)
+    pooled(made)
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(llama_oracle.pooled(tmp_path / "made.gguf", TOKENS, 64), GOLDENS[name]["logits"], ROUNDED)
+
+
+def written(folder: Folder, name: str, **changes: Any) -> Path:
+    """A folder with the configuration and names of a repository that brings code of its own."""
+    remote = REMOTE_ENCODERS[name]
+    made = folder(remote.equal, **{**remote.config, **changes})
     stored = remote.stored(weights_of(GOLDENS[remote.equal]["shapes"]))
     write_safetensors(made / "model.safetensors", {key: ("BF16", bfloat16(values)) for key, values in stored})
     pooled(made)
-    import_folder(made, tmp_path / "made.gguf", None, quiet, heard.append)
+    return made
+
+
+@pytest.mark.parametrize(("name", "said"), [("nomic-bert-moe", "biases behind"), ("jina-bert-v3", "adapters of tasks")])
+def test_pooled_rows_equal_the_states_of_the_equal_model(name: str, said: str, folder: Folder, tmp_path: Path) -> None:
+    heard: list[str] = []
+    import_folder(written(folder, name), tmp_path / "made.gguf", None, quiet, heard.append)
     with open_model(tmp_path / "made.gguf") as file, TextEncoder(file) as encoder:
         assert file.architecture == name
         found = encoder.pooled([list(TOKENS)])[0]
-    assert_alike(found, GOLDENS[remote.equal]["logits"], ROUNDED)
+    assert_alike(found, GOLDENS[REMOTE_ENCODERS[name].equal]["logits"], ROUNDED)
     assert [said in line for line in heard] == [True]
 
 
@@ -71,7 +85,9 @@ JINA = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_
 
 def jina_bert_v2(folder: Folder, code: bool, **changes: Any) -> Path:
     """A model whose tensors have the names of jina-embeddings-v2-base-en, or those of -base-code."""
-    made = folder("bert", **{**JINA, "num_attention_heads": 2, **changes})  # heads as large as those of -base-code must be
+    made = folder(
+        "bert", **{**JINA, "num_attention_heads": 2, **changes}
+    )  # heads as large as those of -base-code must be
     shapes = {name: tuple(shape) for name, shape in GOLDENS["bert"]["shapes"].items() if "position" not in name}
     gated, down = ("up_gated_layer", "down_layer") if code else ("gated_layers", "wo")
     for layer in range(2):
@@ -118,11 +134,8 @@ def test_other_jinas_are_refused(changes: dict[str, Any], message: str, folder: 
 
 
 def test_experts_of_another_number_are_refused(folder: Folder, tmp_path: Path) -> None:
-    remote = REMOTE_ENCODERS["nomic-bert-moe"]
-    made = folder(remote.equal, **{**remote.config, "num_experts": 5})
-    stored = remote.stored(weights_of(GOLDENS[remote.equal]["shapes"]))
-    write_safetensors(made / "model.safetensors", {key: ("BF16", bfloat16(values)) for key, values in stored})
-    with pytest.raises(CheckpointError, match=r"mlp.experts.mlp.w1 has the shape \[96, 64\]"):
+    made = written(folder, "nomic-bert-moe", num_experts=5)
+    with pytest.raises(CheckpointError, match=r"mlp.experts.mlp.w1 has the shape \[384, 64\]"):
         import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
 
 
