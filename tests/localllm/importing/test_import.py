@@ -135,7 +135,7 @@ def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path
     assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
 
 
-@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "falcon_h1", "nemotron_h-experts", "mamba2"])
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "falcon_h1", "nemotron_h-latents", "mamba2", "laguna"])
 def test_models_of_several_parts_are_quantised_too(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     """What is small or no matrix stays a float. Eight bits cost Gemma 3n's few gates most, a sixth of the spread."""
     import_folder(folder(name), tmp_path / "made.gguf", "Q8_0", quiet, quiet)
