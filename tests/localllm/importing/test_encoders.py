@@ -16,8 +16,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from gguf_io import load_tokenizer, open_model
 from gguf_io.pooling import Pooling, pooling_of
 from gguf_io.tokenizer.pairs import Pairs
-from localllm.importing.convert import import_folder
+from localllm.importing.convert import import_folder, imported_model
 from localllm.importing.errors import CheckpointError
+from localllm.library.own_store import OwnStore
 from models.text_encoder import TextEncoder
 from tests.gguf_io.test_tokenizer_unigram import fields
 from tests.localllm.importing.conftest import GOLDENS, assert_alike, byte_level, quiet
@@ -137,6 +138,17 @@ def test_experts_of_another_number_are_refused(folder: Folder, tmp_path: Path) -
     made = written(folder, "nomic-bert-moe", num_experts=5)
     with pytest.raises(CheckpointError, match=r"mlp.experts.mlp.w1 has the shape \[384, 64\]"):
         import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "reranker", *REMOTE_ENCODERS, "base", "code"])
+def test_the_store_takes_them_quantised(name: str, folder: Folder, tmp_path: Path) -> None:
+    if name in ("base", "code"):
+        made = jina_bert_v2(folder, name == "code")
+    else:
+        made = written(folder, name) if name in REMOTE_ENCODERS else folder(name)
+    model = imported_model(OwnStore(tmp_path / "store"), made, "Q8_0", quiet, quiet)
+    with open_model(model.path) as file:
+        assert file.tensors["token_embd.weight"].type.name == "Q8_0"
 
 
 def test_a_reranker_scores_as_transformers_does(folder: Folder, tmp_path: Path) -> None:
