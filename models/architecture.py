@@ -143,6 +143,11 @@ def unscaled(scaling: RopeScaling) -> RopeScaling:
     return replace(scaling, kind="none")
 
 
+def unstretched(scaling: RopeScaling) -> RopeScaling:
+    """The same without the factor of what is rotated either."""
+    return replace(scaling, kind="none", attention_factor=1.0)
+
+
 def _softmax(config: ModelConfig) -> Gating:
     return Gating.SOFTMAX
 

@@ -14,7 +14,7 @@ from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.families import find_family
-from localllm.importing.family import model_keys, pooling_keys
+from localllm.importing.family import model_keys, pooling_keys, xielu_keys
 from localllm.importing.tensors import NewTensor, new_tensors
 from localllm.importing.vocabulary import vocabulary_keys
 from localllm.library.entry import LibraryModel, Source
@@ -22,7 +22,8 @@ from localllm.library.errors import LibraryError
 from localllm.library.manifest import Manifest, blob_name
 from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
 from localllm.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, quantize, store_model
-from models.needs import native_needs
+from models.needs import encoder_needs, native_needs
+from models.registry import ARCHITECTURES, TEXT_ENCODERS
 
 _ALWAYS_FLOAT = ("shortconv.conv.weight", "ssm_conv1d.weight", "token_types.weight", "position_embd.weight")
 _KEPT = ("MXFP4", "NVFP4")
@@ -47,7 +48,8 @@ def imported_model(
     def write(made: Path) -> None:
         import_folder(folder, made, kind, progress, tell)
         with open_model(made) as file:
-            native_needs(file)  # which refuses what is missing, or of another shape
+            plan = encoder_needs if file.architecture in TEXT_ENCODERS.keys() - ARCHITECTURES.keys() else native_needs
+            plan(file)  # which refuses what is missing, or of another shape
 
     layer = store_model(store, write)
     path = store.blobs / blob_name(layer.digest)
@@ -94,7 +96,7 @@ def _write(
     keys, factors = model_keys(family, config)
     tensors, notes = new_tensors(checkpoint, family, config)
     keys |= pooling_keys(checkpoint)
-    vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
+    vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size")) | xielu_keys(checkpoint, config.layers)
     if kind is None and refuse_blocks and (kept := sorted({tensor.exact for tensor in tensors} & set(_KEPT))):
         raise CheckpointError(
             f"{folder}: weights are {kept[0]} already, and quantising twice adds the errors of both. "

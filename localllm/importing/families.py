@@ -9,21 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.importing import delta_nets, gemmas, remote_code, scans
+from localllm.importing import delta_nets, encoders, gemmas, remote_code, scans
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
-from localllm.importing.family import EXACT_GELU, GELU, Change, Family, Rule
+from localllm.importing.family import EXACT_GELU, GELU, XIELU, Change, Family, Rule, half
 from localllm.importing.matrices import Matrix, Rows, Turned, chosen_rows
 from localllm.text import shortened
 
 _LAYER = r"model\.layers\.(\d+)\."
 _MIXTRAL = (Rule(_LAYER + r"block_sparse_moe\.experts\.(.*)", r"layers.\1.feed_forward.experts.\2"),)
-
-
-def _half(index: int) -> Change:
-    """The first or second half of the rows, of each expert where there are several."""
-    return lambda matrix, _config: chosen_rows(matrix, lambda rows: rows.reshape(2, -1)[index])
 
 
 def _every_other(index: int) -> Change:
@@ -64,16 +59,16 @@ _LFM2_EXPERTS = tuple(
     for stored, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
 )
 _GRANITE_EXPERTS = (
-    *_split(_LAYER + r"block_sparse_moe\.input_linear\.weight", r"model.layers.\1.mlp.experts.{}.weight", _half),
-    *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.shared_experts.{}.weight", _half),
+    *_split(_LAYER + r"block_sparse_moe\.input_linear\.weight", r"model.layers.\1.mlp.experts.{}.weight", half),
+    *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.shared_experts.{}.weight", half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.shared_experts.down_proj.weight"),
 )
 _GRANITE_DENSE = (
-    *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", _half),
+    *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
 )
 _FUSED_EXPERTS = (
-    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _half),
+    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", half),
     Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight"),
 )
 
@@ -84,7 +79,7 @@ def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
 
 
 def _upright_half(index: int) -> Change:
-    return lambda matrix, config: _half(index)(_upright(matrix, config, "hidden_size"), config)
+    return lambda matrix, config: half(index)(_upright(matrix, config, "hidden_size"), config)
 
 
 _EITHER_WAY_EXPERTS = (
@@ -106,20 +101,8 @@ _LATENTS = (
     Rule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.v_b_proj.weight",
          lambda matrix, config: _of_heads(matrix, config, False)),
 )  # fmt: skip
-_BERT = (
-    Rule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
-    Rule(r"bert\.(.+)\.gamma", r"\1.weight"),
-    Rule(r"bert\.(.+)\.beta", r"\1.bias"),
-    Rule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
-)
-_ROBERTA = (
-    Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+", ""),
-    Rule(r"(?:roberta\.)?(embeddings\.position_embeddings\.weight)", r"\1", stated.from_first_position),
-    Rule(r"roberta\.(embeddings\.(?!position_).+|encoder\..+)", r"\1"),
-)
-_MODERN_BERT = (
-    Rule(r"(?:head|decoder)\..+", ""),
-    Rule(r"model\.(.+)", r"\1"),
+_LAGUNA = (
+    Rule(_LAYER + r"mlp\.experts\.e_score_correction_bias", r"model.layers.\1.mlp.gate.e_score_correction.bias"),
 )
 _DENSE = tuple(Rule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
 
@@ -144,7 +127,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("gemma2", stated.gemma2, shifted_norms=True, activations=GELU, tied=True),
     "gemma3_text": Family("gemma3", stated.gemma3, shifted_norms=True, activations=GELU, rope="full_attention",
                           tied=True),
-    "gemma3_text, both ways": Family("gemma-embedding", stated.gemma_embedding, shifted_norms=True, activations=GELU,
+    "gemma3_text, both ways": Family("gemma-embedding", encoders.gemma_embedding, shifted_norms=True, activations=GELU,
                                      rope="full_attention", tied=True, rules=_DENSE),
     "gemma3n_text": Family("gemma3n", gemmas.gemma3n, activations=GELU, rope="full_attention", tied=True,
                            rules=gemmas.GEMMA3N),
@@ -186,12 +169,26 @@ FAMILIES: dict[str, Family] = {
     "exaone": Family("exaone", remote_code.exaone),
     "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
     "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
+    "apertus": Family("apertus", stated.apertus, activations=("xielu",), rules=XIELU),
+    "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35"),
+    "bailing_moe": Family("bailingmoe", remote_code.bailing_moe, permuted=True, rules=remote_code.BAILING_MOE),
     "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
     "smallthinker": Family("smallthinker", remote_code.smallthinker),
-    "bert": Family("bert", stated.bert, activations=EXACT_GELU, rules=_BERT),
-    "xlm-roberta": Family("bert", stated.xlm_roberta, activations=EXACT_GELU, rules=_ROBERTA),
-    "nomic_bert": Family("nomic-bert", stated.nomic_bert, rules=_BERT),
-    "modernbert": Family("modern-bert", stated.modern_bert, activations=EXACT_GELU, rules=_MODERN_BERT, tied=True),
+    "bert": Family("bert", encoders.bert, activations=EXACT_GELU, rules=encoders.BERT),
+    "bert, alibi": Family("jina-bert-v2", encoders.jina_bert_v2, activations=EXACT_GELU, rules=encoders.JINA_BERT_V2),
+    "roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA),
+    "xlm-roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA),
+    "xlm-roberta, rotary": Family("jina-bert-v3", encoders.jina_bert_v3, activations=EXACT_GELU,
+                                  rules=encoders.JINA_BERT_V3, lacks="adapters of tasks are left out"),
+    "jina_embeddings_v3": Family("jina-bert-v3", encoders.jina_bert_v3, activations=EXACT_GELU,
+                                 rules=encoders.JINA_BERT_V3),
+    "nomic_bert": Family("nomic-bert", encoders.nomic_bert, rules=encoders.BERT),
+    "nomic_bert, experts": Family("nomic-bert-moe", encoders.nomic_bert_moe, activations=EXACT_GELU,
+                                  rules=encoders.NOMIC_BERT_MOE,
+                                  lacks="biases behind experts are left out: GGUF has no tensor for them"),
+    "modernbert": Family("modern-bert", encoders.modern_bert, activations=EXACT_GELU, rules=encoders.MODERN_BERT,
+                         tied=True),
+    "eurobert": Family("eurobert", encoders.eurobert, rules=encoders.EUROBERT),
 }  # fmt: skip
 
 
@@ -201,7 +198,10 @@ def find_family(model_type: str, config: Config) -> Family:
         "both ways": config.values.get("use_bidirectional_attention") is True,
         "dense": config.values.get("num_local_experts") == 0,
         "tied": config.values.get("tie_word_embeddings") is True,
-        "experts": model_type == "nemotron_h" and "moe" in scans.nemotron_layers(config),
+        "alibi": config.values.get("position_embedding_type") == "alibi",
+        "rotary": config.values.get("position_embedding_type") == "rotary",
+        "experts": config.values.get("moe_every_n_layers")
+        or (model_type == "nemotron_h" and "moe" in scans.nemotron_layers(config)),
     }
     names = config.values.get("architectures")
     if model_type == "bailing_moe" and isinstance(names, list) and "BailingMoeV2ForCausalLM" in names:

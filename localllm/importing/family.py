@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
-from localllm.importing.matrices import Matrix
+from localllm.importing.matrices import Matrix, chosen_rows
 from localllm.importing.rotation import Keys, scaling_keys
 from localllm.text import shortened
 
@@ -42,11 +42,19 @@ class Rule:
     change: Change | None = None
 
 
+def half(index: int) -> Change:
+    """The first or second half of the rows, of each expert where there are several."""
+    return lambda matrix, _config: chosen_rows(matrix, lambda rows: rows.reshape(2, -1)[index])
+
+
 _COMMON = (
     Rule(r"(.+)\.e_score_correction_bias", r"\1.e_score_correction.bias"),
     Rule(r"(.+)\.expert_bias", r"\1.expert_bias.bias"),
     Rule(r"(.+)\.sinks", r"\1.sinks.weight"),
 )
+
+_XIELU = {"alpha_n": None, "alpha_p": None, "beta": 0.5, "eps": -1e-6}  # factors, and what they are if none is stored
+XIELU = (Rule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,8 @@ class Family:
     where the configuration does not say. window_is_context: every layer has the window that is stated. tied: logits are
     computed by the embeddings, where the configuration does not say. sharpening: how YaRN's mscale_all_dim is stated in
     GGUF, as its multiple; None where models have none. truncated: whether YaRN's borders must be whole numbers.
-    attends: whether there is attention at all.
+    attends: whether there is attention at all. table: the architecture whose names of tensors gguf's table has, where
+    it has none for this one. lacks: what is told of stored values that GGUF has no place for.
     """
 
     architecture: str
@@ -75,10 +84,13 @@ class Family:
     sharpening: float | None = None
     truncated: bool = True
     attends: bool = True
+    table: str | None = None
+    lacks: str | None = None
 
     def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
-        """What a stored tensor becomes, by names of gguf's table."""
-        rules = [rule for rule in (*self.rules, *_COMMON) if re.fullmatch(rule.pattern, name)]
+        """What a stored tensor becomes, by names of gguf's table. The family's rules come before common ones."""
+        found = ([rule for rule in rules if re.fullmatch(rule.pattern, name)] for rules in (self.rules, _COMMON))
+        rules = next(filter(None, found), [])
         made = [
             (re.sub(rule.pattern, rule.name, name), rule.change(matrix, config) if rule.change else matrix)
             for rule in rules
@@ -149,3 +161,26 @@ def pooling_keys(checkpoint: Checkpoint) -> dict[str, Any]:
             f"{', '.join(_POOLED)} can be imported."
         )
     return {"pooling_type": _POOLED[ways[0]]}
+
+
+def xielu_keys(checkpoint: Checkpoint, layers: int) -> dict[str, Any]:
+    """Each layer's factors of xIELU, tensors that are keys in GGUF; empty where it is not the activation.
+
+    Raises CheckpointError for a factor that is missing.
+    """
+    if checkpoint.config.get("hidden_act") != "xielu":
+        return {}
+    return {
+        f"xielu.{name}": [_xielu_factor(checkpoint, f"model.layers.{layer}.mlp.act_fn.{name}", default)
+                          for layer in range(layers)]
+        for name, default in _XIELU.items()
+    }  # fmt: skip
+
+
+def _xielu_factor(checkpoint: Checkpoint, name: str, default: float | None) -> float:
+    tensor = checkpoint.tensors.get(name)
+    if tensor is not None and tensor.row_shape == (1, 1):
+        return float(tensor.floats(tensor.raw())[0, 0])
+    if tensor is not None or default is None:
+        raise CheckpointError(f"{checkpoint.folder}: {name} is missing or no single number. Download the folder again.")
+    return default

@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
-from localllm.importing.matrices import Matrix, chosen_rows
 from localllm.importing.rotation import Keys
 
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
-_RANK = 4  # pooling_type
 _EXAONE_32B_LAYERS = 64
 
 
@@ -270,55 +268,38 @@ def lfm2_moe(config: Config) -> Keys:
     }
 
 
-def bert(config: Config) -> Keys:
-    config.expect("position_embedding_type", "absolute")
-    config.expect("is_decoder", False)
-    return {"attention.causal": False}
+def apertus(config: Config) -> Keys:
+    config.expect("post_norm", False)
+    config.expect("qk_norm", True)
+    return {}
 
 
-def xlm_roberta(config: Config) -> Keys:
-    """BERT whose positions begin behind that of padding; with a head, it scores pairs of texts."""
-    keys = {**bert(config), "context_length": config.whole("max_position_embeddings") - _first_position(config)}
-    names = config.values.get("architectures")
-    scores = isinstance(names, list) and "XLMRobertaForSequenceClassification" in names
-    return {**keys, "pooling_type": _RANK} if scores else keys
-
-
-def from_first_position(matrix: Matrix, config: Config) -> Matrix:
-    """Embeddings of positions that are used."""
-    return chosen_rows(matrix, lambda rows: rows[_first_position(config) :])
-
-
-def _first_position(config: Config) -> int:
-    return config.whole("pad_token_id", 1) + 1
-
-
-def nomic_bert(config: Config) -> Keys:
-    """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
-    for name, value in (("prenorm", False), ("rotary_emb_interleaved", False), ("rotary_emb_fraction", 1.0),
-                        ("rotary_emb_scale_base", None), ("causal", False), ("moe_every_n_layers", 0),
-                        ("activation_function", "swiglu"), ("qkv_proj_bias", False),
-                        ("mlp_fc1_bias", False)):  # fmt: skip
-        config.expect(name, value)
-    return {"attention.causal": False}
-
-
-def modern_bert(config: Config) -> Keys:
-    old = config.number("local_rope_theta", 10_000.0)
-    return {
-        "attention.causal": False,
-        "attention.layer_norm_epsilon": config.number("norm_eps", 1e-5),
-        "attention.sliding_window": config.whole("local_attention"),
-        "attention.sliding_window_pattern": config.whole("global_attn_every_n_layers"),
-        "rope.freq_base": config.rope("full_attention").number("rope_theta", config.number("global_rope_theta", 160e3)),
-        "rope.freq_base_swa": config.rope("sliding_attention").number("rope_theta", old),
+def laguna(config: Config) -> Keys:
+    """GLM 4.5's experts, by names of its own; layers with a window have other heads and another rotation."""
+    config.expect("gating", True, "per-head", "per-element")
+    config.expect("moe_apply_router_weight_on_input", False)
+    config.expect("moe_router_logit_softcapping", 0.0)
+    config.expect("attention_bias", False)
+    full, local = (config.rope(f"{kind}_attention") for kind in ("full", "sliding"))
+    scale = config.number("moe_routed_scaling_factor", 1.0)
+    named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": 1, "routed_scaling_factor": scale}
+    keys: Keys = {
+        **grouped_experts(Config({**config.values, **named}, config.where)),
+        "expert_shared_feed_forward_length": config.whole("shared_expert_intermediate_size"),
+        "rope.dimension_count": int(config.head_size * full.number("partial_rotary_factor", 1.0)),
     }
-
-
-def gemma_embedding(config: Config) -> Keys:
-    config.expect("use_bidirectional_attention", True)
-    both_ways = Config({**config.values, "use_bidirectional_attention": False}, config.where)
-    return {**gemma3(both_ways), "attention.causal": False}
+    if config.values.get("num_attention_heads_per_layer"):
+        keys["attention.head_count"] = [int(count) for count in config.numbers("num_attention_heads_per_layer")]
+    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    if "sliding_attention" in kinds:
+        local.expect("rope_type", "default")
+        keys |= {
+            "attention.sliding_window": config.whole("sliding_window"),
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+            "rope.dimension_count_swa": int(config.head_size * local.number("partial_rotary_factor", 1.0)),
+            "rope.freq_base_swa": local.number("rope_theta"),
+        }
+    return keys
 
 
 def _windows_on(config: Config, slides: Callable[[int], bool], rule: str) -> None:

@@ -6,6 +6,8 @@ Sources: llama.cpp, conversion/exaone.py, minicpm.py, internlm.py, bailingmoe.py
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Change, Rule
@@ -37,6 +39,20 @@ def minicpm(config: Config) -> Keys:
 def internlm2(config: Config) -> Keys:
     config.expect("bias", False)
     return {}
+
+
+def bailing_moe(config: Config) -> Keys:
+    """Ling 1 and 1.5."""
+    for name in ("use_qkv_bias", "use_bias", "norm_head", "norm_softmax"):
+        config.expect(name, False)
+    return {
+        "expert_count": config.whole("num_experts"),
+        "expert_used_count": config.whole("num_experts_per_tok"),
+        "expert_feed_forward_length": config.whole("moe_intermediate_size"),
+        "expert_shared_count": config.whole("num_shared_experts", 0),
+        "expert_weights_norm": config.flag("norm_topk_prob"),
+        "leading_dense_block_count": config.whole("first_k_dense_replace", 0),
+    }
 
 
 def bailing_moe2(config: Config) -> Keys:
@@ -97,3 +113,26 @@ INTERNLM2 = tuple(
         ("v", lambda rows: rows[:, -1]),
     )
 )
+
+
+def _of_all_heads(part: int) -> Change:
+    """Rows of the queries, the keys or the values, which lie in this order."""
+
+    def change(matrix: Matrix, config: Config) -> Matrix:
+        heads = config.whole("num_attention_heads")
+        keys, size = config.whole("num_key_value_heads", heads), config.head_size
+        first, second, third = heads * size, (heads + keys) * size, (heads + 2 * keys) * size
+        if matrix.shape[0] != third:
+            raise CheckpointError(
+                f"{config.where}: query_key_value has {matrix.shape[0]} rows; heads are of another size."
+            )
+        return chosen_rows(matrix, lambda rows: np.split(rows, (first, second))[part])
+
+    return change
+
+
+BAILING_MOE = tuple(
+    Rule(_LAYER + r"attention\.query_key_value\.weight", rf"model.layers.\1.self_attn.{part}_proj.weight",
+         _of_all_heads(index))
+    for index, part in enumerate("qkv")
+)  # fmt: skip

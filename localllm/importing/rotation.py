@@ -28,15 +28,19 @@ def scaling_keys(
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}
     original = rope.whole("original_max_position_embeddings", context)
     if kind == "yarn":
-        rope.expect("attention_factor")
         rope.expect("truncate", True, truncated)
         multiplier: Keys = {}
-        if sharpening is None:
+        if sharpening is not None:
+            rope.expect("attention_factor")
+            if "mscale_all_dim" in rope.values:
+                rope.expect("mscale", rope.number("mscale_all_dim"))
+                multiplier = {"rope.scaling.yarn_log_multiplier": sharpening * rope.number("mscale_all_dim")}
+        else:
             rope.expect("mscale")
             rope.expect("mscale_all_dim")
-        elif "mscale_all_dim" in rope.values:
-            rope.expect("mscale", rope.number("mscale_all_dim"))
-            multiplier = {"rope.scaling.yarn_log_multiplier": sharpening * rope.number("mscale_all_dim")}
+            if rope.values.get("attention_factor") is not None:  # in place of YaRN's own, by which GGUF's is multiplied
+                own = 1.0 + 0.1 * math.log(max(rope.number("factor"), 1.0))
+                multiplier = {"rope.scaling.attn_factor": rope.number("attention_factor") / own}
         return {
             **multiplier,
             "rope.scaling.type": "yarn",

@@ -81,7 +81,6 @@ def nemotron_h(config: Config) -> Keys:
     config.expect("mlp_hidden_act", "relu2")
     config.expect("mamba_hidden_act", "silu")
     config.expect("sliding_window")
-    config.expect("moe_latent_size")
     kinds, heads = nemotron_layers(config), config.whole("mamba_num_heads")
     width = config.whole("moe_intermediate_size" if "moe" in kinds else "intermediate_size")
     keys: Keys = {
@@ -101,6 +100,8 @@ def nemotron_h(config: Config) -> Keys:
             f"{config.where}: layers with experts and layers without them cannot be imported together."
         )
     config.expect("n_group", 1)
+    if config.values.get("moe_latent_size") is not None:
+        keys["moe_latent_size"] = config.whole("moe_latent_size")
     return {
         **keys,
         "expert_count": config.whole("n_routed_experts"),

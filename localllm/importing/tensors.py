@@ -50,7 +50,9 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
     from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
-    architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == family.architecture)
+    architecture = next(
+        arch for arch, name in MODEL_ARCH_NAMES.items() if name == (family.table or family.architecture)
+    )
     names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
     tied = config.flag("tie_word_embeddings", default=family.tied)
     packing = Packing(config)
@@ -83,7 +85,8 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
                 )
             found.setdefault(new, []).append((expert, matrix))
     whole = [_new(name, parts, family, config) for name, parts in found.items()]
-    return whole, [f"{left} tensors of other parts (images, sound, drafts) are left out"] if left else []
+    notes = [family.lacks] if family.lacks else []
+    return whole, [*notes, f"{left} tensors of other parts (images, sound, drafts) are left out"] if left else notes
 
 
 def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Config) -> NewTensor:

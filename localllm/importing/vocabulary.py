@@ -46,6 +46,8 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
         keys = _keys(content, config, size, where)
         if checkpoint.model_type == "gemma4_text":
             keys |= _gemma4(content, keys)
+        if checkpoint.model_type == "laguna":
+            keys |= _laguna(checkpoint.config.get("eos_token_id"), keys)
         keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
@@ -158,6 +160,15 @@ def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
     }
 
 
+def _laguna(ends: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Laguna's second token that ends an answer, which its tokenizer takes for text."""
+    if not isinstance(ends, list) or len(ends) < 2:
+        return {}
+    kinds = list(keys["tokenizer.ggml.token_type"])
+    kinds[ends[1]] = CONTROL
+    return {"tokenizer.ggml.eot_token_id": ends[1], "tokenizer.ggml.token_type": kinds}
+
+
 def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool) -> str:
     """The name of the way in which a byte-level tokenizer cuts text. Raises CheckpointError for an unknown one."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -206,6 +217,8 @@ def _special(
             )
         return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
                        "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
+    if (content.get("post_processor") or {}).get("type") == "RobertaProcessing":
+        keys["tokenizer.ggml.add_sep_token"] = True  # between the texts of a pair, behind the token that ends the first
     adds_bos = config.get("add_bos_token") if first is None else True
     adds_eos = config.get("add_eos_token") if last is None else True
     keys["tokenizer.ggml.add_bos_token"] = bool(adds_bos) and bos is not None

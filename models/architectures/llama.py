@@ -19,10 +19,10 @@ from models.architecture import (
     stated,
     stated_gating,
     stated_windows,
+    unstretched,
     windows,
 )
 from models.config import ModelConfig
-from models.rope_config import RopeScaling
 
 _AFTER_ALONE = Norms(before=False, after=True)
 _OTHER_SECOND_NORM = Norms(feed_forward="post_attention_norm")
@@ -47,10 +47,6 @@ def _exaone4_window(config: ModelConfig, layer: int) -> int:
 
 def _exaone4_turns(config: ModelConfig, layer: int) -> bool:
     return config.layers != _EXAONE_32B_LAYERS or _exaone4_window(config, layer) > 0
-
-
-def _olmo_window_scaling(scaling: RopeScaling) -> RopeScaling:
-    return replace(scaling, kind="none", attention_factor=1.0)
 
 
 _cohere2_window = stated_windows(4)
@@ -139,7 +135,7 @@ ARCHITECTURES = (
     Architecture("olmoe", HALVES, experts=_ANY_SUM),
     # OLMo 2 and 3: norms as OLMoE's, and after sub-layers. OLMo 3 gives three of four layers a window, whose rotation
     # is not scaled.
-    Architecture("olmo2", replace(HALVES, window_scaling=_olmo_window_scaling), _AFTER_ALONE, window=windows(4)),
+    Architecture("olmo2", replace(HALVES, window_scaling=unstretched), _AFTER_ALONE, window=windows(4)),
     # EXAONE 3 and 3.5; 4, whose 32B gives three of four layers a window, and turns the heads of those alone.
     Architecture("exaone", HALVES),
     Architecture("exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, window=_exaone4_window),

@@ -16,7 +16,7 @@ from models.architecture import (
     stated_expert_scale,
     stated_gating,
     stated_windows,
-    unscaled,
+    unstretched,
     windows,
 )
 from models.config import ModelConfig
@@ -95,7 +95,7 @@ ARCHITECTURES = (
     # heads, and a rotation of their own.
     Architecture(
         "laguna",
-        replace(HALVES, window_scaling=unscaled),
+        replace(HALVES, window_scaling=unstretched),
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
         window=windows(ALL_FIRST["laguna"], all_first=True),
         softplus_gates=True,

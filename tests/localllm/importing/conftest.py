@@ -61,7 +61,7 @@ def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
         (made / "tokenizer_config.json").write_text(
             json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"})
         )
-        write_weights(made, GOLDENS[name]["shapes"], SMALLER.get(name, "nothing"))
+        write_weights(made, GOLDENS[name]["shapes"], SMALLER.get(name, ("nothing", 1.0)))
         return made
 
     return write

@@ -38,6 +38,9 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "nemotron_h-experts": {**_NEMOTRON, **MIXTURE, "moe_shared_expert_intermediate_size": 48, "n_routed_experts": 4,
                            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
                            "routed_scaling_factor": 2.5},
+    "nemotron_h-latents": {**_NEMOTRON, **MIXTURE, "moe_shared_expert_intermediate_size": 48, "n_routed_experts": 4,
+                           "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+                           "routed_scaling_factor": 2.5, "moe_latent_size": 48},
     "gemma3n": {**USUAL, **_WINDOWED, **HEADS, "model_type": "gemma3n_text", "num_hidden_layers": 15,
                 "layer_types": _LAYERS_3N, "num_kv_shared_layers": 5, "vocab_size_per_layer_input": 310,
                 "laurel_rank": 8, "activation_sparsity_pattern": [0.95] * 5 + [0.0] * 10},
@@ -52,4 +55,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
                                      "moe_intermediate_size": 48}},
 }  # fmt: skip
 # Nothing scales their scores, which norms of queries about one would make larger than f16 keys are exact.
-SMALLER = dict.fromkeys(("gemma3n", "gemma4", "gemma4-experts"), "q_norm")
+SMALLER = {
+    **dict.fromkeys(("gemma3n", "gemma4", "gemma4-experts"), ("q_norm", 0.125)),
+    "jina_embeddings_v3-nomic": (r"layers\.1\.mlp\.fc\d\.bias", 0.0),  # experts have none
+}

@@ -33,10 +33,14 @@ from tests.localllm.importing.tiny_models import (
 )
 
 
+def encodes(name: str) -> bool:
+    return name in ENCODERS or name == "jina_embeddings_v3-nomic"
+
+
 def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Shapes of the tensors as they are saved, and the logits of TOKENS in float32, or the states of an encoder."""
     values = dict(config)
-    kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    kind = transformers.AutoModel if encodes(name) else transformers.AutoModelForCausalLM
     if "vision_config" in config:
         kind = transformers.AutoModelForImageTextToText
     if "num_labels" in config:
@@ -47,14 +51,14 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
         kind.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-        write_weights(folder, shapes, SMALLER.get(name, "nothing"))
+        write_weights(folder, shapes, SMALLER.get(name, ("nothing", 1.0)))
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         saved = json.loads((folder / "config.json").read_text())
     if "num_labels" in config:
         with torch.no_grad():
             logits = [round(model(torch.tensor([text])).logits.item(), 7) for text in RERANKED]
     else:
-        logits = computed(model, states=name in ENCODERS)
+        logits = computed(model, states=encodes(name))
     return {"config": saved, "shapes": shapes, "logits": logits}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.localllm.importing.tiny_models import HEADS, MIXTURE, USUAL, values_of
+from tests.localllm.importing.tiny_models import HEADS, MIXTURE, USUAL, VOCABULARY, values_of
 
 Weights = dict[str, np.ndarray]
 EQUALS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,13 @@ EQUALS: dict[str, dict[str, Any]] = {
                          "attention_bias": False, "use_qk_norm": True, "n_routed_experts": 4, "n_shared_experts": 1,
                          "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5,
                          "norm_topk_prob": True},
+    "granitemoeshared-bailing": {**USUAL, "model_type": "granitemoeshared", "num_local_experts": 4,
+                                 "num_experts_per_tok": 2, "shared_intermediate_size": 192,
+                                 "attention_multiplier": 0.25},
+    "jina_embeddings_v3-nomic": {"model_type": "jina_embeddings_v3", "hidden_size": 64, "intermediate_size": 96,
+                                 "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256,
+                                 "vocab_size": VOCABULARY, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+                                 "type_vocab_size": 1},
 }  # fmt: skip
 
 
@@ -85,6 +92,72 @@ _EXAONE = _renamed((r"model\.layers\.", "transformer.h."), (r"self_attn\.o_", "s
 _BAILING = _renamed((r"embed_tokens", "word_embeddings"), (r"self_attn\.o_proj", "attention.dense"),
                     (r"self_attn\.([qk])_norm", r"attention.\1_layernorm"), (r"\.q_layernorm", ".query_layernorm"),
                     (r"\.k_layernorm", ".key_layernorm"), (r"e_score_correction_bias", "expert_bias"))  # fmt: skip
+_HALVES = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
+
+
+def _experts_alone(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
+    """Granite's experts one by one, each with its gate and up apart, and so the shared ones."""
+    for name, values in weights.items():
+        match = re.fullmatch(r"(.+\.)(block_sparse_moe|shared_mlp)\.(\w+_linear)\.weight", name)
+        if match is None:
+            yield name, values
+            continue
+        shared = match[2] == "shared_mlp"
+        for expert, matrix in enumerate([values] if shared else values):
+            parts = _HALVES[match[3]]
+            place = "shared_experts" if shared else f"experts.{expert}"
+            for part, half in zip(parts, np.split(matrix, len(parts)), strict=True):
+                yield f"{match[1]}mlp.{place}.{part}.weight", half
+
+
+def _spread(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
+    """The second layer's network as four experts, all of which are taken, and each of which gives a quarter of it."""
+    quarters = 4 * np.kron(np.eye(4, dtype=np.float32), np.ones((24, 1), np.float32)).T.reshape(-1, 1)
+    for name, values in weights.items():
+        match = re.fullmatch(r"(encoder\.layers\.1\.mlp\.)fc(\d)\.(weight|bias)", name)
+        if match is None:
+            yield name.replace(".mixer.", ".attn."), values
+        elif match[3] == "weight":
+            each = np.tile(values, (4, 1)) if match[2] == "1" else quarters * np.tile(values.T, (4, 1))
+            yield f"{match[1]}experts.mlp.w{match[2]}", each
+    yield "encoder.layers.1.mlp.router.layer.weight", np.zeros((4, 64), np.float32)
+    yield "encoder.layers.1.mlp.experts.bias", np.zeros(64, np.float32)
+
+
+def _with_adapters(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
+    """As Jina's own repository has them: matrices with adapters beside them, one for each of two tasks."""
+    for name, values in weights.items():
+        if values.ndim < 2 or "token_type" in name:
+            yield f"roberta.{name}", values
+            continue
+        place = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
+        yield f"{place}.original", values
+        yield f"{place}.0.lora_A", np.ones((2, 4, values.shape[1]), np.float32)
+        yield f"{place}.0.lora_B", np.ones((2, values.shape[0], 4), np.float32)
+
+
+_GRANITE = _renamed((r"block_sparse_moe\.router\.layer", "mlp.gate"), ("embed_tokens", "word_embeddings"),
+                    (r"self_attn\.o_proj", "attention.dense"))  # fmt: skip
+_NO_LLAMA = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                           "max_position_embeddings", "layer_norm_eps", "hidden_act", "rope_parameters"))  # fmt: skip
+# Models of embeddings.
+REMOTE_ENCODERS: dict[str, Remote] = {
+    "nomic-bert-moe": Remote(
+        "jina_embeddings_v3-nomic",
+        {**_NO_LLAMA, "model_type": "nomic_bert", "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4,
+         "n_positions": 256, "layer_norm_epsilon": 1e-5, "rotary_emb_base": 20_000, "rotary_emb_fraction": 1.0,
+         "activation_function": "gelu", "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
+         "moe_every_n_layers": 2, "num_experts": 4, "moe_top_k": 4, "moe_normalize_expert_weights": False,
+         "expert_choice_router": False, "ffn_div": 1, "num_shared_experts": 0},
+        _spread,
+    ),
+    "jina-bert-v3": Remote(
+        "jina_embeddings_v3",
+        {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": 20_000.0,
+         "rope_parameters": None},
+        _with_adapters,
+    ),
+}  # fmt: skip
 REMOTE: dict[str, Remote] = {
     "exaone": Remote(
         "llama-exaone",
@@ -112,5 +185,13 @@ REMOTE: dict[str, Remote] = {
          "partial_rotary_factor": 0.5},
         _then(_fused("model.layers.", ".attention.query_key_value.weight", lambda *parts: np.concatenate(parts)),
               _BAILING),
+    ),
+    "bailing_moe": Remote(
+        "granitemoeshared-bailing",
+        {**MIXTURE, "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"], "num_experts": 4,
+         "num_shared_experts": 2, "moe_intermediate_size": 96, "norm_topk_prob": True, "rope_theta": 10000.0,
+         "use_bias": False, "use_qkv_bias": False, "norm_head": False, "rope_scaling": None},
+        _then(_then(_fused("model.layers.", ".attention.query_key_value.weight",
+                           lambda *parts: np.concatenate(parts)), _experts_alone), _GRANITE),
     ),
 }  # fmt: skip

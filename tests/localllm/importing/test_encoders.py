@@ -15,13 +15,17 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 
 from gguf_io import load_tokenizer, open_model
 from gguf_io.pooling import Pooling, pooling_of
-from localllm.importing.convert import import_folder
+from gguf_io.tokenizer.pairs import Pairs
+from localllm.importing.convert import import_folder, imported_model
 from localllm.importing.errors import CheckpointError
+from localllm.library.own_store import OwnStore
 from models.text_encoder import TextEncoder
 from tests.gguf_io.test_tokenizer_unigram import fields
-from tests.localllm.importing.conftest import GOLDENS, assert_alike, quiet
+from tests.localllm.importing.conftest import GOLDENS, assert_alike, byte_level, quiet
 from tests.localllm.importing.more_models import ENCODERS, RERANKED
+from tests.localllm.importing.remote_models import REMOTE_ENCODERS, weights_of
 from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, bfloat16, values_of, write_safetensors
+from tests.oracle import llama_oracle
 
 Folder = Callable[..., Path]
 # GGUF has one GELU, by a tanh, where BERT's is exact.
@@ -44,6 +48,107 @@ def test_pooled_rows_equal_the_states_of_transformers(name: str, folder: Folder,
         assert pooling_of(file) is Pooling.MEAN
         found = encoder.pooled([list(TOKENS)])[0]
     assert_alike(found, GOLDENS[name]["logits"], ROUNDED)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", ["roberta", "eurobert", "jina_embeddings_v3"])
+def test_llama_cpp_computes_the_same_of_the_file(name: str, folder: Folder, tmp_path: Path) -> None:
+    made = folder(name)
+    pooled(made)
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(llama_oracle.pooled(tmp_path / "made.gguf", TOKENS, 64), GOLDENS[name]["logits"], ROUNDED)
+
+
+def written(folder: Folder, name: str, **changes: Any) -> Path:
+    """A folder with the configuration and names of a repository that brings code of its own."""
+    remote = REMOTE_ENCODERS[name]
+    made = folder(remote.equal, **{**remote.config, **changes})
+    stored = remote.stored(weights_of(GOLDENS[remote.equal]["shapes"]))
+    write_safetensors(made / "model.safetensors", {key: ("BF16", bfloat16(values)) for key, values in stored})
+    pooled(made)
+    return made
+
+
+@pytest.mark.parametrize(("name", "said"), [("nomic-bert-moe", "biases behind"), ("jina-bert-v3", "adapters of tasks")])
+def test_pooled_rows_equal_the_states_of_the_equal_model(name: str, said: str, folder: Folder, tmp_path: Path) -> None:
+    heard: list[str] = []
+    import_folder(written(folder, name), tmp_path / "made.gguf", None, quiet, heard.append)
+    with open_model(tmp_path / "made.gguf") as file, TextEncoder(file) as encoder:
+        assert file.architecture == name
+        found = encoder.pooled([list(TOKENS)])[0]
+    assert_alike(found, GOLDENS[REMOTE_ENCODERS[name].equal]["logits"], ROUNDED)
+    assert [said in line for line in heard] == [True]
+
+
+JINA = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean"}
+
+
+def jina_bert_v2(folder: Folder, code: bool, **changes: Any) -> Path:
+    """A model whose tensors have the names of jina-embeddings-v2-base-en, or those of -base-code."""
+    made = folder(
+        "bert", **{**JINA, "num_attention_heads": 2, **changes}
+    )  # heads as large as those of -base-code must be
+    shapes = {name: tuple(shape) for name, shape in GOLDENS["bert"]["shapes"].items() if "position" not in name}
+    gated, down = ("up_gated_layer", "down_layer") if code else ("gated_layers", "wo")
+    for layer in range(2):
+        prefix = f"encoder.layer.{layer}."
+        for part in ("intermediate.dense", "output.dense", "output.LayerNorm"):
+            for end in ("weight", "bias"):
+                del shapes[f"{prefix}{part}.{end}"]
+        shapes |= {f"{prefix}mlp.{gated}.weight": (192, 64), f"{prefix}mlp.{down}.weight": (64, 96)}
+        shapes[f"{prefix}mlp.{down}.bias"] = (64,)
+        norms = ["layer_norm_2", "layer_norm_1", "attention.self.layer_norm_q", "attention.self.layer_norm_k"]
+        for norm in norms if code else ["mlp.layernorm"]:
+            shapes |= {f"{prefix}{norm}.weight": (64,), f"{prefix}{norm}.bias": (64,)}
+    stored = {name: ("BF16", bfloat16(values_of(name, shape))) for name, shape in shapes.items()}
+    write_safetensors(made / "model.safetensors", stored)
+    return made
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("code", [False, True])
+def test_jina_bert_v2_beside_llama_cpp(code: bool, folder: Folder, tmp_path: Path) -> None:
+    import_folder(jina_bert_v2(folder, code), tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file, TextEncoder(file) as encoder:
+        assert (file.architecture, pooling_of(file)) == ("jina-bert-v2", Pooling.MEAN)
+        found = encoder.pooled([list(TOKENS)])[0]
+        name = f"encoder.layer.1.mlp.{'up_gated_layer' if code else 'gated_layers'}.weight"
+        first, second = ("up", "gate") if code else ("gate", "up")
+        halves = np.split(values_of(name, (192, 64)), 2)
+        assert np.array_equal(file.dequantize(f"blk.1.ffn_{first}.weight"), halves[0])
+        assert np.array_equal(file.dequantize(f"blk.1.ffn_{second}.weight"), halves[1])
+    assert_alike(found, llama_oracle.pooled(tmp_path / "made.gguf", TOKENS, 64).tolist(), ROUNDED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_type": "original"}, "feed_forward_type is 'original'"),
+        ({"architectures": ["JinaBertForSequenceClassification"]}, "Jina's rerankers cannot be imported"),
+    ],
+)
+def test_other_jinas_are_refused(changes: dict[str, Any], message: str, folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(jina_bert_v2(folder, False, **changes), tmp_path / "made.gguf", None, quiet, quiet)
+
+
+def test_experts_of_another_number_are_refused(folder: Folder, tmp_path: Path) -> None:
+    made = written(folder, "nomic-bert-moe", num_experts=5)
+    with pytest.raises(CheckpointError, match=r"mlp.experts.mlp.w1 has the shape \[384, 64\]"):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "reranker", *REMOTE_ENCODERS, "base", "code"])
+def test_the_store_takes_them_quantised(name: str, folder: Folder, tmp_path: Path) -> None:
+    if name in ("base", "code"):
+        made = jina_bert_v2(folder, name == "code")
+    else:
+        made = written(folder, name) if name in REMOTE_ENCODERS else folder(name)
+    model = imported_model(OwnStore(tmp_path / "store"), made, "Q8_0", quiet, quiet)
+    with open_model(model.path) as file:
+        assert file.tensors["token_embd.weight"].type.name == "Q8_0"
 
 
 def test_a_reranker_scores_as_transformers_does(folder: Folder, tmp_path: Path) -> None:
@@ -116,6 +221,21 @@ def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
     assert len(pieces) < VOCABULARY
     for text in ("The rain, the rains!", "café cafe CAFÉ", "日 unknown 漢 words", "a.b  c\n"):
         assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
+
+
+def test_robertas_byte_level_tokenizer(folder: Folder, tmp_path: Path) -> None:
+    made, tokenizer = folder("roberta"), byte_level()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False)
+    tokenizer.save(str(made / "tokenizer.json"))
+    roles = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>"}
+    (made / "tokenizer_config.json").write_text(json.dumps(roles))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        found = load_tokenizer(file)
+        pairs = Pairs(file.metadata, found)
+    for text in ("the rain in Spain", "  two  spaces\n", "café 日本", "It's 1,000", ""):
+        assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
+        assert pairs.encode(text, "plain") == tokenizer.encode(text, "plain").ids, text
 
 
 @cache

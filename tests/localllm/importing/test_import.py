@@ -26,6 +26,7 @@ from tests.localllm.importing.hybrid_models import HYBRIDS
 from tests.localllm.importing.more_models import MORE
 from tests.localllm.importing.tiny_models import (
     CONFIGS,
+    TOKENS,
     VOCABULARY,
     bfloat16,
     values_of,
@@ -39,6 +40,14 @@ from tests.oracle import llama_oracle
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS[name]["logits"])
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", ["apertus", "laguna", "nemotron_h-latents"])
+def test_llama_cpp_computes_the_same_of_the_file(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
+    import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(llama_oracle.prefill_logits(tmp_path / "made.gguf", TOKENS)[-1], GOLDENS[name]["logits"], 0.02)
 
 
 def test_every_architecture_of_the_engine_can_be_imported() -> None:
@@ -65,7 +74,9 @@ def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_pat
         ("falcon_h1-norm", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate is True"),
         ("nemotron_h", {"layers_block_type": ["moe", "mlp", "full_attention", "linear_attention"]}, "with experts and"),
         ("nemotron_h", {"layers_block_type": ["other"]}, "layers are .'other'."),
-        ("nemotron_h-experts", {"moe_latent_size": 16}, "moe_latent_size is 16"),
+        ("laguna", {"gating": "other"}, "gating is 'other'"),
+        ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping is 5.0"),
+        ("apertus", {"post_norm": True}, "post_norm is True"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 15}, "shares from 0 to 1"),
         ("gemma4", {"per_layer_config": {"2": {"head_dim": 64}, "5": {"head_dim": 32}}}, "layers differ in head_dim"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
@@ -84,6 +95,24 @@ def test_nemotrons_older_names(folder: Callable[..., Path], tmp_path: Path) -> N
                "head_dim": None, "attention_head_dim": 32}  # fmt: skip
     import_folder(folder("nemotron_h", **changes), tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["nemotron_h"]["logits"])
+
+
+def test_laguna_without_windows(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """As M.1, whose configuration states no kinds of layers. XS ends answers with a second token."""
+    changes = {"layer_types": None, "sliding_window": None, "num_attention_heads_per_layer": None,
+               "eos_token_id": [2, 24]}  # fmt: skip
+    import_folder(folder("laguna-full", **changes), tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["laguna-full"]["logits"])
+    with open_model(tmp_path / "made.gguf") as file:
+        assert load_tokenizer(file).eog_ids >= {2, 24}
+
+
+def test_a_factor_of_xielu_that_is_missing(folder: Callable[..., Path], tmp_path: Path) -> None:
+    made = folder("apertus")
+    shapes = {name: shape for name, shape in GOLDENS["apertus"]["shapes"].items() if "1.mlp.act_fn.alpha_p" not in name}
+    write_weights(made, shapes)
+    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.act_fn.alpha_p is missing"):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
 
 
 def test_gemma4s_larger_heads_by_their_older_names(folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -106,7 +135,7 @@ def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path
     assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
 
 
-@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "falcon_h1", "nemotron_h-experts", "mamba2"])
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "falcon_h1", "nemotron_h-latents", "mamba2", "laguna"])
 def test_models_of_several_parts_are_quantised_too(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     """What is small or no matrix stays a float. Eight bits cost Gemma 3n's few gates most, a sixth of the spread."""
     import_folder(folder(name), tmp_path / "made.gguf", "Q8_0", quiet, quiet)

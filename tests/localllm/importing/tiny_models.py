@@ -4,6 +4,7 @@ Read by the tests, and by make_goldens.py beside them, which runs elsewhere: the
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,10 +146,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]])
             file.write(np.ascontiguousarray(values).tobytes())
 
 
-def write_weights(folder: Path, shapes: Mapping[str, list[int]], smaller: str = "nothing") -> None:
-    """Write a model's weights in BF16, an eighth of them where their names have `smaller` in them."""
+def write_weights(folder: Path, shapes: Mapping[str, list[int]], smaller: tuple[str, float] = ("nothing", 1.0)) -> None:
+    """Write a model's weights in BF16. smaller: a pattern of names, and what the values of these are multiplied by."""
+    pattern, factor = smaller
     tensors = {
-        name: ("BF16", bfloat16(values_of(name, tuple(shape)) * (0.125 if smaller in name else 1.0)))
+        name: ("BF16", bfloat16(values_of(name, tuple(shape)) * (factor if re.search(pattern, name) else 1.0)))
         for name, shape in shapes.items()
     }
     write_safetensors(folder / "model.safetensors", tensors)
