@@ -78,7 +78,7 @@ def test_the_first_start_offers_a_model_and_the_built_in_one_answers(terminal: T
     terminal.keys("Enter")
     terminal.wait_until_gone("No model is here yet")
     terminal.keys("Tell me a story about a fox", "Enter")
-    terminal.wait_for("tokens  ·")
+    terminal.wait_for("tokens ·")
     assert "builtin" in terminal.screen()
     terminal.keys("C-q")
     terminal.wait_until_gone("Ask anything")
@@ -92,7 +92,7 @@ def test_ask_stop_quit_and_come_back(terminal: Terminal, data_dir: Path) -> None
     terminal.keys("Once upon a time", "Enter")
     terminal.wait_for("TTFT")
     terminal.keys("Escape")
-    terminal.wait_for("tokens  ·")
+    terminal.wait_for("tokens ·")
     terminal.keys("/bye", "Enter")
     terminal.wait_for("back 42")  # the shell reads again: what is typed before is lost with the chat
     terminal.keys("clear; stty -a | tr ' ' '\\n' | grep -x -e icanon -e echo | sort | tr '\\n' ' '", "Enter")
