@@ -18,7 +18,10 @@ _LARGE = 1 << 20
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
-    """An array of zeros whose first byte is aligned. Of a large one, what is never touched takes no memory."""
+    """An array of zeros whose first byte is aligned. Of a large one, what is never touched takes no memory.
+
+    Raises MemoryError.
+    """
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     return _zeros(size)[:size].view(kind).reshape(shape)
@@ -34,8 +37,11 @@ def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _mapped(size: int, advice: int) -> NDArray[np.uint8]:
-    """Bytes fresh from the system, with advice on its pages."""
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Bytes fresh from the system, with advice on its pages. Raises MemoryError."""
+    try:
+        pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system gave no {size:,} bytes") from error
     # A system that knows no huge pages refuses what is but advice.
     with contextlib.suppress(OSError):
         pages.madvise(advice)

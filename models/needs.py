@@ -23,6 +23,7 @@ from models.config import read_config
 from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
+from models.errors import UnsupportedModelError
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
@@ -86,7 +87,13 @@ def native_needs(
     """
     known, key = _KNOWN.setdefault(file, {}), (kv_types, _threads(threads), drafts)
     if key not in known:
-        known[key] = _recorded_needs(file, *key)
+        try:
+            known[key] = _recorded_needs(file, *key)
+        except MemoryError as error:
+            raise UnsupportedModelError(
+                f"{file.path.name}: its sizes ask for more memory than this process may address ({error}). Check the "
+                "file, and the limit of this process (ulimit -v)."
+            ) from error
     return known[key]
 
 

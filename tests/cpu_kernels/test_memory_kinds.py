@@ -22,6 +22,11 @@ def test_shapes_and_types() -> None:
     assert (array.shape, array.dtype) == ((3, 5, 7), np.dtype(np.float32))
 
 
+def test_what_the_system_does_not_have_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="1,152,921,504,606,846,976 bytes"):
+        aligned_zeros((1 << 60,), np.uint8)
+
+
 def test_an_arena_hands_out_memory_once() -> None:
     arena = Arena()
     sizes = [1, 64, 100, 1 << 20, 65 << 20, 40 << 20, 30 << 20, 3]
