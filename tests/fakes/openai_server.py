@@ -49,7 +49,10 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
 
         def do_POST(self) -> None:
             self._note()
-            script.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(size := int(self.headers["Content-Length"]))
+            if len(body) < size:
+                return  # the client left
+            script.asked.append(json.loads(body))
             if script.refusal:
                 status, content = script.refusal
                 self._json(content, status)

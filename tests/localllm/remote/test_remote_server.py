@@ -145,7 +145,7 @@ def test_cancelling_ends_the_connection_at_any_moment(script: ScriptedOpenAI) ->
     assert script.gone.wait(PATIENCE_S)
     early = stream(OpenAIServer.at(script.address, Settings()), messages=HI)
     early.cancel()
-    assert [update.finish_reason for update in early] == [FinishReason.CANCELLED]
+    assert [update.finish_reason for update in early][-1] is FinishReason.CANCELLED  # a piece may have come before
 
 
 def test_the_key_comes_from_a_setting_or_a_file(script: ScriptedOpenAI, tmp_path: Path) -> None:
