@@ -14,9 +14,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# Two processes at once, a file's tests in one of them: most tests wait, or keep one core busy. In the order of
-# tests/conftest.py, slow files first.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes on two cores, a file's tests in one of them: many tests wait, the others keep one core busy. In the
+# order of tests/conftest.py, slow files first.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Where real coding agents are installed, in the versions that were tried.
 CLIENTS ?= /tmp/localllm-clients

@@ -16,6 +16,7 @@ import numpy as np
 from cpu_kernels import activations
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import ISA
+from cpu_kernels.kv_types import KVType
 from cpu_kernels.records import TILE_WIDTHS, Act
 from tests.cpu_kernels import test_attention_kernels as attention
 from tests.cpu_kernels.kernel_harness import (
@@ -30,7 +31,13 @@ from tests.cpu_kernels.kernel_harness import (
 )
 
 ROWS, K = 64, 512
-SHAPES = [attention.SHAPES[4], attention.SHAPES[6], attention.SHAPES[7]]
+# Attention's kernels take the longest to compile: wide tiles, of keys and values of one type and of two; narrow ones.
+_F16, _Q8_0, _Q4_0 = KVType.F16, KVType.Q8_0, KVType.Q4_0
+ATTENTION = [
+    (attention.SHAPES[at], types)
+    for at in (4, 7)
+    for types in ((_F16, _F16), (_Q8_0, _Q8_0), (_Q4_0, _Q4_0), (_Q8_0, _F16))
+] + [(attention.SHAPES[6], (_F16, _F16))]
 
 
 def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -67,12 +74,11 @@ def gates() -> np.ndarray:
 def attended() -> dict[str, np.ndarray]:
     """Attention over pages that the kernels have filled; it must be NumPy's too, however it is shared out."""
     found = {}
-    for shape in SHAPES:
-        for types in attention.TYPES:
-            attention.test_attention_is_numpy_s(shape, types)
-            case = attention.Case(shape, types)
-            case.store(threads=5)
-            found[f"{shape} {types}"] = case.attend(threads=5, split=True)
+    for shape, types in ATTENTION:
+        attention.test_attention_is_numpy_s(shape, types)
+        case = attention.Case(shape, types)
+        case.store(threads=5)
+        found[f"{shape} {types}"] = case.attend(threads=5, split=True)
     return found
 
 

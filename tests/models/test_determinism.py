@@ -84,12 +84,19 @@ def open_runner(case: tuple[Path, KVTypes], threads: int | None = None) -> Nativ
         return NativeRunner(file, kv_bytes=16 << 20, kv_types=types, threads=threads)
 
 
-@pytest.fixture
-def runner(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
+@pytest.fixture(scope="module")
+def opened(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
     runner = open_runner(case)
     yield runner
-    runner.check_integrity(set(runner._sequences))
     runner.close()
+
+
+@pytest.fixture
+def runner(opened: NativeRunner) -> Iterator[NativeRunner]:
+    yield opened
+    opened.check_integrity(set(opened._sequences))
+    for sequence in list(opened._sequences):
+        opened.free_sequence(sequence)
 
 
 def tokens_of(seed: int, count: int = LENGTH) -> list[int]:
