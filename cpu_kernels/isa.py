@@ -100,16 +100,7 @@ POLICIES: Mapping[Isa, Policy] = {
         interleaved_tiles=4,
         prefetch=_FAR,
     ),
-    Isa.AVX512: Policy(
-        requires=_AVX512,
-        cpu="x86-64-v4",
-        vector_parts=1,
-        tile_widths=_WIDE,
-        attention_vectors=8,
-        int16_accumulators=True,
-        sums_in_registers=True,
-        prefetch=_FAR,
-    ),
+    Isa.AVX512: replace(_AVX512_VNNI, requires=_AVX512, extras="", int16_accumulators=True),
     Isa.AVX2: Policy(
         requires=_AVX2,
         cpu="x86-64-v3",

@@ -57,21 +57,6 @@ def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
             store_f32(x + v * 64, load_f32(y + v * 64))
 
 
-def _scale_rows_samples() -> Iterator[Sample]:
-    s = Sample(rows=3)
-    yield s.arguments(s.normal(3, 48), 192, 40, s.array([0.7]))
-
-
-@kernel(_scale_rows_samples)
-def scale_rows(op: int, step: int, thread: int, threads: int) -> None:
-    """x *= a factor. Arguments: 0 x, 1 x stride, 2 values of a row, 3 address of the factor."""
-    rows, factor = stage_rows(op, step), splat_f32(get_f32(argument(op, 3)))
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x = argument(op, 0) + row * argument(op, 1)
-        for i in range(0, argument(op, 2), 16):
-            store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), factor))
-
-
 def _scale_and_add_samples() -> Iterator[Sample]:
     for stride in (None, 0, 192):
         s = Sample(rows=3)

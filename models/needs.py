@@ -5,7 +5,9 @@ whatever it learns to compute is planned without a second description.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -67,9 +69,7 @@ class NativeNeeds:
     packers: tuple[Kernel, ...]
 
 
-_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool | ModelFile], NativeNeeds]] = (
-    WeakKeyDictionary()
-)
+_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool | Path], NativeNeeds]] = WeakKeyDictionary()
 
 
 def native_needs(
@@ -82,19 +82,30 @@ def native_needs(
 
     drafts: with the layer that drafts, where the file has one, or with the head of another file; what a row costs does
     not include it.
-    Remembered with the open file. Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete
-    metadata.
+    Remembered with the open file, a head by its path. Raises UnsupportedModelError for what it would refuse,
+    ModelFileError for incomplete metadata.
     """
-    known, key = _KNOWN.setdefault(file, {}), (kv_types, _threads(threads), drafts)
+    count = _threads(threads)
+    known, key = (
+        _KNOWN.setdefault(file, {}),
+        (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts),
+    )
     if key not in known:
-        try:
-            known[key] = _recorded_needs(file, *key)
-        except MemoryError as error:
-            raise UnsupportedModelError(
-                f"{file.path.name}: its sizes ask for more memory than this process may address ({error}). Check the "
-                "file, and the limit of this process (ulimit -v)."
-            ) from error
+        with _addressable(file):
+            known[key] = _recorded_needs(file, kv_types, count, drafts)
     return known[key]
+
+
+@contextmanager
+def _addressable(file: ModelFile) -> Iterator[None]:
+    """Refuse a file whose sizes ask for more memory than there is, in place of a MemoryError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise UnsupportedModelError(
+            f"{file.path.name}: its sizes ask for more memory than this process may address ({error}). Check the "
+            "file, and the limit of this process (ulimit -v)."
+        ) from error
 
 
 def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile) -> NativeNeeds:
@@ -133,8 +144,13 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
 
     Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete metadata.
     """
+    with _addressable(file):
+        return _recorded_encoder_needs(file, _threads(threads))
+
+
+def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
-    count, rows = _threads(threads), rows_of_a_pass(config)
+    rows = rows_of_a_pass(config)
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
     head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)

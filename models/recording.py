@@ -314,8 +314,8 @@ class Recording:
 
     def scale(self, factor: int) -> None:
         """x *= the factor at an address."""
-        vectors = (self.x.address, self.x.stride, self.config.embedding, factor)
-        self.builder.add(sums.scale_rows, *vectors, barrier=Barrier.ALWAYS)
+        x = (self.x.address, self.x.stride)
+        self.builder.add(sums.scale_and_add, *x, *x, self.config.embedding, factor, 0, 0, barrier=Barrier.ALWAYS)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""

@@ -5,6 +5,8 @@ A format says how its blocks lie in a file (cpu_kernels.formats.source), how its
 (ggml-common.h).
 """
 
+from types import ModuleType
+
 import numpy as np
 
 from cpu_kernels.declarations import inner
@@ -202,32 +204,18 @@ _SUPER_BLOCKS = (
 )
 
 
-def _of_blocks_32(layout: Blocks32) -> WeightFormat:
-    tile = blocks_32.tile_adder(layout)
+def _of_blocks(layout: Blocks32 | ScaledBlocks, kind: ModuleType, block: int) -> WeightFormat:
+    """kind: the module that makes its functions. block: values of a block."""
+    tile = kind.tile_adder(layout)
     return WeightFormat(
         name=layout.name,
         form=Form.BLOCKS_32,
         source=layout.source,
         group_rows=32,
-        block=32,
+        block=block,
         group_block_bytes=layout.nbytes,
-        pack_row=blocks_32.row_packer(layout),
-        unpack_row=blocks_32.row_unpacker(layout),
-        tiles=[plain_tiles(tile, width, 2) for width in TILE_WIDTHS],
-    )
-
-
-def _of_scaled_blocks(layout: ScaledBlocks) -> WeightFormat:
-    tile = scaled_blocks.tile_adder(layout)
-    return WeightFormat(
-        name=layout.name,
-        form=Form.BLOCKS_32,
-        source=layout.source,
-        group_rows=32,
-        block=layout.values,
-        group_block_bytes=layout.nbytes,
-        pack_row=scaled_blocks.row_packer(layout),
-        unpack_row=scaled_blocks.row_unpacker(layout),
+        pack_row=kind.row_packer(layout),
+        unpack_row=kind.row_unpacker(layout),
         tiles=[plain_tiles(tile, width, 2) for width in TILE_WIDTHS],
     )
 
@@ -283,8 +271,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     weight_format.name: weight_format
     for weight_format in (
         *map(_of_floats, floats.FLOATS),
-        *map(_of_blocks_32, _BLOCKS_32),
-        *map(_of_scaled_blocks, _SCALED_BLOCKS),
+        *(_of_blocks(layout, blocks_32, 32) for layout in _BLOCKS_32),
+        *(_of_blocks(layout, scaled_blocks, layout.values) for layout in _SCALED_BLOCKS),
         *map(_of_super_blocks, _SUPER_BLOCKS),
         *map(_of_transposed, grids.TRANSPOSED),
     )
