@@ -11,11 +11,10 @@ their rows cost what rows of a chain cost, as if attention had masks for them. T
 import argparse
 import heapq
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.engine_tools import KV_BYTES, medians, table
+from benchmarks.engine_tools import KV_BYTES, chosen_clock, medians, table
 from gguf_io import open_model
 from models import NativeRunner
 
@@ -66,9 +65,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--processor-time", action="store_true")
     arguments = parser.parse_args()
-    if arguments.processor_time and arguments.threads != 1:
-        parser.error("--processor-time needs --threads 1: threads that wait take time, too")
-    clock = time.process_time if arguments.processor_time else time.monotonic
+    clock = chosen_clock(parser, arguments)
     seconds = row_costs(arguments.model, arguments.rounds, arguments.threads, clock)
     costs = [each / seconds[0] for each in seconds]
     sys.stdout.write("steps of 1, 2, ... rows, in steps of one: " + ", ".join(f"{each:.2f}" for each in costs) + "\n\n")

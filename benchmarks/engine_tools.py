@@ -1,7 +1,9 @@
 """What the engine's benchmarks share: loading, one request, text of a wanted length, tables."""
 
+import argparse
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +66,13 @@ def medians(rounds: int, subjects: dict[str, Callable[[], float]]) -> dict[str, 
             if at:
                 figures[name].append(figure)
     return {name: statistics.median(values) for name, values in figures.items()}
+
+
+def chosen_clock(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Callable[[], float]:
+    """The clock that --processor-time chooses. Ends the program where that goes with other --threads than one."""
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time needs --threads 1: threads that wait take time, too")
+    return time.process_time if arguments.processor_time else time.monotonic
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -12,14 +12,13 @@ the given chance if all before it are. So costs are the model's own. On and off 
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engine_tools import KV_BYTES, ask, medians, table, text_tokens
+from benchmarks.engine_tools import KV_BYTES, ask, chosen_clock, medians, table, text_tokens
 from benchmarks.speculation import Scripted
 from gguf_io import load_tokenizer, open_model
 from localllm.engine.drafter import SelfDrafter
@@ -60,9 +59,7 @@ def main() -> None:
     parser.add_argument("--head", type=Path)
     parser.add_argument("--processor-time", action="store_true")
     arguments = parser.parse_args()
-    if arguments.processor_time and arguments.threads != 1:
-        parser.error("--processor-time needs --threads 1: threads that wait take time, too")
-    clock = time.process_time if arguments.processor_time else time.monotonic
+    clock = chosen_clock(parser, arguments)
     with open_model(arguments.model) as file, ExitStack() as stack:
         tokenizer = load_tokenizer(file)
         drafts = stack.enter_context(open_model(arguments.head)) if arguments.head else True

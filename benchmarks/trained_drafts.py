@@ -10,10 +10,9 @@ machines that others use too; with one thread only.
 import argparse
 import statistics
 import sys
-import time
 from pathlib import Path
 
-from benchmarks.engine_tools import KV_BYTES, table
+from benchmarks.engine_tools import KV_BYTES, chosen_clock, table
 from gguf_io import load_tokenizer, open_model
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
@@ -36,9 +35,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--processor-time", action="store_true")
     arguments = parser.parse_args()
-    if arguments.processor_time and arguments.threads != 1:
-        parser.error("--processor-time needs --threads 1: threads that wait take time, too")
-    clock = time.process_time if arguments.processor_time else time.monotonic
+    clock = chosen_clock(parser, arguments)
     engines: dict[str, Engine] = {}
     with open_model(arguments.model) as file, open_model(arguments.head) as head:
         tokenizer = load_tokenizer(file)

@@ -1,10 +1,23 @@
 """Writing GGUF files with gguf's writer: its last steps, and copies with other metadata."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
+
+
+def add_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
+    """Add values by their Python types, integers and floats in 32 bits."""
+    for key, value in keys.items():
+        add: Any = {
+            list: writer.add_array,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            bool: writer.add_bool,
+        }[type(value)]
+        add(key, value)
 
 
 def finish(writer: gguf.GGUFWriter) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.gguf_files import finish
+from tests.gguf_files import add_keys, finish
 
 
 def made(
@@ -18,14 +18,7 @@ def made(
     def make(path: Path) -> Path:
         writer = gguf.GGUFWriter(path, architecture)
         writer.add_tokenizer_model("no_vocab")
-        for key, value in metadata.items():
-            add: Any = {
-                int: writer.add_uint32,
-                float: writer.add_float32,
-                str: writer.add_string,
-                list: writer.add_array,
-            }
-            add[type(value)](f"{architecture}.{key}", value)
+        add_keys(writer, {f"{architecture}.{key}": value for key, value in metadata.items()})
         random = np.random.default_rng(9)
         for name, shape in shapes.items():
             values = random.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(shape[-1]))

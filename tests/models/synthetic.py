@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gguf_files import finish
+from tests.gguf_files import add_keys, finish
 
 STILL = 1e30
 """A factor of frequencies that leaves three of four pairs as they are."""
@@ -118,15 +118,7 @@ def write(
         keys |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
         keys |= {"embedding_length_per_layer_input": model.per_layer}
     named = {f"{name}.{key}": value for key, value in {**keys, **model.extra, **(metadata or {})}.items()}
-    for key, value in {**named, **model.shared}.items():
-        add: Any = {
-            list: writer.add_array,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-            bool: writer.add_bool,
-        }[type(value)]
-        add(key, value)
+    add_keys(writer, {**named, **model.shared})
     writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():

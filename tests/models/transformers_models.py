@@ -1,7 +1,7 @@
 """Tiny models that transformers computes too: their configurations, and the GGUF files of the same weights.
 
-Read by the tests, and by make_transformers_goldens.py beside them, which runs elsewhere. Families that can be imported
-are compared in tests/localllm/importing; here are the others.
+Read by the tests, and by make_transformers_goldens.py beside them, which runs elsewhere. The names of tensors and
+keys are written down here; files that localllm makes of a checkpoint are compared in tests/localllm/importing.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.gguf_files import finish
+from tests.gguf_files import add_keys, finish
 from tests.localllm.importing.tiny_models import USUAL, VOCABULARY, values_of
 
 Shapes = Mapping[str, list[int]]
@@ -284,15 +284,7 @@ def write_twin(twin: Twin, shapes: Shapes, path: Path) -> Path:
     for name in ("alpha_n", "alpha_p"):
         stated = [float(value[0]) for key, value in values.items() if key.endswith(f"act_fn.{name}")]
         keys |= {f"xielu.{name}": stated} if stated else {}
-    for key, value in keys.items():
-        add: Any = {
-            list: writer.add_array,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-            bool: writer.add_bool,
-        }[type(value)]
-        add(key, value)
+    add_keys(writer, keys)
     for name, tensor in values.items():
         if named := _named(twin, name):
             change = (twin.changed or {}).get(named.partition(".")[2].partition(".")[2], _same)

@@ -14,11 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor, multiprocessing, nn
@@ -27,6 +27,7 @@ from torch.nn import functional
 from gguf_io import ModelFile, load_tokenizer, open_model
 from models.builtin import path as built_in
 from models.builtin.training.corpus import texts
+from models.builtin.training.export import add_shape, add_weights, finish
 from models.builtin.training.network import Network, RMSNorm, Shape, turn
 from models.builtin.training.tokens import CONTROL, weights_of
 from models.builtin.training.train import ALLOCATION
@@ -205,16 +206,7 @@ def write_head(head: DraftHead, kept: Tensor, model: ModelFile, target: Path) ->
     writer = gguf.GGUFWriter(unfinished, "eagle3")
     writer.add_name("localllm demo draft head")
     writer.add_license("Apache-2.0")
-    writer.add_vocab_size(shape.vocabulary)
-    writer.add_block_count(1)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads)
-    writer.add_rope_dimension_count(shape.width // shape.heads)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    add_shape(writer, replace(shape, layers=1))
     writer.add_array("eagle3.target_layers", READ_LAYERS)
     writer.add_uint32("eagle3.target_hidden_size", shape.width)
     writer.add_bool("eagle3.norm_before_residual", False)
@@ -226,19 +218,9 @@ def write_head(head: DraftHead, kept: Tensor, model: ModelFile, target: Path) ->
     writer.add_token_merges(metadata.get_list("tokenizer.ggml.merges", str))
     for key in ("bos", "eos"):
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", metadata.get_int(f"tokenizer.ggml.{key}_token_id"))
-    for name, tensor in head.state_dict().items():
-        values: npt.NDArray[np.float32] = tensor.numpy().astype(np.float32)
-        if values.ndim == 1:
-            writer.add_tensor(name, values)
-        else:
-            blocks = gguf.quants.quantize(values, GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType.Q8_0)
+    add_weights(writer, head.state_dict(), "Q8_0")
     writer.add_tensor("d2t", kept.numpy().astype(np.int64), raw_dtype=GGMLQuantizationType.I64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.replace(target)
+    finish(writer, unfinished, target)
 
 
 def work(_rank: int, target: Path, steps: int, seed: int) -> None:

@@ -35,7 +35,8 @@ def _add_description(writer: gguf.GGUFWriter, parameters: int) -> None:
     writer.add_languages(["en"])
 
 
-def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """State a network's sizes."""
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -67,8 +68,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _add_weights(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor], kind: str) -> None:
-    """Norms stay in F32; there is no output matrix, since the embedding is also that."""
+def add_weights(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor], kind: str) -> None:
+    """Add tensors in F32 or Q8_0; norms stay in F32."""
     for name, tensor in weights.items():
         values = tensor.numpy().astype(np.float32)
         if kind == "F32" or values.ndim == 1:
@@ -86,9 +87,14 @@ def write_model(folder: Path, target: Path, kind: str) -> None:
     _add_description(writer, sum(tensor.numel() for tensor in weights.values()))
     writer.add_file_type(_FILE_TYPES[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _add_shape(writer, Shape())
+    add_shape(writer, Shape())
     _add_tokenizer(writer, load_tokenizer(folder / "tokenizer.json"))
-    _add_weights(writer, weights, kind)
+    add_weights(writer, weights, kind)  # no output matrix: the embedding is also that
+    finish(writer, unfinished, target)
+
+
+def finish(writer: gguf.GGUFWriter, unfinished: Path, target: Path) -> None:
+    """Write what was added to the unfinished file, and put it in the target's place."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
