@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 from benchmarks.engine_tools import table
 from cpu_kernels.formats.table import WEIGHT_FORMATS
@@ -61,8 +62,9 @@ def write(path: Path, kind: str) -> None:
         if len(shape) == 1:
             writer.add_tensor(name, random_weights("F32", 1, shape[0]).view("f4")[0])
         else:
-            raw = random_weights(kind, *shape).reshape(shape[0], -1)
-            writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType(block.type_id))
+            writer.add_tensor(name, random_weights(kind, *shape).reshape(shape[0], -1).view(np.int8))
+            info = writer.tensors[-1][name]  # by number, since the gguf package does not know every type
+            info.shape, info.dtype = shape, block.type_id
     finish(writer)
 
 
