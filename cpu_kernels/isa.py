@@ -209,6 +209,11 @@ def emitted_isa() -> Isa:
     return _emitted[-1]
 
 
+def emits(feature: str) -> bool:
+    """Whether instructions written at this moment may use a feature of LLVM's beyond those that their set requires."""
+    return emitted_isa() is ISA and f"+{feature}" in TARGET.features.split(",")
+
+
 @contextmanager
 def emitting(isa: Isa) -> Iterator[None]:
     """Write the instructions of an instruction set; for the compiler, which holds a lock meanwhile."""

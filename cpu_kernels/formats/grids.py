@@ -14,13 +14,13 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.formats.source import Source
 from cpu_kernels.formats.transposed import SCALES_AT, Transposed
 from cpu_kernels.simd.arithmetic import add_i32, mask_bits, mul_i32, or_i32, shift_left, shift_right, shift_right_signed
-from cpu_kernels.simd.bytes import byte_values, numbers_table
+from cpu_kernels.simd.bytes import byte_values
+from cpu_kernels.simd.lookups import base_3_digits, points_table, sign_words, spread, with_even_bits
 from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16, splat_i32, store_i32
 
 _NIBBLES = 0x0F0F0F0F
 _SIGNS = 0x88888888
-_LOWEST, _EIGHTH, _SEVEN_APART = 0x11111111, 0x10000000, 1 | 1 << 7 | 1 << 14 | 1 << 21
-_TWO_BITS, _EVEN, _ODD = 0x03030303, 0x00FF00FF, 0x03000300
+_TWO_BITS, _LOWER_BYTES, _UPPER_BYTES = 0x03030303, 0x00FF00FF, 0xFF00FF00
 
 
 def _grid(name: str) -> Any:
@@ -36,7 +36,7 @@ def _grid(name: str) -> Any:
         levels = np.searchsorted(np.array(grid.grid_map, np.float32), points).astype(np.uint32)
         return _words(levels)
 
-    return numbers_table(f"localllm.grid.{name}", entries)
+    return points_table(f"localllm.grid.{name}", entries)
 
 
 def _words(nibbles: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -45,26 +45,6 @@ def _words(nibbles: NDArray[np.uint32]) -> NDArray[np.uint32]:
     for i, column in enumerate(nibbles.T):
         found |= column << np.uint32(i % 4 * 8 + i // 4 * 4)
     return found
-
-
-@inner
-def _first_signs(bits: Any) -> Any:
-    """The lowest seven bits as the lowest ones of nibbles: the product has them side by side, seven bits apart."""
-    return mask_bits(mul_i32(mask_bits(bits, 127), splat_i32(_SEVEN_APART)), _LOWEST)
-
-
-@inner
-def _signs_of_7(bits: Any) -> Any:
-    """A word of seven signs, and an eighth that makes the number of negative ones even: a sum in the upper nibble."""
-    signs = _first_signs(bits)
-    total = mul_i32(signs, splat_i32(_LOWEST))
-    return shift_left(or_i32(signs, mask_bits(total, _EIGHTH)), 3)
-
-
-@inner
-def _signs_of_8(bits: Any) -> Any:
-    """A word of eight signs."""
-    return shift_left(or_i32(_first_signs(bits), mask_bits(shift_left(bits, 21), _EIGHTH)), 3)
 
 
 def _signed(levels: tuple[int, ...]) -> Any:
@@ -84,18 +64,46 @@ _points_2_xxs, _points_2_xs, _points_2_s = _grid("IQ2_XXS"), _grid("IQ2_XS"), _g
 _points_3_xxs, _points_3_s, _points_1 = _grid("IQ3_XXS"), _grid("IQ3_S"), _grid("IQ1_S")
 
 
-def _eight(levels: Any) -> Any:
-    """Function put(nibbles, to): store the values of eight nibbles, two k steps."""
+def _group(levels: Any) -> Any:
+    """Function put(points, signs, to): store the values of 32 nibbles, eight k steps, of four vectors of each."""
 
     @inner
-    def put(nibbles: Any, to: int) -> None:
+    def put_eight(nibbles: Any, to: int) -> None:
         store_i32(to, levels(mask_bits(nibbles, _NIBBLES)))
         store_i32(to + 64, levels(mask_bits(shift_right(nibbles, 4), _NIBBLES)))
+
+    @inner
+    def put(points: Any, signs: Any, to: int) -> None:
+        first, second, third, fourth = points
+        sign_1, sign_2, sign_3, sign_4 = signs
+        put_eight(or_i32(first, sign_1), to)
+        put_eight(or_i32(second, sign_2), to + 128)
+        put_eight(or_i32(third, sign_3), to + 256)
+        put_eight(or_i32(fourth, sign_4), to + 384)
 
     return put
 
 
-_put_2, _put_3_xxs, _put_3_s, _put_1 = map(_eight, (_levels_2, _levels_3_xxs, _levels_3_s, _levels_1))
+_put_2, _put_3_xxs, _put_3_s, _put_1 = map(_group, (_levels_2, _levels_3_xxs, _levels_3_s, _levels_1))
+
+
+@inner
+def _pairs(first: Any, second: Any) -> Any:
+    """Points of four values each as points of eight: of eight vectors the second, fourth ... in the upper nibbles."""
+    a, b, c, d = first
+    e, f, g, h = second
+    return (
+        or_i32(a, shift_left(b, 4)),
+        or_i32(c, shift_left(d, 4)),
+        or_i32(e, shift_left(f, 4)),
+        or_i32(g, shift_left(h, 4)),
+    )
+
+
+@inner
+def _even_signs(bits: Any) -> Any:
+    """Signs of four groups of seven bits; an eighth makes the number of negative values even."""
+    return sign_words(with_even_bits(spread(bits, 7)))
 
 
 @inner
@@ -110,10 +118,7 @@ def _unpack_iq2_xxs(p: int, panel: int) -> None:
     for b in range(8):
         points, signs = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
         store_i32(panel + SCALES_AT + 64 * b, _odd(shift_right(signs, 28)))
-        for g in range(4):
-            nibbles = or_i32(_points_2_xxs(mask_bits(points, 255)), _signs_of_7(signs))
-            _put_2(nibbles, panel + b * 512 + g * 128)
-            points, signs = shift_right(points, 8), shift_right(signs, 7)
+        _put_2(_points_2_xxs(points, points), _even_signs(signs), panel + b * 512)
 
 
 @inner
@@ -123,11 +128,16 @@ def _unpack_iq2_xs(p: int, panel: int) -> None:
         scales = load_i32(p + 1024 + half * 64)
         for i in range(half * 8, half * 8 + 8):
             store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
-            scales, points = shift_right(scales, 4), load_i32(p + i * 64)
-            for g in range(2):
-                nibbles = or_i32(_points_2_xs(mask_bits(points, 511)), _signs_of_7(shift_right(points, 9)))
-                _put_2(nibbles, panel + i * 256 + g * 128)
-                points = shift_right(points, 16)
+            scales = shift_right(scales, 4)
+        for b in range(half * 4, half * 4 + 4):
+            # Of two words, the values in the order first, third, second, fourth: a byte of each half of a word.
+            first, second = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
+            low = or_i32(mask_bits(first, _LOWER_BYTES), shift_left(mask_bits(second, _LOWER_BYTES), 8))
+            high = or_i32(shift_right(mask_bits(first, _UPPER_BYTES), 8), mask_bits(second, _UPPER_BYTES))
+            signs = with_even_bits(mask_bits(shift_right(high, 1), 0x7F7F7F7F))
+            one, three, two, four = _points_2_xs(low, mask_bits(high, 0x01010101))
+            sign_1, sign_3, sign_2, sign_4 = sign_words(signs)
+            _put_2((one, two, three, four), (sign_1, sign_2, sign_3, sign_4), panel + b * 512)
 
 
 @inner
@@ -135,15 +145,13 @@ def _unpack_iq2_s(p: int, panel: int) -> None:
     """Bytes of points for 8 values each, then of signs, then two more bits of points, then scales for 16 values."""
     for half in range(2):
         upper, scales = load_i32(p + 1024 + half * 64), load_i32(p + 1152 + half * 64)
+        for i in range(half * 8, half * 8 + 8):
+            store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
+            scales = shift_right(scales, 4)
         for b in range(half * 4, half * 4 + 4):
-            points, signs = load_i32(p + b * 64), load_i32(p + 512 + b * 64)
-            for g in range(4):
-                if g % 2 == 0:
-                    store_i32(panel + SCALES_AT + 64 * (2 * b + g // 2), _odd(mask_bits(scales, 15)))
-                    scales = shift_right(scales, 4)
-                point = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 3), 8))
-                _put_2(or_i32(_points_2_s(point), _signs_of_8(signs)), panel + b * 512 + g * 128)
-                points, signs, upper = shift_right(points, 8), shift_right(signs, 8), shift_right(upper, 2)
+            points = _points_2_s(load_i32(p + b * 64), spread(upper, 2))
+            _put_2(points, sign_words(load_i32(p + 512 + b * 64)), panel + b * 512)
+            upper = shift_right(upper, 8)
 
 
 @inner
@@ -152,14 +160,9 @@ def _unpack_iq3_xxs(p: int, panel: int) -> None:
     for b in range(8):
         signs = load_i32(p + 1024 + b * 64)
         store_i32(panel + SCALES_AT + 64 * b, _odd(shift_right(signs, 28)))
-        for half in range(2):
-            points = load_i32(p + b * 128 + half * 64)
-            for g in range(2):
-                second = _points_3_xxs(mask_bits(shift_right(points, 8), 255))
-                nibbles = or_i32(_points_3_xxs(mask_bits(points, 255)), shift_left(second, 4))
-                nibbles = or_i32(nibbles, _signs_of_7(signs))
-                _put_3_xxs(nibbles, panel + b * 512 + half * 256 + g * 128)
-                points, signs = shift_right(points, 16), shift_right(signs, 7)
+        first, second = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
+        points = _pairs(_points_3_xxs(first, first), _points_3_xxs(second, second))
+        _put_3_xxs(points, _even_signs(signs), panel + b * 512)
 
 
 @inner
@@ -169,20 +172,12 @@ def _unpack_iq3_s(p: int, panel: int) -> None:
     for quarter in range(2):
         upper = load_i32(p + 1024 + quarter * 64)
         for b in range(quarter * 4, quarter * 4 + 4):
-            signs = load_i32(p + 1152 + b * 64)
             store_i32(panel + SCALES_AT + 64 * b, _odd(mask_bits(scales, 15)))
             scales = shift_right(scales, 4)
-            for half in range(2):
-                points = load_i32(p + b * 128 + half * 64)
-                for g in range(2):
-                    first = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 1), 8))
-                    points, upper = shift_right(points, 8), shift_right(upper, 1)
-                    second = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 1), 8))
-                    points, upper = shift_right(points, 8), shift_right(upper, 1)
-                    nibbles = or_i32(_points_3_s(first), shift_left(_points_3_s(second), 4))
-                    nibbles = or_i32(nibbles, _signs_of_8(signs))
-                    _put_3_s(nibbles, panel + b * 512 + half * 256 + g * 128)
-                    signs = shift_right(signs, 8)
+            first = _points_3_s(load_i32(p + b * 128), spread(upper, 1))
+            second = _points_3_s(load_i32(p + b * 128 + 64), spread(shift_right(upper, 4), 1))
+            _put_3_s(_pairs(first, second), sign_words(load_i32(p + 1152 + b * 64)), panel + b * 512)
+            upper = shift_right(upper, 8)
 
 
 @inner
@@ -191,14 +186,9 @@ def _unpack_iq1_s(p: int, panel: int) -> None:
     for pair in range(4):
         rest = load_i32(p + 512 + pair * 64)
         for b in range(2 * pair, 2 * pair + 2):
-            points = load_i32(p + b * 64)
             store_i32(panel + SCALES_AT + 64 * b, _odd(mask_bits(shift_right(rest, 12), 7)))
             sign = mask_bits(shift_right_signed(shift_left(rest, 16), 31), _SIGNS)
-            upper = rest
-            for g in range(4):
-                point = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 7), 8))
-                _put_1(or_i32(_points_1(point), sign), panel + b * 512 + g * 128)
-                points, upper = shift_right(points, 8), shift_right(upper, 3)
+            _put_1(_points_1(load_i32(p + b * 64), spread(rest, 3)), (sign, sign, sign, sign), panel + b * 512)
             rest = shift_right(rest, 16)
 
 
@@ -214,15 +204,14 @@ def _unpack_iq1_m(p: int, panel: int) -> None:
         if pair % 2 == 1:
             scales = shift_right(scales, 16)
         for b in range(2 * pair, 2 * pair + 2):
-            points = load_i32(p + b * 64)
-            for g in range(4):
-                if g % 2 == 0:
-                    store_i32(panel + SCALES_AT + 64 * (2 * b + g // 2), _odd(mask_bits(scales, 7)))
-                    scales = shift_right(scales, 3)
-                point = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 7), 8))
-                sign = mask_bits(shift_right_signed(shift_left(upper, 28), 31), _SIGNS)
-                _put_1(or_i32(_points_1(point), sign), panel + b * 512 + g * 128)
-                points, upper = shift_right(points, 8), shift_right(upper, 4)
+            for i in range(2 * b, 2 * b + 2):
+                store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 7)))
+                scales = shift_right(scales, 3)
+            bits = spread(upper, 4)
+            # All signs of a group are its one: bytes of 0 or 255.
+            signs = sign_words(mul_i32(mask_bits(shift_right(bits, 3), 0x01010101), splat_i32(255)))
+            _put_1(_points_1(load_i32(p + b * 64), mask_bits(bits, 0x07070707)), signs, panel + b * 512)
+            upper = shift_right(upper, 16)
 
 
 @inner
@@ -235,24 +224,25 @@ def _put_d_iq1_m(block: int, to: int) -> None:
 
 
 @inner
-def _put_digits(word: Any, count: int, to: int, stride: int) -> None:
-    """Digits of base 3, the first the highest, of bytes that hold them as fractions of 256."""
-    even, odd = mask_bits(word, _EVEN), mask_bits(shift_right(word, 8), _EVEN)
-    for i in range(count):
-        even, odd = add_i32(add_i32(even, even), even), add_i32(add_i32(odd, odd), odd)
-        digits = or_i32(mask_bits(shift_right(even, 8), _EVEN), mask_bits(odd, _ODD))
-        store_i32(to + i * stride, _ternary(digits))
-        even, odd = mask_bits(even, _EVEN), mask_bits(odd, _EVEN)
+def _put_digits(word: Any, to: int, stride: int) -> Any:
+    """Store four digits of base 3 of each byte; return the fifth."""
+    first, second, third, fourth, fifth = base_3_digits(word)
+    store_i32(to, _ternary(first))
+    store_i32(to + stride, _ternary(second))
+    store_i32(to + 2 * stride, _ternary(third))
+    store_i32(to + 3 * stride, _ternary(fourth))
+    return fifth
 
 
 @inner
 def _unpack_tq1_0(p: int, panel: int) -> None:
     """Five digits of 32 and of 16 bytes, four of the last 4 bytes; neighbouring values are in neighbouring bytes."""
     for i in range(8):
-        _put_digits(load_i32(p + i * 64), 5, panel + i * 64, 512)
+        store_i32(panel + 2048 + i * 64, _ternary(_put_digits(load_i32(p + i * 64), panel + i * 64, 512)))
     for i in range(4):
-        _put_digits(load_i32(p + 512 + i * 64), 5, panel + 2560 + i * 64, 256)
-    _put_digits(load_i32(p + 768), 4, panel + 3840, 64)
+        fifth = _put_digits(load_i32(p + 512 + i * 64), panel + 2560 + i * 64, 256)
+        store_i32(panel + 3584 + i * 64, _ternary(fifth))
+    _put_digits(load_i32(p + 768), panel + 3840, 64)
 
 
 @inner

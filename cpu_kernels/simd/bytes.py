@@ -11,7 +11,6 @@ saturate. So there are two kinds of products, which are the same where one instr
   with -128 times the sum of the activations, which takes it away again.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.declarations import define
 from cpu_kernels.isa import POLICY, Isa, emitted_isa
-from cpu_kernels.simd.vectors import I1, I8, I16, I32, I64, call, constant, i32x16, in_parts, join, piece
+from cpu_kernels.simd.vectors import I1, I8, I16, I32, call, constant, i32x16, in_parts, join, piece
 
 PARTIAL_LIMIT = 32767 // (2 * 127)
 BYTE_OFFSET = 0 if POLICY.int16_accumulators else 128
@@ -245,36 +244,3 @@ def byte_values(table: tuple[int, ...]) -> Any:
         return np.array(entries, np.uint8)[nibbles.view(np.uint8)].view(np.int32)
 
     return define("byte_values", [i32x16], i32x16, lambda b, nibbles: look_up(b, entries, nibbles), meaning)
-
-
-def numbers_table(name: str, entries: Callable[[], NDArray[np.uint32]]) -> Any:
-    """An intrinsic found(indices): entry indices[lane] of a table in memory, in each lane.
-
-    entries(): the table, as large as the largest index asks for; called where a kernel is compiled or interpreted.
-    """
-
-    def emit(builder: ir.IRBuilder, indices: ir.Value) -> ir.Value:
-        return _gather(builder, _table(builder, name, entries()), indices)
-
-    return define(name, [i32x16], i32x16, emit, lambda indices: entries()[indices].view(np.int32))
-
-
-def _table(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint32]) -> ir.Value:
-    module = builder.module
-    table = module.globals.get(name)
-    if table is None:
-        type_ = ir.ArrayType(I32, len(entries))
-        table = ir.GlobalVariable(module, type_, name)
-        table.linkage, table.global_constant, table.align = "internal", True, 64
-        table.initializer = ir.Constant(type_, entries.view(np.int32).tolist())
-    return table
-
-
-def _gather(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.Value:
-    """Lane by lane: the instruction that does it is no faster where there is one."""
-    found = ir.Constant(i32x16.llvm, ir.Undefined)
-    for lane in range(16):
-        index = builder.zext(builder.extract_element(indices, I32(lane)), I64)
-        entry = builder.load(builder.gep(table, [I32(0), index], inbounds=True))
-        found = builder.insert_element(found, entry, I32(lane))
-    return found
