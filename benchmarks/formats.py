@@ -40,8 +40,9 @@ SHAPE = Synthetic(
 )
 NATIVE = "native"
 # The least share of reading and of multiplying, by format; formats that are not named here have the last.
-# Lookups in grids cost more than reading does, and bytes of floats more than those of integers.
-FLOORS = {"IQ": (0.2, 0.3), "TQ": (0.5, 0.4), "": (0.6, 0.4)}
+# Lookups in grids cost more than reading does, those in IQ1's of 2,048 points most; NVFP4 adds up activations anew for
+# each sixteen rows, since its scales are for 16 values.
+FLOORS = {"IQ4": (0.6, 0.4), "IQ1": (0.1, 0.3), "IQ": (0.2, 0.3), "TQ": (0.5, 0.4), "NV": (0.6, 0.25), "": (0.6, 0.4)}
 
 
 def write(path: Path, kind: str) -> None:
