@@ -52,7 +52,7 @@ from cpu_kernels.simd.vectors import (
 _INT8_MAX = np.float32(127.0)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _MINUS_LOG2E = np.float32(-math.log2(math.e))
-# GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))); the factor goes into base 2.
+# GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))), with the exponent's factor converted to base 2.
 _GELU_EXPONENT = np.float32(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _GELU_CUBE = np.float32(0.044715)
 _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
@@ -215,7 +215,7 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows and pack them.
 
     Arguments: 0 x, 1 stride in bytes, 2 norm weight or 0, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
-    7 gather: 1 to take the step's wanted rows of x. With one row every thread packs its own copy.
+    7 gather: 1 to pack only the step's wanted rows of x. With one row every thread packs its own copy.
     """
     rows = stage_rows(op, step)
     width = stage_width(op, step)

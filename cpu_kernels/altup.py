@@ -76,8 +76,9 @@ def _predict_samples() -> Iterator[Sample]:
 def predict(op: int, step: int, thread: int, threads: int) -> None:
     """predictions[j] = streams[j] + the sum over i of coefficient[j][i] * streams[i]; x = predictions[0].
 
-    Arguments: 0 streams, 1 bytes from one stream to the next, 2 bytes of a row, 3 streams, 4 k, 5 router, 6 matrix of
-    coefficients [j][i][score], 7 predictions, laid out as the streams, 8 x, 9 its stride, 10 address of epsilon.
+    Arguments: 0 streams, 1 bytes from one stream to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 router,
+    6 matrix of coefficients [j][i][score], 7 predictions, in the streams' layout, 8 x, 9 its stride, 10 address of
+    epsilon.
     """
     plane, stride, streams, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 10))
@@ -142,8 +143,8 @@ def _add_to_others_samples() -> Iterator[Sample]:
 def add_to_others(op: int, step: int, thread: int, threads: int) -> None:
     """streams[j] += RMSNorm(y) * weight for all but the first.
 
-    Arguments: 0 streams, 1 bytes from one to the next, 2 bytes of a row, 3 streams, 4 k, 5 y, 6 its stride, 7 weight,
-    8 address of epsilon.
+    Arguments: 0 streams, 1 bytes from one to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 y, 6 its stride,
+    7 weight, 8 address of epsilon.
     """
     rows, k, normal = stage_rows(op, step), argument(op, 4), scratch(step, thread)
     padded = (k + 15) // 16 * 16
@@ -164,7 +165,7 @@ def _spread_samples() -> Iterator[Sample]:
 def spread(op: int, step: int, thread: int, threads: int) -> None:
     """streams[0] = x, and the other streams are scaled to x's root mean square.
 
-    Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 streams, 6 k.
+    Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 number of streams, 6 k.
     """
     rows, k = stage_rows(op, step), argument(op, 6)
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):

@@ -150,7 +150,7 @@ class _Codegen(codegen.JITCPUCodegen):
     _library_class = _Library
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Functions have no environment of Python objects."""
+        """Do nothing: kernels have no environment of Python objects."""
 
 
 @functools.cache

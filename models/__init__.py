@@ -1,4 +1,4 @@
-"""Architectures: from a GGUF's metadata to the steps that compute the next token's logits."""
+"""Model architectures: from a GGUF file's metadata to the steps that compute the next token's logits."""
 
 from typing import TYPE_CHECKING, Any
 

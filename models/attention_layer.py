@@ -42,7 +42,7 @@ class _HeadRows:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Heads of queries, keys and values."""
+        """Number of query, key and value heads."""
         return self.heads.queries, self.heads.keys, self.heads.keys
 
 
@@ -342,6 +342,6 @@ def _moved(order: NDArray[np.int64], first: int) -> NDArray[np.int64]:
 
 
 def _repeated(heads: int, size: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of a head's rows repeated for all heads."""
+    """The order of one head's rows, repeated for all heads."""
     firsts = np.arange(heads)[:, None] * size
     return np.where(order >= 0, order + firsts, -1).reshape(-1)

@@ -1,11 +1,10 @@
 """Storage of keys and values: a pool of reference-counted pages, and each sequence's page table.
 
-A page number stands for 16 tokens in all layers; cpu_kernels.kv_types defines the layout of a head's page. Pages are
-stored in groups: within a group each KV head of each layer has a contiguous run of pages, so that attention reads long
-streams. Groups are contiguous too, so that a growing pool takes memory from the front, in huge pages. The lowest free
-page is handed out first, so a sequence's pages are mostly contiguous. Layers that share keys and values with an earlier
-one have no pages. If layers differ in head size or number of heads, each kind has its own arrays, and a group is one
-page.
+A page number stands for 16 tokens in all layers; cpu_kernels.kv_types defines the layout of a head's page. Within a
+group of pages each KV head of each layer has a contiguous run, so that attention reads long streams. Groups are
+contiguous too, so that a growing pool takes memory from the front, in huge pages. The lowest free page is handed out
+first, so a sequence's pages are mostly contiguous. Layers that share keys and values with an earlier one have no pages.
+If layers differ in head size or number of heads, each kind has its own arrays, and a group is one page.
 """
 
 import heapq
@@ -67,7 +66,7 @@ class Sequence:
 
     @property
     def pages(self) -> int:
-        """Pages in use."""
+        """Number of pages in use."""
         return -(-self.length // PAGE_TOKENS)
 
 
@@ -75,7 +74,7 @@ class PageStore:
     """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
 
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
-        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
+        """budget_bytes: limits the pool, which takes memory from the system only when pages are first written."""
         self.types = types
         self.bytes_per_token = kv_bytes_per_token(config, types)
         slots = slots_within(config, budget_bytes)
@@ -87,7 +86,7 @@ class PageStore:
         self._group = _GROUP if len(counts) == 1 else 1
         self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
         groups = -(-self.total // self._group)
-        # Keys and values of each kind of layers, or latents, which are both: [group][layer][head][page][...]
+        # Keys and values of each kind of layer (one array for latents, which are both): [group][layer][head][page][...]
         self._kinds = {
             kind: tuple(
                 zeros_from_the_front((groups, counts[kind], kind[0], self._group, layout.page_bytes))
@@ -164,10 +163,7 @@ class PageStore:
         return new + self._last_is_shared(sequence)
 
     def append(self, sequence: Sequence, tokens: int) -> None:
-        """Extend a sequence by `tokens` tokens, copying a shared last page.
-
-        The caller has checked `needed` against `free`.
-        """
+        """Append this many positions, copying a shared last page. The caller has checked `needed` against `free`."""
         if self._last_is_shared(sequence):
             last = sequence.pages - 1
             shared, copy = self._number(sequence, last), self._take()
@@ -222,10 +218,7 @@ class PageStore:
         return self.delta.find(partial(self._number, sequence), length)
 
     def take_back(self, sequence: Sequence, row: int) -> None:
-        """Restore the convolution state after row `row` of the latest step, for a sequence truncated there.
-
-        Does nothing if that state was not kept; `computed` is smaller then.
-        """
+        """Restore the convolution state after row `row` of the latest step, if kept, for a sequence truncated there."""
         last = sequence.pages - 1
         if self.states is None or row >= STATE_ROWS or not sequence.length % PAGE_TOKENS:
             return

@@ -121,7 +121,7 @@ def _check_pieces(fd: int, pieces: Sequence[tuple[int, int, int]]) -> None:
 
 
 class PackedWriter:
-    """Writes a packed file from its beginning to its end. Raises OSError."""
+    """Writes a packed file sequentially. Raises OSError."""
 
     def __init__(self, fd: int) -> None:
         """fd: an empty file, open for writing, which the caller closes."""

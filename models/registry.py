@@ -20,7 +20,7 @@ ARCHITECTURES = _by_name(llama.ARCHITECTURES, gemma.ARCHITECTURES, mixtures.ARCH
 TEXT_ENCODERS: dict[str, Architecture] = {
     name: one for name, one in ARCHITECTURES.items() if name not in _ONLY_WRITING
 } | _by_name(encoders.ARCHITECTURES)
-"""Architectures whose states can be pooled, decoders included."""
+"""Architectures whose states can be pooled: encoders, and decoders without states in slots."""
 
 
 def find_architecture(name: str, among: dict[str, Architecture] = ARCHITECTURES) -> Architecture:

@@ -68,7 +68,7 @@ def query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
 
 
 def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
-    """Raises UnsupportedModelError for a kind that is not known."""
+    """The scaling that the file states. Raises UnsupportedModelError for an unknown kind."""
     metadata, prefix = file.metadata, f"{file.architecture}.rope.scaling"
     kind = metadata.get_str(f"{prefix}.type", "none")
     factor = metadata.get_float(

@@ -49,7 +49,7 @@ def frequencies(
 
 
 def magnitude(scaling: RopeScaling) -> float:
-    """Factor of cosines and sines: YaRN's sharpening, or the one that the file states."""
+    """Factor of cosines and sines: the one that the file states, times YaRN's sharpening."""
     if scaling.kind != "yarn":
         return scaling.attention_factor
     stretch = math.log(max(1.0, scaling.factor))

@@ -65,7 +65,7 @@ def step_fields(
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
-    Call `fetch` and `place` before `run` where the program reads tokens, or keys and values of sequences.
+    Call `fetch` and `place` before `run` if the program reads tokens, or keys and values of sequences.
     """
 
     def __init__(

@@ -216,7 +216,7 @@ class WeightLoader:
             return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
 
         weight_format = WEIGHT_FORMATS["F32" if dtype is np.float32 else "F16"]
-        read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - typed by whom it is given to
+        read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - its types follow from the parameter
         matrix = self._pack_rows(f"{name} turned", weight_format, read, None, k, count, heads)
         self._report(tensor)
         return matrix
@@ -259,7 +259,7 @@ class WeightLoader:
         size = groups * weight_format.group_bytes(k)
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
-        packed = self.packed.get(identity)  # of keys that are values too
+        packed = self.packed.get(identity)  # a key tensor that also serves as value tensor is packed once
         if packed is None:
             ready = self._ready.find(identity, size) if self._ready else None
             packed = self._room(size) if ready is None else ready

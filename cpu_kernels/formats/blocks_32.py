@@ -119,7 +119,7 @@ def row_unpacker(layout: Blocks32) -> Any:
     value, half_bytes, block_bytes = layout.codec.value, layout.half_bytes, layout.nbytes
     scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
     get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, layout.minimum is not None, layout.bias
-    # Signed bytes: in offset binary, or as they are.
+    # Signed bytes may be stored in offset binary.
     sign, bias = (BYTE_OFFSET ^ 128, 128) if layout.codec.is_offset and not layout.codec.table else (0, bias)
 
     @inner
@@ -150,7 +150,7 @@ def _start(layout: Blocks32) -> Any:
 
 
 def tile_adder(layout: Blocks32) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     dot, start_sums = layout.codec.dot(0, 8), _start(layout)
     half_bytes, block_bytes, minima = layout.half_bytes, layout.nbytes, layout.minimum is not None
     scales_at, half_scales, minima_at = 2 * half_bytes, 16 * layout.scale_bytes, layout.minima_at

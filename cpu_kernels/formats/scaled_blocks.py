@@ -222,7 +222,7 @@ def _adder_of_more(layout: ScaledBlocks) -> Any:
 
 
 def tile_adder(layout: ScaledBlocks) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     add = _adder_of_16(layout) if layout.span == 16 else _adder_of_more(layout)
     units, values, half_bytes, block_bytes = layout.units, layout.values, layout.half_bytes, layout.nbytes
     scales_at, second_at = layout.scales_at, 16 if layout.span == 16 else 32

@@ -317,7 +317,7 @@ def minima_factor(layout: SuperBlock) -> Any:
 
 
 def tile_adder(layout: SuperBlock) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     add_products, add_minima = _add_products(layout), minima_adder(layout)
     factor, factor_of_minima = values_factor(layout), minima_factor(layout)
     block_bytes, d_at, minima = layout.nbytes, layout.d_at, layout.minima is not Minima.NONE

@@ -33,7 +33,7 @@ class Character:
 
     @property
     def called(self) -> str:
-        """The character by its kind alone: "the fox"."""
+        """The character named by its kind only: "the fox"."""
         return f"the {self.noun.rsplit(' ', 1)[-1]}" if self.name else self.short
 
     def slots(self, role: str) -> dict[str, str]:

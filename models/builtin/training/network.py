@@ -81,7 +81,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Token ids in, logits of the next token out; the embedding is also the output matrix.
+    """Maps token ids to logits of the next token; the output matrix is tied to the embedding.
 
     Parameters are named as GGUF names tensors.
     """
