@@ -1,7 +1,7 @@
-"""Activations on their way into a matrix product: normalised or gated, then packed in the forms that weights ask for.
+"""Input activations of matrix products: normalised or gated, then packed in the forms that weight formats need.
 
-Quantisation is symmetric to int8 with a scale for 32 values (Q8_0's kin) or 256 (Q8_K's). A row's packed values depend
-on that row alone.
+Quantisation is symmetric to int8 with a scale per 32 values (like Q8_0) or per 256 (like Q8_K). A row's packed values
+depend only on that row.
 """
 
 import math
@@ -52,7 +52,7 @@ from cpu_kernels.simd.vectors import (
 _INT8_MAX = np.float32(127.0)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _MINUS_LOG2E = np.float32(-math.log2(math.e))
-# GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))); the factor goes into base 2.
+# GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))), with the exponent's factor converted to base 2.
 _GELU_EXPONENT = np.float32(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _GELU_CUBE = np.float32(0.044715)
 _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
@@ -75,14 +75,17 @@ GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU, SQUARED
 
 @inner
 def _scale_and_inverse(largest: np.float32) -> tuple[np.float32, np.float32]:
-    """The step of a block whose largest magnitude is given, and its inverse; both show where that is NaN."""
+    """The scale of a block with the given largest magnitude, and its inverse. NaN propagates to both."""
     scale = largest / _INT8_MAX
     return scale, (_ZERO if scale == _ZERO else _ONE / scale)
 
 
 @inner
 def _short_sum(factor: int, values: Any, total: int) -> int:
-    """factor * the sum of sixteen values, which is `total`, as products of their bytes in fours are added."""
+    """factor * total, the sum of sixteen values, in the form in which byte products are accumulated.
+
+    With 16-bit accumulators that is two 16-bit sums in one integer.
+    """
     result = factor * total
     if _SHORT:
         first = factor * sum_first_pairs(values)
@@ -92,7 +95,7 @@ def _short_sum(factor: int, values: Any, total: int) -> int:
 
 @inner
 def _pack_32(source: int, blocks: int, pitch: int, q: int, scales: int, sums: int) -> None:
-    """Blocks of 32 of one row; pitch = 4 * tile width, the distance between a row's neighbouring entries."""
+    """Quantise blocks of 32 of one row. pitch: 4 * tile width, the distance between a row's neighbouring entries."""
     for b in range(blocks):
         x0 = load_f32(source + b * 128)
         x1 = load_f32(source + b * 128 + 64)
@@ -108,7 +111,7 @@ def _pack_32(source: int, blocks: int, pitch: int, q: int, scales: int, sums: in
 
 @inner
 def _pack_256(source: int, blocks: int, pitch: int, q: int, scales: int, pairs: int, sums: int) -> None:
-    """Blocks of 256 of one row. Sums of 32 go in pairs (0,2) (1,3) (4,6) (5,7), as the packed minima of weights do."""
+    """Quantise blocks of 256 of one row. Sums of 32 are paired (0,2) (1,3) (4,6) (5,7), like weights' packed minima."""
     for b in range(blocks):
         largest = zero_i32()
         for g in range(16):
@@ -131,7 +134,7 @@ def _pack_256(source: int, blocks: int, pitch: int, q: int, scales: int, pairs: 
 
 @inner
 def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int, row: int, act: int) -> None:
-    """Pack values first..last-1 (multiples of 256, or the whole row) of one row of k values into its place.
+    """Pack values first..last-1 of one row of k values. Both must be multiples of 256, or span the whole row.
 
     source: address of value `first`.
     """
@@ -191,7 +194,7 @@ def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out:
 
 @inner
 def rows_to_pack(rows: int, width: int, thread: int, threads: int) -> tuple[int, int]:
-    """Rows first..last-1 that a thread packs: whole tiles, or its own copy of the only row."""
+    """Rows first..last-1 that a thread packs: whole tiles, or its own copy of a single row."""
     tiles = (rows + width - 1) // width
     first = share(tiles, thread, threads) * width if rows > 1 else 0
     last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
@@ -212,7 +215,7 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows and pack them.
 
     Arguments: 0 x, 1 stride in bytes, 2 norm weight or 0, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
-    7 gather: 1 to take the step's wanted rows of x. With one row every thread packs its own copy.
+    7 gather: 1 to pack only the step's wanted rows of x. With one row every thread packs its own copy.
     """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
@@ -271,7 +274,7 @@ def _xielu(x: int, factors: int, out: int, n: int) -> None:
 def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
     """out = activation(gate) * up, without up for GELU_ALONE and SQUARED_RELU_ALONE.
 
-    All but ReLU are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x)), and xIELU, for which `up` is the address of its factors.
+    For xIELU, `up` is the address of its factors. All others except ReLU are x / (1 + 2^e(x)) or 1 / (1 + 2^e(x)).
     """
     if kind == XIELU_ALONE:
         _xielu(gate, up, out, n)
@@ -315,7 +318,7 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Pack activation(gate) * up into the shared descriptor.
 
     Arguments: 0 gate, 1 up or the factors of xIELU, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate,
-    7 stride of up, 0 where it is the same. With one row, threads share out its blocks of 256.
+    7 stride of up, 0 for the same stride. With one row, threads divide its blocks of 256.
     """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
@@ -348,7 +351,7 @@ def _activate_samples() -> Iterator[Sample]:
 
 @kernel(_activate_samples)
 def activate(op: int, step: int, thread: int, threads: int) -> None:
-    """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one that has no gate."""
+    """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one without a gate."""
     rows, vectors = stage_rows(op, step), (argument(op, 2) + 15) // 16
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
     for row in range(rows):

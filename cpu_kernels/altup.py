@@ -1,7 +1,7 @@
 """Parallel residual streams (AltUp, Baykal et al., 2023): layers compute with the first, and the others are predicted.
 
-A row's router scores, from its normalised values, say how much of each stream goes into which. Streams lie in planes,
-[stream][row][k]. Threads share out rows; of a single row each thread finds the scores and takes a part of the columns.
+A row's router scores, computed from its normalised values, determine how streams are mixed. Streams are stored as
+[stream][row][k]. Threads divide rows; with a single row each thread computes the scores and a part of the columns.
 """
 
 import math
@@ -19,12 +19,12 @@ from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, stor
 
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _LEAST = np.float32(1e-5)
-"""Mean square of a stream, at least, that is brought to another one's size."""
+"""Lower bound of a stream's mean square when it is scaled to another stream's."""
 
 
 @inner
 def _mean_square(x: int, k: int) -> np.float32:
-    """Of a row whose padding is zero."""
+    """Mean of x^2 over a row whose padding is zero."""
     squares = zero_f32()
     for i in range(0, k, 16):
         squares = fma(load_f32(x + i * 4), load_f32(x + i * 4), squares)
@@ -33,7 +33,7 @@ def _mean_square(x: int, k: int) -> np.float32:
 
 @inner
 def _scores(x: int, router: int, streams: int, k: int, epsilon: np.float32, out: int) -> None:
-    """tanh(router * normalised row); router: a row a stream, with the norm's weights in it."""
+    """out = tanh(router * normalised row). router: one row per stream, multiplied by the norm's weights."""
     row_bytes = (k + 15) // 16 * 64
     factor = np.float32(_ONE / np.float32(math.sqrt(_mean_square(x, k) + epsilon)))
     for m in range(streams):
@@ -46,7 +46,7 @@ def _scores(x: int, router: int, streams: int, k: int, epsilon: np.float32, out:
 
 @inner
 def _mix(matrix: int, row: int, scores: int, streams: int) -> np.float32:
-    """A row of a matrix, [row][stream], times the scores."""
+    """The dot product of a row of a matrix, [row][stream], and the scores."""
     total = _ZERO
     for m in range(streams):
         total += get_f32(matrix + 4 * (row * streams + m)) * get_f32(scores + 4 * m)
@@ -76,8 +76,9 @@ def _predict_samples() -> Iterator[Sample]:
 def predict(op: int, step: int, thread: int, threads: int) -> None:
     """predictions[j] = streams[j] + the sum over i of coefficient[j][i] * streams[i]; x = predictions[0].
 
-    Arguments: 0 streams, 1 bytes from one stream to the next, 2 bytes of a row, 3 streams, 4 k, 5 router, 6 matrix of
-    coefficients [j][i][score], 7 predictions, laid out as the streams, 8 x, 9 its stride, 10 address of epsilon.
+    Arguments: 0 streams, 1 bytes from one stream to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 router,
+    6 matrix of coefficients [j][i][score], 7 predictions, in the streams' layout, 8 x, 9 its stride, 10 address of
+    epsilon.
     """
     plane, stride, streams, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 10))
@@ -113,9 +114,9 @@ def _correct_samples() -> Iterator[Sample]:
 def correct(op: int, step: int, thread: int, threads: int) -> None:
     """streams[j] = predictions[j] + (1 + coefficient[j]) * (x - predictions[0]); gated = streams[0] * weight.
 
-    Arguments: 0 x, what layers made of the first prediction, 1 its stride, 2 predictions, 3 bytes from one stream to
-    the next, 4 bytes of a row, 5 streams, 6 k, 7 router, 8 matrix of coefficients [j][score], 9 streams, 10 gated, 11
-    its stride, 12 weight, 13 address of epsilon.
+    Arguments: 0 x, the layer's output for the first prediction, 1 its stride, 2 predictions, 3 bytes from one stream to
+    the next, 4 bytes of a row, 5 number of streams, 6 k, 7 router, 8 matrix of coefficients [j][score], 9 streams, 10
+    gated, 11 its stride, 12 weight, 13 address of epsilon.
     """
     plane, stride, streams, k = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 13))
@@ -142,8 +143,8 @@ def _add_to_others_samples() -> Iterator[Sample]:
 def add_to_others(op: int, step: int, thread: int, threads: int) -> None:
     """streams[j] += RMSNorm(y) * weight for all but the first.
 
-    Arguments: 0 streams, 1 bytes from one to the next, 2 bytes of a row, 3 streams, 4 k, 5 y, 6 its stride, 7 weight,
-    8 address of epsilon.
+    Arguments: 0 streams, 1 bytes from one to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 y, 6 its stride,
+    7 weight, 8 address of epsilon.
     """
     rows, k, normal = stage_rows(op, step), argument(op, 4), scratch(step, thread)
     padded = (k + 15) // 16 * 16
@@ -162,9 +163,9 @@ def _spread_samples() -> Iterator[Sample]:
 
 @kernel(_spread_samples)
 def spread(op: int, step: int, thread: int, threads: int) -> None:
-    """streams[0] = x, and the others become as large as x.
+    """streams[0] = x, and the other streams are scaled to x's root mean square.
 
-    Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 streams, 6 k.
+    Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 number of streams, 6 k.
     """
     rows, k = stage_rows(op, step), argument(op, 6)
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
@@ -186,10 +187,10 @@ def _merge_samples() -> Iterator[Sample]:
 
 @kernel(_merge_samples)
 def merge(op: int, step: int, thread: int, threads: int) -> None:
-    """x = the mean of the first stream and of the others, brought to its size.
+    """x = the mean of the first stream and of the others, scaled to the first one's root mean square.
 
-    Arguments: 0 x, 1 its stride, 2 the first stream, 3 others, the first of which does not count, 4 bytes from one to
-    the next, 5 bytes of a row, 6 streams, 7 k.
+    Arguments: 0 x, 1 its stride, 2 the first stream, 3 the other streams, as an array whose first stream is ignored,
+    4 bytes from one to the next, 5 bytes of a row, 6 number of streams, 7 k.
     """
     rows, streams, k = stage_rows(op, step), argument(op, 6), argument(op, 7)
     share_of_one = splat_f32(np.float32(_ONE / np.float32(streams)))
@@ -217,7 +218,7 @@ def _keep_largest_samples() -> Iterator[Sample]:
 def keep_largest(op: int, step: int, thread: int, threads: int) -> None:
     """x = max(0, x - (mean + deviations * standard deviation)), by row.
 
-    Arguments: 0 x, 1 stride, 2 values of a row, 3 address of how many deviations.
+    Arguments: 0 x, 1 stride, 2 values of a row, 3 address of the number of deviations.
     """
     rows, k = stage_rows(op, step), argument(op, 2)
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):

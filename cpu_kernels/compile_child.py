@@ -1,7 +1,7 @@
-"""What a child process of cpu_kernels.compile_children does: compile kernels, check them, and send the code back.
+"""The child process of cpu_kernels.compile_children: compiles kernels, checks them, and sends the code back.
 
 A request is a line on standard input: a module and the name of a kernel that importing it declares. The reply is a line
-of JSON and, where that says so, the bytes of an object file.
+of JSON, followed by the object file if the JSON has its number of bytes.
 """
 
 import gc
@@ -27,20 +27,19 @@ from cpu_kernels.kv_types import KVType
 from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
-# Objects after which Python looks for garbage: more than a kernel takes, since looking is a tenth of compiling it.
+# Garbage collection threshold in objects: more than compiling a kernel creates, since collecting costs a tenth of it.
 _GARBAGE = 500_000
 log = logging.getLogger("localllm.kernels")
 
 
 class _WrongKernelError(Exception):
-    """A build that computes something else than its source says."""
+    """A build whose results differ from its source's."""
 
 
 def build(kernel: Kernel) -> CachedKernel | None:
     """Compile a kernel and check it on its samples.
 
-    Where a build computes something else than its source says, one without this processor's own instructions takes its
-    place. None where that is wrong too.
+    If the build is wrong, build again without this processor's special instructions. Returns None if that is wrong too.
     """
     for target in (TARGET, plain_target(Isa.PORTABLE)):
         try:
@@ -54,7 +53,7 @@ def build(kernel: Kernel) -> CachedKernel | None:
 
 
 def _check(kernel: Kernel, code: bytes) -> None:
-    """Load the code and raise _WrongKernelError where it computes something else than the source on a sample."""
+    """Load the code; raise _WrongKernelError if its results differ from the source's on any sample."""
     compiled = kernel.entry(load_object(code, kernel.symbol))
     if kernel.samples is not None and differing(kernel.samples(), compiled, kernel.function):
         raise _WrongKernelError(
@@ -64,9 +63,9 @@ def _check(kernel: Kernel, code: bytes) -> None:
 
 def serve() -> None:
     """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide about
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed is no reply
+    os.dup2(2, 1)  # other output must not mix with replies
     for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
         attention.attention_kernel(keys, values, group)
     gc.freeze()

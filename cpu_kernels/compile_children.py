@@ -1,8 +1,8 @@
 """Child processes that compile kernels (see cpu_kernels.compile_child).
 
-LLVM aborts the process where one of its assertions fails, and a kernel that was compiled wrong may crash while it is
-checked. So nothing is compiled in the process that serves or chats. Several children also compile side by side, which
-Numba and LLVM cannot do in one process.
+LLVM aborts the process if one of its assertions fails, and a miscompiled kernel may crash while it is checked. So the
+process that serves or chats compiles nothing itself. Children also compile in parallel, which Numba and LLVM cannot do
+within one process.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory, write_kernel
 
 CompileProgress = Callable[[int, int], None]
-"""Called with kernels done and kernels in all; may raise to end the compilation."""
+"""Called with the number of finished kernels and the total; may raise to cancel."""
 
 # Importing Numba takes a child as long as compiling two kernels.
 _KERNELS_PER_CHILD = 3
@@ -33,7 +33,7 @@ log = logging.getLogger("localllm.kernels")
 
 
 class KernelError(Exception):
-    """A kernel that could not be compiled, or of which no build computes what its source says."""
+    """A kernel that could not be compiled, or of which every build gives wrong results."""
 
 
 class _Child:
@@ -75,7 +75,7 @@ class _Child:
         return CachedKernel(code, reply["portable"])
 
     def _end(self) -> str:
-        """How the process ended, and its last words."""
+        """How the process ended, and the last line of its error output."""
         code = self._process.wait()
         self._errors.seek(-min(4096, self._errors.seek(0, os.SEEK_END)), os.SEEK_END)
         words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
@@ -90,7 +90,7 @@ class _Child:
 
 
 class _Pool:
-    """Children. Those that are idle wait a few seconds for the next kernels."""
+    """A pool of children. Idle ones are kept for a few seconds for the next kernels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class _Pool:
 
     @contextlib.contextmanager
     def take(self, count: int) -> Iterator[list[_Child]]:
-        """Some children, idle ones first. They are idle again afterwards, or killed where something is raised."""
+        """Lend `count` children, idle ones first. Afterwards they are idle again, or killed if the body raised."""
         with self._lock:
             children, self._idle = self._idle[:count], self._idle[count:]
         try:
@@ -118,7 +118,7 @@ class _Pool:
             self._timer.start()
 
     def end_idle(self) -> None:
-        """End the children that are idle."""
+        """Kill all idle children."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
@@ -132,10 +132,10 @@ atexit.register(POOL.end_idle)
 def compile_in_children(
     kernels: Sequence[tuple[str, str]], done: Callable[[int], None] = lambda done: None
 ) -> dict[str, CachedKernel]:
-    """Compile kernels, and keep each in the cache as soon as it is compiled.
+    """Compile kernels, and write each to the cache as soon as it is compiled. Returns them by name.
 
-    kernels: a module and the name of a kernel that it declares. done(number of kernels that are compiled) may raise to
-    end it; the children are killed then. Raises KernelError.
+    kernels: (module, name of a kernel that it declares) each. done: called with the number of compiled kernels; it may
+    raise to cancel, which kills the children. Raises KernelError.
     """
     queue, built, errors = deque(kernels), dict[str, CachedKernel](), list[BaseException]()
 

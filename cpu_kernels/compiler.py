@@ -1,10 +1,9 @@
-"""Compiling kernels with Numba: what a declaration becomes for it, and a function becomes as machine code.
+"""Compiles kernels with Numba: converts declarations to Numba's types, and functions to machine code.
 
-Imported only where a kernel is not in the cache. Numba turns each function into LLVM's intermediate code and no
-further. All functions that a kernel calls are linked first and optimised once: Numba would optimise and compile each of
-them alone and link what is left after that, where addresses may have become offsets from null, which LLVM then takes
-for undefined behaviour and removes. Compiled code holds no reference to the interpreter: kernels have no Python
-objects and never raise.
+Imported only if a kernel is not in the cache. Numba only lowers each function to LLVM IR. All functions that a kernel
+calls are linked first and then optimised once. Numba itself would optimise and compile each function alone and link the
+results; by then addresses may have become offsets from null, which LLVM treats as undefined behaviour and removes.
+Compiled code holds no reference to the interpreter: kernels have no Python objects and never raise.
 """
 
 import functools
@@ -29,7 +28,7 @@ from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
 from cpu_kernels.loader import SYMBOLS
 
 _OPTIMISATION = 3
-# What would let LLVM assume, or what it leaves after it has assumed, that a path is never taken.
+# Code that lets LLVM assume that a path is never taken, or that shows that it did.
 _UNDEFINED = re.compile(
     r"getelementptr [^\n]*ptr null\b|(?:load|store) [^\n]*, ptr null\b|inttoptr \(i64 \d+ to ptr\)"
     r"|^ *unreachable|@llvm\.(?:ubsan)?trap",
@@ -38,11 +37,11 @@ _UNDEFINED = re.compile(
 
 
 class CompileError(Exception):
-    """A function whose compiled code would be undefined."""
+    """A function whose compiled code has undefined behaviour, or calls unknown functions."""
 
 
 class _VectorType(types.Type):
-    """Numba type of a vector, which lives in registers as the LLVM vector itself."""
+    """Numba type of a vector, represented by the LLVM vector itself."""
 
     def __init__(self, kind: Vector) -> None:
         self.llvm = kind.llvm
@@ -57,7 +56,7 @@ class _VectorModel(models.PrimitiveModel):
 
 @functools.cache
 def _numba(kind: Kind | TupleOf) -> Any:
-    """Numba's type for one of ours."""
+    """Numba's type for a declared one."""
     if isinstance(kind, TupleOf):
         return types.containers.UniTuple(_numba(kind.kind), kind.count)
     return _VectorType(kind) if isinstance(kind, Vector) else getattr(types, kind.name)
@@ -68,7 +67,7 @@ def _is_tuple(type_: Any) -> bool:
 
 
 def _emitter(declared: Intrinsic) -> Callable[..., Any]:
-    """What Numba calls to write an intrinsic's instructions."""
+    """The function that Numba calls to write an intrinsic's instructions."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Sequence[ir.Value]) -> ir.Value:
         values: list[Any] = []
@@ -108,7 +107,7 @@ def _intrinsic_type(declared: Intrinsic) -> Any:
             returned = _numba(result(*counts))
         return signature(returned, *kinds), emit
 
-    # Numba reads the number of arguments off the typer.
+    # Numba takes the number of arguments from the typer's signature.
     kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, ["context", *(f"value_{i}" for i in range(declared.arity))]
     vars(typer)["__signature__"] = inspect.Signature([inspect.Parameter(each, kind) for each in names])
     template = make_intrinsic_template(declared, typer, declared.name, prefer_literal=bool(declared.literals))
@@ -121,13 +120,13 @@ def _type_of_intrinsic(declared: Intrinsic, _context: Any) -> Any:
 
 
 class _Library(codegen.CPUCodeLibrary):
-    """A function as unoptimised intermediate code, and the libraries of what it calls."""
+    """A function as unoptimised LLVM IR, and the libraries of the functions it calls."""
 
     def _optimize_functions(self, module: Any) -> None:
         module.data_layout = self._codegen._data_layout
 
     def add_linking_library(self, library: Any) -> None:
-        # Numba's runtime, which every function would be linked with, counts references; there are none.
+        # Skip Numba's runtime, which is linked to every function: it counts references, and kernels have none.
         if isinstance(library, _Library):
             self._linking_libraries.append(library)
 
@@ -135,11 +134,11 @@ class _Library(codegen.CPUCodeLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Where the function begins: nowhere, since it is part of a kernel."""
+        """Return 0: the function has no address of its own, since it is part of a kernel."""
         return 0
 
     def all(self, seen: set[Any]) -> Iterator[Any]:
-        """This library and all that it calls, each once."""
+        """This library and all libraries that it calls, each once."""
         if self not in seen:
             seen.add(self)
             yield self
@@ -151,12 +150,12 @@ class _Codegen(codegen.JITCPUCodegen):
     _library_class = _Library
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Functions have no environment of Python objects."""
+        """Do nothing: kernels have no environment of Python objects."""
 
 
 @functools.cache
 def _context() -> Any:
-    """Numba's context for the CPU, with libraries of our own."""
+    """Numba's context for the CPU, with our own code library class."""
     context = cpu_target.target_context
     context.refresh()
     context._internal_codegen = _Codegen("kernels")
@@ -172,7 +171,7 @@ class InnerType(types.Callable, types.Opaque):
         super().__init__(f"{function.__module__}.{function.__qualname__} at {id(function)} for {isa}")
 
     def get_call_type(self, context: Any, args: tuple[Any, ...], kws: Mapping[str, Any]) -> Any:
-        """The signature of a call; literals are taken as any value of their type."""
+        """The signature of a call; literals are treated as plain values of their type."""
         if kws:
             raise TypeError(f"{self.name}: compiled functions take arguments by position")
         kinds = tuple(unliteral(arg) for arg in args)
@@ -188,7 +187,7 @@ class InnerType(types.Callable, types.Opaque):
         return list(self._signatures.values()), False
 
     def get_impl_key(self, sig: Any) -> Any:
-        """What a signature's implementation is filed under."""
+        """The key of a signature's implementation."""
         return self, sig.args
 
 
@@ -206,7 +205,7 @@ def _type_of_inner(declared: Inner, _context: Any) -> Any:
 
 
 def _lowered(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
-    """Numba's compilation of a function, up to intermediate code."""
+    """Numba's compilation of a function, up to LLVM IR."""
     flags = compiler.Flags()
     cpu_target.options.parse_as_flags(flags, {"error_model": "numpy", "fastmath": False, "nogil": True})
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
@@ -215,7 +214,7 @@ def _lowered(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -
 
 
 def _module(function: Callable[..., Any], symbol: str) -> Any:
-    """A kernel and all that it calls as one module, whose only function for others is `symbol`."""
+    """A kernel and all functions that it calls as one module, whose only exported function is `symbol`."""
     context = _context()
     lowered = _lowered(function, (types.intp,) * 4, types.void)
     native = lowered.fndesc
@@ -232,7 +231,7 @@ def _module(function: Callable[..., Any], symbol: str) -> Any:
         module.link_in(library._final_module, preserve=True)
     for function_ in module.functions:
         if not function_.is_declaration:
-            # An address that happens to be 0 is then an address like any other.
+            # Makes LLVM treat address 0 like any other address.
             function_.add_function_attribute("null_pointer_is_valid")
             if function_.name != symbol:
                 function_.linkage = "internal"
@@ -247,7 +246,7 @@ def _module(function: Callable[..., Any], symbol: str) -> Any:
 def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str, target: Target) -> bytes:
     """Compile a function with the kernel signature; return an object file whose `symbol` is its C function.
 
-    Raises CompileError where the optimised code would be undefined.
+    Raises CompileError if the optimised code has undefined behaviour, or calls other functions than those allowed.
     """
     with emitting(target.isa):
         module = _module(function, symbol)
@@ -272,7 +271,7 @@ def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str, 
 
 
 def _called(code: bytes) -> set[str]:
-    """Symbols that an ELF object file needs from elsewhere (see elf(5)); of others, the linker has to tell."""
+    """Undefined symbols of an ELF object file (see elf(5)). Empty for other formats, which the linker checks."""
     sections = {section.name(): section.data() for section in binding.ObjectFileRef.from_data(code).sections()}
     names = sections.get(b".strtab", b"")
     kind = [("name", "<u4"), ("kind", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]

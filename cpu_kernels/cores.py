@@ -1,6 +1,6 @@
-"""The processor's name, and how many threads are worth starting on it.
+"""The processor's name, and the number of threads worth starting on it.
 
-That is as many as this process has cores, not hyper-threads, less what its control groups allow.
+That is the number of cores (not hyper-threads) that this process may use, limited by its control groups' CPU quota.
 """
 
 import math
@@ -15,20 +15,20 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, each counted once however many hyper-threads it has.
+    """Number of cores that this process may use, not counting hyper-threads.
 
-    Matrix products keep a core's units busy alone; a second thread on it would only wait for them.
+    One thread of matrix products saturates a core; a second thread on it would only wait.
     """
     return min(_distinct_cores(_affinity()), _allowed())
 
 
 def usable_processors() -> int:
-    """Threads that can run at the same time at all: hyper-threads count. More would wait for each other's turn."""
+    """The most threads that can run at the same time, hyper-threads included."""
     return min(len(_affinity()), _allowed())
 
 
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:
-    """The processor's model, as the system calls it."""
+    """The processor's model name, as reported by the system."""
     if cpu_info.is_file():
         for line in cpu_info.read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -43,7 +43,7 @@ def _affinity() -> set[int]:
 
 
 def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
-    """Cores behind some processors; where the system does not tell which share one, at most those of the machine."""
+    """Cores of these logical processors; at most all of the machine's if the system does not report siblings."""
     siblings = set()
     for processor in processors:
         try:
@@ -56,6 +56,6 @@ def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
 
 
 def _allowed() -> int:
-    """Whole cores' worth of time that the control groups of this process allow, at least one."""
+    """The CPU quota of this process's control groups in whole cores, at least one."""
     quota = processor_quota()
     return len(_affinity()) if quota == math.inf else max(1, math.floor(quota))

@@ -1,11 +1,11 @@
-"""What kernels are made of, declared before there is a compiler: types, intrinsics, and functions of them.
+"""The elements of kernels, declared without importing a compiler: types, intrinsics, and functions that use them.
 
-Importing Numba takes longer than loading compiled kernels. So modules declare what they need with these few classes at
-import, and cpu_kernels.compiler turns them into Numba's own where something is compiled.
+Importing Numba takes longer than loading compiled kernels. So modules declare what they need with these few classes,
+and cpu_kernels.compiler converts the declarations to Numba's types only when something is compiled.
 
-An intrinsic has an emitter, which writes LLVM instructions, and a meaning, which computes the same in Python. Called
-from Python it computes, so that every kernel also runs as the Python function that it is: slowly, and without the
-compiler. That is the reference which compiled kernels are compared with (cpu_kernels.self_check).
+An intrinsic has an emitter, which writes LLVM instructions, and a meaning, which computes the same in Python. A call
+from Python runs the meaning, so every kernel also runs as a plain Python function: slowly, and without the compiler.
+That is the reference for checking compiled kernels (cpu_kernels.self_check).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class Kind:
-    """A type, by Numba's name for it."""
+    """A type, identified by Numba's name for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,12 +47,12 @@ Result = Kind | int | Callable[..., TupleOf] | None
 
 @dataclass(frozen=True, eq=False)
 class Intrinsic:
-    """An operation of LLVM instructions; see the module's docstring.
+    """An operation made of LLVM instructions; see the module's docstring.
 
-    emit(builder, *values) writes the instructions and returns the result's value. Tuples come to it, and go from it, as
-    lists of their members; literals as Python integers. arguments: the types, None for those of each call. result: the
-    type, or the index of the argument that has it, or a function of the number of each argument's members (a literal's
-    value). literals: indices of arguments that must be literals.
+    emit(builder, *values) writes the instructions and returns the result's value. Tuples are passed and returned as
+    lists of their members, literals as Python integers. arguments: their types, None to take those of each call.
+    result: the type, or the index of the argument that has it, or a function of each argument's number of members (of a
+    literal: its value). literals: indices of arguments that must be literals.
     """
 
     name: str
@@ -78,7 +78,7 @@ def define(
 def operation(
     meaning: Callable[..., Any], result: Result = None, literals: Sequence[int] = ()
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that makes an intrinsic of an emitter. result: as Intrinsic has it, None for nothing."""
+    """Decorator that turns an emitter into an intrinsic. result: as for Intrinsic; None for no result."""
 
     def declare(emit: Callable[..., Any]) -> Any:
         return Intrinsic(emit.__name__, emit, meaning, emit.__code__.co_argcount - 1, None, result, literals)
@@ -87,7 +87,7 @@ def operation(
 
 
 class Inner:
-    """A function that only compiled functions call; called from Python, it runs as the Python function that it is."""
+    """A function that only compiled functions call; called from Python, it runs as a plain Python function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__name__ = function.__name__

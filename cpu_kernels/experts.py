@@ -1,7 +1,7 @@
-"""Mixtures of experts: choosing experts for each row, gathering rows by expert, and adding their answers up.
+"""Mixtures of experts: choosing experts for each row, gathering rows by expert, and summing the experts' outputs.
 
-A slot is a (row, expert) pair. Slots stand in order of expert and then of row, and each expert's begin at a tile's
-first lane, so that products run tile by tile with one expert's weights.
+A slot is a (row, expert) pair. Slots are ordered by expert, then by row, and each expert's slots start at the first
+lane of a tile, so that each tile is multiplied with one expert's weights.
 """
 
 import math
@@ -55,14 +55,14 @@ def _weigh_all(scores: int, experts: int, sigmoid: int) -> np.float32:
 
 @inner
 def _preference(weights: int, total: np.float32, biases: int, expert: int) -> np.float32:
-    """What experts are chosen by: their weights, which with biases are shares of a total."""
+    """The value by which experts are chosen: the weight, or with biases its share of the total plus the bias."""
     weight = get_f32(weights + 4 * expert)
     return weight / total + get_f32(biases + 4 * expert) if biases != 0 else weight
 
 
 @inner
 def _group_score(weights: int, first: int, size: int, total: np.float32, biases: int) -> np.float32:
-    """What a group of experts is chosen by: the sum of its two largest preferences."""
+    """The value by which groups of experts are chosen: the sum of a group's two largest preferences."""
     best, second = _LOWEST, _LOWEST
     for e in range(first, first + size):
         value = _preference(weights, total, biases, e)
@@ -75,9 +75,9 @@ def _group_score(weights: int, first: int, size: int, total: np.float32, biases:
 
 @inner
 def _leave_groups_out(weights: int, size: int, groups: tuple[int, int], total: np.float32, biases: int) -> None:
-    """Make the weights of all groups but the best (the first among equals) so low that none is chosen.
+    """Set the weights of all groups but the best ones to _LOWEST, so that none of their experts is chosen.
 
-    groups: how many there are, each of `size` experts, and how many are used.
+    Among equals, the first groups are kept. groups: number of groups of `size` experts, and how many are used.
     """
     count, used = groups
     for _ in range(count - used):
@@ -104,10 +104,11 @@ def _choose(
     scale: np.float32,
     scales: int,
 ) -> None:
-    """The `used` experts that are preferred (the lower index first among equals) and their weights.
+    """Write the `used` experts with the highest preference (the lower index among equals) and their weights.
 
-    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. groups: how many there
-    are, and how many are used. scales: each expert's factor, beside the one of all, or 0. Scores are overwritten.
+    how: (normalise, sigmoid, address of biases or 0); normalise divides by the sum of the chosen weights. groups:
+    number of groups, and how many are used. scales: address of a factor per expert, in addition to `scale`, or 0.
+    Scores are overwritten.
     """
     normalise, sigmoid, biases = how
     total = _weigh_all(scores, experts, sigmoid)
@@ -127,7 +128,7 @@ def _choose(
         put_f32(scores + 4 * best, _LOWEST)
     if normalise != 0:
         divisor = max(kept, _LEAST_SUM)
-    # A score that is NaN makes the total NaN, and all weights with it.
+    # If any score is NaN, so is the total, and this makes all weights NaN.
     divisor += total - total
     for i in range(used):
         factor = scale
@@ -150,13 +151,13 @@ def _route_samples() -> Iterator[Sample]:
 
 @kernel(_route_samples)
 def route(op: int, step: int, thread: int, threads: int) -> None:
-    """Choose experts and lay out slots, on one thread; sets the step's expert rows.
+    """Choose experts and assign slots, on one thread; sets the step's number of expert rows.
 
     Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
     scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
     choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch),
-    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0, 13 each
-    expert's factor or 0, 14 equal groups of experts, 15 groups that a row's experts come from.
+    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases for choosing or 0, 13 a factor
+    per expert or 0, 14 number of equal groups of experts, 15 groups from which a row's experts are chosen.
     """
     if thread != 0:
         return
@@ -208,7 +209,7 @@ def _expert_pack_samples() -> Iterator[Sample]:
 def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise the row of each slot and pack it.
 
-    Arguments: 0 x, 1 stride in bytes, 2 norm weight, or 0 to pack rows as they are, 3 k, 4 forms, 5 descriptors,
+    Arguments: 0 x, 1 stride in bytes, 2 norm weight, or 0 to pack rows unnormalised, 3 k, 4 forms, 5 descriptors,
     6 address of epsilon, 7 row of a slot.
     """
     slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
@@ -236,7 +237,7 @@ def combine(op: int, step: int, thread: int, threads: int) -> None:
     """x[row] += sum over the row's choices of weight * y[slot], or x[row] = this sum.
 
     Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice,
-    8 whether x is only written.
+    8 whether x is overwritten instead of added to.
     """
     rows, used = field(step, _ALL_ROWS), argument(op, 5)
     vectors = (argument(op, 4) + 15) // 16

@@ -1,8 +1,8 @@
-"""Compiled entry points: how they are declared, compiled on first use, and loaded from the cache on disk.
+"""Kernels, the compiled entry points: declared, compiled on first use, and loaded from the cache on disk.
 
-Every kernel has one signature, kernel(op, step, thread, threads): two addresses of records of 64-bit integers (see
-cpu_kernels.records) and who is calling. A program is then a table of addresses, and Python's cost is one call a step.
-Kernels hold no Python object and never raise; all bounds are checked before a step.
+Every kernel has the same signature, kernel(op, step, thread, threads): two addresses of records of 64-bit integers (see
+cpu_kernels.records), the calling thread's index, and the number of threads. So a program is a table of addresses, and
+Python makes one call per step. Kernels hold no Python object and never raise; all bounds are checked before a step.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ _declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
 
 
 class Kernel:
-    """A function with the kernel signature, compiled when its address is first asked for.
+    """A function with the kernel signature, compiled when its address is first needed.
 
     name must be unique among all kernels: it is the key in the cache. Importing the function's module, or the table of
-    formats, must declare it: kernels are compiled by child processes. samples(): small arguments on which the compiled
-    kernel is held against its source before it is used; None for one that has no result, or meets other threads.
+    formats, must declare the kernel, since child processes compile it. samples(): small arguments on which the compiled
+    kernel is compared with its source before it is used; None for one without a result, or that waits for threads.
     """
 
     def __init__(self, function: Callable[[int, int, int, int], None], name: str, samples: Samples = None) -> None:
@@ -45,44 +45,44 @@ class Kernel:
 
     @staticmethod
     def entry(address: int) -> Callable[[int, int, int, int], None]:
-        """Compiled code as a Python function, which releases the interpreter's lock."""
+        """Compiled code as a Python function that releases the GIL."""
         return _PROTOTYPE(address)
 
     def load(self) -> bool:
-        """Load from the cache, unless that is done; whether there is an address now."""
+        """Load from the cache unless already loaded; return whether the kernel has an address now."""
         if self._address is None and (cached := read_kernel(self.name)) is not None:
             self.from_cache = True
             self.use(cached)
         return self._address is not None
 
     def use(self, built: CachedKernel) -> None:
-        """Take compiled code. Raises LoadError."""
+        """Load compiled code into this process. Raises LoadError."""
         self._address = load_object(built.code, self.symbol)
         if built.portable:
             log.warning("kernel %s is a portable one, which is slower: see localllm doctor", self.name)
 
     @property
     def address(self) -> int:
-        """Address of the compiled code; compiles on first use. Raises KernelError."""
+        """Address of the compiled code. Compiles on first use; raises KernelError if that fails."""
         if self._address is None:
             compile_all([self])
         assert self._address is not None
         return self._address
 
     def __call__(self, op: int, step: int, thread: int, threads: int) -> None:
-        """Run on this thread, without the interpreter's lock."""
+        """Run on this thread, without the GIL."""
         if self._entry is None:
             self._entry = self.entry(self.address)
         self._entry(op, step, thread, threads)
 
 
 def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = None) -> None:
-    """Load kernels from the cache, or compile them, which takes seconds at worst.
+    """Load kernels from the cache, or compile them, which may take seconds.
 
-    progress may raise to end it: what was finished stays in the cache. Raises KernelError.
+    progress may raise to cancel; finished kernels stay in the cache. Raises KernelError.
     """
     missing = [kernel for kernel in kernels if not kernel.load()]
-    # Attention takes as long as all others together.
+    # Start attention first: it takes as long as all others together.
     missing.sort(key=lambda kernel: not kernel.name.startswith("attention."))
     ready = len(kernels) - len(missing)
 
@@ -98,12 +98,12 @@ def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = No
 
 
 def find_kernel(name: str) -> Kernel:
-    """The kernel of this name. Raises KeyError where no module that was imported declares it."""
+    """The kernel of this name. Raises KeyError if no imported module declares it."""
     return _declared[name]
 
 
 def kernel(samples: Samples = None) -> Callable[[Callable[[int, int, int, int], None]], Kernel]:
-    """Declare a module's function as a kernel; samples: as Kernel has them."""
+    """Decorator that declares a module's function as a kernel. samples: as for Kernel."""
 
     def declare(function: Callable[[int, int, int, int], None]) -> Kernel:
         return Kernel(function, f"{function.__module__.removeprefix('cpu_kernels.')}.{function.__name__}", samples)

@@ -1,11 +1,11 @@
-"""Compiled kernels on disk: where they are, who is trusted, and how damage is noticed.
+"""The on-disk cache of compiled kernels: its location, ownership checks, and detection of damage.
 
-A kernel is a file: SHA-256 of what follows, and an object file. Its folder is named by everything that its code depends
-on, so that nothing in it can be out of date; `portable` ones replace kernels that this processor computes wrong. Beside
-them is what was measured of them (cpu_kernels.tuning), in a file of the same kind.
+A kernel is a file: SHA-256 of the rest, and an object file. Its folder is named by a hash of everything that the code
+depends on, so its content is never out of date; `portable` kernels replace ones that give wrong results on this
+processor. Measurements of the kernels (cpu_kernels.tuning) are stored beside them, in the same kind of file.
 
-The folders are ours alone: below the user's cache folder, or in one of our own inside the folder that a variable names.
-Only what is recognised there is ever removed.
+Folders are used by localllm only: below the user's cache folder, or in localllm's folder inside the one that the
+environment variable names. Only recognised files are ever removed.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ log = logging.getLogger("localllm.kernels")
 
 @dataclass(frozen=True)
 class CachedKernel:
-    """An object file. portable: it replaces a build for this processor that computed something else than its source."""
+    """An object file. portable: it replaces a build for this processor that gave wrong results."""
 
     code: bytes
     portable: bool = False
@@ -47,7 +47,7 @@ class CachedKernel:
 
 @functools.cache
 def _fingerprint() -> str:
-    """Hash of everything that compiled code depends on: our sources, the compilers and their options, the target."""
+    """Hash of everything that compiled code depends on: sources, compilers and their options, target."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
@@ -64,7 +64,7 @@ def _fingerprint() -> str:
 
 
 def cache_root() -> Path:
-    """Folder of all of this user's compiled kernels, a folder in it for each processor and version of the sources."""
+    """Folder of all of this user's compiled kernels, with a subfolder per processor and version of the sources."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named) / _OWN_FOLDER if named else Path(platformdirs.user_cache_dir("localllm")) / "kernels"
 
@@ -75,16 +75,16 @@ def cache_directory() -> Path:
 
 
 def portable_kernels() -> list[str]:
-    """Names of kernels in use that had to be built without what this processor has beyond a plain one."""
+    """Names of kernels that had to be built without this processor's special instructions."""
     ending = _PORTABLE + SUFFIX
     return sorted(path.name.removesuffix(ending) for path in cache_directory().glob(f"*{ending}"))
 
 
 def _remove_unused() -> None:
-    """Remove folders of kernels that no process has begun to use for a month.
+    """Remove folders of kernels that no process has opened for a month.
 
-    A folder is one of ours if it has such a name, belongs to this user and holds kernels alone; anything else is left
-    as it is. Files are removed by the names that were looked at, in the folder that was looked at.
+    A folder is recognised by its name, if it belongs to this user and holds only cache files; anything else is left
+    alone. Files are removed by the names that were checked, through the folder that was opened and checked.
     """
     root = cache_root()
     oldest = time.time() - _KEPT_SECONDS
@@ -112,16 +112,16 @@ def _is_ours(folder: int, name: str) -> bool:
 
 @functools.cache
 def _usable_folder() -> int | None:
-    """Open the folder, made for this user alone; None where it cannot be used (then kernels compile every time).
+    """Open the folder, creating it for this user only; None if it is unusable (then kernels compile at every start).
 
-    All access goes through what was opened and checked here, whatever its path leads to afterwards.
+    All access goes through the folder opened and checked here, even if its path changes meaning later.
     """
     path = cache_directory()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = os.open(path, _OPEN_FOLDER)
         found = os.fstat(folder)
-        # What lies here is run: a folder that others can write would run their code.
+        # Files here are executed: if others could write to the folder, their code would run.
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             log.warning("kernel cache %s is writable by others; compiling without it", path)
             os.close(folder)
@@ -138,7 +138,7 @@ def _usable_folder() -> int | None:
 
 
 def read_kernel(name: str) -> CachedKernel | None:
-    """A kernel from the cache, None where it was never compiled or is damaged."""
+    """A kernel from the cache, None if it is not there or damaged."""
     for middle in ("", _PORTABLE):
         code = _read(name + middle + SUFFIX, "it is compiled anew")
         if code is not None:
@@ -147,22 +147,22 @@ def read_kernel(name: str) -> CachedKernel | None:
 
 
 def write_kernel(name: str, kernel: CachedKernel) -> None:
-    """Keep a kernel; another process sees all of it or nothing."""
+    """Write a kernel to the cache, atomically for other processes."""
     _write(name + (_PORTABLE if kernel.portable else "") + SUFFIX, kernel.code, "it is compiled again")
 
 
 def read_measured(name: str) -> bytes | None:
-    """What write_measured has kept under this name, None where there is nothing or it is damaged."""
+    """The data that write_measured stored under this name, None if there is none or it is damaged."""
     return _read(name + _MEASURED_SUFFIX, "it counts as not measured")
 
 
 def write_measured(name: str, data: bytes) -> None:
-    """Keep what was measured of these kernels on this machine."""
+    """Store a measurement of these kernels on this machine."""
     _write(name + _MEASURED_SUFFIX, data, "it has to be measured again")
 
 
 def _read(file: str, otherwise: str) -> bytes | None:
-    """A file's content behind its digest; otherwise: what follows where it cannot be used."""
+    """A file's content behind its digest. otherwise: the consequence to log if it cannot be used."""
     folder = _usable_folder()
     if folder is None:
         return None

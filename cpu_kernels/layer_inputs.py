@@ -1,6 +1,6 @@
-"""What layers get of each token beside the residual stream, and how rows that nobody wants are left behind.
+"""Layers' own inputs of each token, and how rows without requested logits are dropped.
 
-Threads share out rows or columns; a row's values depend on that row alone.
+Threads divide rows or columns; a row's values depend only on that row.
 """
 
 from collections.abc import Iterator
@@ -56,10 +56,10 @@ def _keep_wanted_samples() -> Iterator[Sample]:
 
 @kernel(_keep_wanted_samples)
 def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
-    """Copy the wanted rows of some planes to the front of others, or of the same: they are in ascending order.
+    """Copy the rows with requested logits of some planes to the front of other planes, or of the same ones.
 
-    Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes from one plane to the next, 4 rows to write, 5 bytes from one
-    plane of those to the next.
+    Row indices are ascending, so copying within a plane is safe. Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes
+    from one plane to the next, 4 rows to write, 5 bytes from one plane to the next there.
     """
     vectors = argument(op, 1) // 64
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)

@@ -1,4 +1,4 @@
-"""What the control groups and the limits of this process leave it of the machine: processor time and memory."""
+"""Processor time and memory that control groups and process limits leave to this process."""
 
 import contextlib
 import math
@@ -10,16 +10,16 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def processor_quota(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
-    """Cores' worth of time that the control groups allow, infinite where they set no limit."""
+    """The control groups' CPU quota in cores, infinite if they set none."""
     return min(_answers(_quota, "cpu", groups, membership), default=math.inf)
 
 
 def available_memory(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
     """Bytes of main memory that this process can still take without swapping.
 
-    The least of what the machine has available, what the process's control groups leave below their limits, and half
-    of what its limit of address space (ulimit -v) leaves: stacks and heaps reserve addresses that they never use. Page
-    cache that the system can drop counts as available.
+    The minimum of the machine's available memory, what is left below the limits of the process's control groups, and
+    half of the address space left (ulimit -v), since stacks and heaps reserve addresses that they never use. Page cache
+    that the system can drop counts as available.
     """
     import psutil
 
@@ -34,9 +34,9 @@ def available_memory(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> 
 
 
 def _answers(ask: Callable[[Path, bool], float], controller: str, groups: Path, membership: Path) -> Iterator[float]:
-    """What `ask` finds for the process's group of a controller and for those around it; versions 1 and 2.
+    """Results of `ask` for the process's control group and its parents, of one controller; cgroup versions 1 and 2.
 
-    Inside a container the group's path may be one of the host, which is not there: then its root is the group.
+    Inside a container the group's path may be a path of the host that does not exist here; then the root is the group.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def _answers(ask: Callable[[Path, bool], float], controller: str, groups: Path, 
 
 
 def _quota(folder: Path, version_2: bool) -> float:
-    """A group's quota in cores, infinite where it has none. Raises OSError where the group does not say."""
+    """A group's quota in cores, infinite if it has none. Raises OSError if the group lacks the file."""
     if version_2:
         quota, period = (folder / "cpu.max").read_text().split()
     else:
@@ -64,7 +64,7 @@ def _quota(folder: Path, version_2: bool) -> float:
 
 
 def _memory_left(folder: Path, version_2: bool) -> float:
-    """Bytes between what a group uses, less its page cache, and its limit. Raises OSError where it does not say."""
+    """A group's memory limit minus its usage without page cache, in bytes. Raises OSError if it lacks the files."""
     names = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = ((folder / name).read_text().strip() for name in names)
     if limit == "max":

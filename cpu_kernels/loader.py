@@ -1,4 +1,4 @@
-"""Compiled kernels from object files into this process: LLVM links them, which takes no compiler."""
+"""Loads compiled kernels from object files into this process, using LLVM's linker only, not its compiler."""
 
 import ctypes
 import functools
@@ -11,7 +11,7 @@ from pathlib import Path
 from llvmlite import binding
 
 _MAPS = Path("/proc/self/smaps")
-# What kernels may call: memory, mathematics where the processor has no instruction, and how threads sleep.
+# Functions that kernels may call: memory, mathematics that the processor has no instruction for, and sleeping.
 SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
 _numbers = itertools.count()
@@ -24,16 +24,16 @@ class LoadError(Exception):
 
 @functools.cache
 def _linker() -> binding.LLJIT:
-    """LLVM's linker in memory, for the process's life."""
+    """LLVM's in-memory linker, kept for the life of the process."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """Link an object file for the life of the process and return the address of a symbol of it.
+    """Link an object file for the life of the process and return the address of one of its symbols.
 
-    Raises LoadError for what is not an object file of this system, lacks the symbol, or calls what is not there.
+    Raises LoadError if it is not an object file of this system, lacks the symbol, or calls a missing function.
     """
     with _lock:
         builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
@@ -46,9 +46,9 @@ def load_object(code: bytes, symbol: str) -> int:
 
 
 def release_linker() -> None:
-    """Give LLVM's pages back to the system (on Linux): tens of MiB that computing has no use for.
+    """Return LLVM's pages to the system (on Linux): tens of MiB that computing does not need.
 
-    Only what cannot be written and is as in its file goes; what is touched again is read again.
+    Releases only read-only pages that equal the file's; the system reads them again if they are used.
     """
     if not _MAPS.exists() or not hasattr(mmap, "MADV_DONTNEED"):
         return

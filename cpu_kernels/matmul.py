@@ -1,15 +1,15 @@
-"""Matrix products: how rows of weights and tiles of tokens are walked. What a block holds is a format's own affair.
+"""Matrix products: the loops over groups of weight rows and tiles of tokens. Each weight format defines its blocks.
 
-Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings one function,
-tile(zero, group, k, act, tile, sums, start, end, ahead) for a register tile of tokens: it adds the products of values
-start..end-1 to sums in memory (64 bytes a token, those of a group's next sixteen rows behind them). zero is a tile of
-zeros; ahead is how many bytes ahead of their use it asks for weights: 0 where an earlier tile has read the group. Tiles
-of all widths add the same products in the same order, so a token's result does not depend on the rest of the batch.
-Where that is faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
+Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format provides one function for
+a register tile of tokens, tile(zero, group, k, act, tile, sums, start, end, ahead): it adds the products of values
+start..end-1 to sums in memory (64 bytes per token; sums of the group's next sixteen rows follow). zero is a tile of
+zeros. ahead is the prefetch distance for weights in bytes, 0 if an earlier tile has read the group. Tiles of all widths
+add the same products in the same order, so a token's result does not depend on the rest of the batch. If that is
+faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
-7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 packed privately, 11 expert segments or 0,
-12 bytes of an expert. Expert segments: count, then (expert, first tile, tiles) each.
+7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 whether a single row is packed per thread,
+11 expert segments or 0, 12 bytes of an expert. Expert segments: count, then (expert, first tile, tiles) each.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from cpu_kernels.simd.arithmetic import add_f32
 from cpu_kernels.simd.tiles import zero_tile_i32
 from cpu_kernels.simd.vectors import load_f32, store_f32, zero_f32
 
-# Packed tokens that stay in a core's second-level cache while weights stream past, in bytes.
+# Bytes of packed tokens that stay in a core's second-level cache while weights stream past.
 _CACHED_TOKENS = 600_000
-# On AVX2 tiles are small: so many take turns after so many values. One after the other through a whole group of rows,
-# the first would wait for memory and the others leave it idle.
+# AVX2 tiles are small, so _TOGETHER tiles alternate every _SPAN values. If each tile ran through a whole group of rows
+# by itself, the first would wait for memory and the others would leave it idle.
 _TOGETHER, _SPAN = (POLICY.interleaved_tiles, 256) if POLICY.interleaved_tiles > 1 else (1, 1 << 30)
 
 
 @inner
 def put_sum(total: Any, y: int, addends: int, offset: int) -> None:
-    """Store sixteen results, plus the addend at an offset if the address of addends is not 0."""
+    """Store sixteen results, plus the addend at `offset` if the address `addends` is not 0."""
     if addends == 0:
         store_f32(y, total)
     else:
@@ -44,10 +44,10 @@ def put_sum(total: Any, y: int, addends: int, offset: int) -> None:
 class Tiles:
     """How a group of rows is multiplied with tiles of `width` tokens.
 
-    compute(group, k, act, first, tiles, out, memory, ahead) leaves tiles first..first+tiles-1's results in out, which
-    is (y of the first tile, its stride, addends or 0, offset of the first tile's, their stride). ahead: as tiles have
-    it. most_tokens and most_bytes bound a round: the tokens, and their values of a byte each, that compute is given at
-    once, so that they stay in cache while weights stream past.
+    compute(group, k, act, first, tiles, out, memory, ahead) writes the results of tiles first..first+tiles-1 to out:
+    (y of the first tile, its stride, addends or 0, offset of the first tile's addends, their stride). ahead: prefetch
+    distance. most_tokens and most_bytes bound a round, the tokens that one call of compute gets (at one byte per
+    value), so that they stay in cache while weights stream past.
     """
 
     compute: Any
@@ -57,7 +57,7 @@ class Tiles:
 
 
 def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
-    """Tiles that each unpack the weights. parts: how many sixteen rows a group has."""
+    """Tiles that each unpack the weights. parts: rows of a group, in units of sixteen."""
     tile_bytes = 64 * width * parts
 
     @inner
@@ -88,7 +88,7 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
 
 
 def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kernel:
-    """The kernel for tiles of a width; threads share out the groups of rows of all rounds of all experts."""
+    """The kernel for tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
     distance = int(Step.AHEAD) + int(kind)
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 
@@ -99,9 +99,9 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kern
 
     @inner
     def run(op: int, act: int, weights: int, tile: int, count: int, first: int, last: int, own: Any) -> None:
-        """Groups first..last-1 of all rounds', one round's after the other's, of `count` tiles from `tile` on.
+        """Compute groups first..last-1, counted through all rounds, for `count` tiles from `tile` on.
 
-        own: the thread's memory, and how far ahead it asks for weights.
+        own: the thread's scratch memory, and its prefetch distance.
         """
         memory, ahead = own
         groups, group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
@@ -118,7 +118,7 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kern
 
     @inner
     def run_segments(op: int, act: int, rows: int, first: int, last: int, own: Any) -> int:
-        """Run the groups first..last-1 of those of all segments; return how many there are."""
+        """Run groups first..last-1, counted through all segments; return the total number of groups."""
         groups, k, segments = argument(op, 1), argument(op, 4), argument(op, 11)
         done = 0
         for s in range(1 if segments == 0 else field(segments, 0)):

@@ -1,7 +1,7 @@
-"""Memory that vectors can be loaded from whole, aligned to 64 bytes. Pages come from the system when first touched.
+"""Memory aligned to 64 bytes for whole-vector loads. The system provides pages when they are first touched.
 
-The system's pages are small (4 KiB) or huge (2 MiB): huge ones cost fewer faults and less translation where all of an
-array is used, small ones take no more than what is used where that is little or scattered.
+Pages are small (4 KiB) or huge (2 MiB). Huge pages cause fewer faults and TLB misses if all of an array is used; small
+pages take less memory if little of it is used, or scattered parts.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _LARGE = 1 << 20
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
-    """An array of zeros whose first byte is aligned. Of a large one, what is never touched takes no memory.
+    """An array of zeros whose first byte is aligned. Untouched pages of a large array take no memory.
 
     Raises MemoryError.
     """
@@ -28,7 +28,10 @@ def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generi
 
 
 def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Zero bytes, aligned, of which what is used lies at the front: of large ones huge pages, as they are touched."""
+    """An aligned array of zero bytes that is filled from the front. Large ones use huge pages, taken when touched.
+
+    Raises MemoryError.
+    """
     size = math.prod(shape)
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.asarray(aligned_zeros(shape, np.uint8), np.uint8)
@@ -37,21 +40,21 @@ def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _mapped(size: int, advice: int) -> NDArray[np.uint8]:
-    """Bytes fresh from the system, with advice on its pages. Raises MemoryError."""
+    """Map fresh zero pages, with an madvise value. Raises MemoryError."""
     try:
         pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system gave no {size:,} bytes") from error
-    # A system that knows no huge pages refuses what is but advice.
+    # A system without huge pages rejects the advice, which is only a hint.
     with contextlib.suppress(OSError):
         pages.madvise(advice)
     return np.frombuffer(pages, np.uint8)
 
 
 def _zeros(size: int) -> NDArray[np.uint8]:
-    """At least so many bytes; large ones in small pages, fresh from the system where it can be asked for such.
+    """At least `size` zero bytes. Large arrays are mapped in fresh small pages if the system supports that.
 
-    The C library would take them from memory that was freed before, and have to fill it with zeros.
+    The C library might reuse freed memory, and would have to zero it.
     """
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
@@ -59,16 +62,16 @@ def _zeros(size: int) -> NDArray[np.uint8]:
 
 
 class Arena:
-    """Memory for arrays that live and die together: side by side in blocks of huge pages."""
+    """Memory for arrays with a common lifetime, allocated contiguously in blocks of huge pages."""
 
     def __init__(self) -> None:
         self._rest: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def zeros(self, size: int) -> NDArray[np.uint8]:
-        """`size` zero bytes, aligned. They keep their block alive."""
+        """`size` zero bytes, aligned. The array keeps its block alive."""
         room = -(-size // ALIGNMENT) * ALIGNMENT
         if room > len(self._rest):
-            # NumPy asks the system for huge pages for arrays of this size.
+            # NumPy requests huge pages for arrays of this size.
             block = _aligned(np.zeros(max(room, _BLOCK) + _HUGE_PAGE, np.uint8), _HUGE_PAGE)
             if len(block) - room < len(self._rest):
                 return block[:size]

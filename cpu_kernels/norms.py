@@ -1,6 +1,6 @@
-"""Norms beside the usual one of a row: layer norm, and norms of queries and keys that rotation's own cannot be.
+"""Norms other than RMSNorm with packing: LayerNorm, and norms of queries and keys that cannot be fused with rotation.
 
-Sums run over sixteen lanes, which are added as a tree at the end: the same on every processor.
+Sums run over sixteen lanes, which are added as a tree at the end, so they are the same on every processor.
 """
 
 import math
@@ -23,7 +23,7 @@ _POSITIONS, _ROPE_TABLES, _WANTED = int(Step.POSITIONS), int(Step.ROPE_TABLES), 
 
 @inner
 def _layer_norm_row(x: int, weight: int, bias: int, k: int, epsilon: np.float32, out: int) -> None:
-    """out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; x has room for whole vectors of sixteen."""
+    """out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; x is padded to whole vectors of sixteen."""
     total = zero_f32()
     for i in range(0, k, 16):
         total = add_f32(total, select_first(load_f32(x + i * 4), zero_f32(), k - i))
@@ -52,7 +52,7 @@ def _layer_norm_samples() -> Iterator[Sample]:
 def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows by mean and variance and pack them.
 
-    Arguments: those of activations.norm_pack, with a weight in any case, and 8 bias or 0.
+    Arguments: those of activations.norm_pack, with a weight that is never 0, and 8 bias or 0.
     """
     rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     act = activation(argument(op, 5), 1, rows, thread)
@@ -75,7 +75,7 @@ def _norm_groups_samples() -> Iterator[Sample]:
 
 @inner
 def _norm_part(x: int, weight: int, size: int, epsilon: np.float32, out: int) -> None:
-    """out = x / sqrt(mean(x^2) + epsilon) * weight for a part of a row, behind which others may lie."""
+    """out = x / sqrt(mean(x^2) + epsilon) * weight for a part of a row, which other parts may follow."""
     squares = zero_f32()
     for i in range(0, size, 16):
         v = select_first(load_f32(x + i * 4), zero_f32(), size - i)
@@ -90,8 +90,8 @@ def norm_groups_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise each of several equal parts of a row by its root mean square, and pack the row.
 
     Arguments: 0 x, 1 stride in bytes, 2 weight of all parts, 3 values of a part, 4 parts, 5 forms, 6 descriptors,
-    7 address of epsilon. Vectors behind x and weight are read and do not matter. With one row every thread packs its
-    own copy.
+    7 address of epsilon. Reads up to a vector past x and weight, whose values do not matter. With one row every thread
+    packs its own copy.
     """
     rows, width = stage_rows(op, step), stage_width(op, step)
     size, parts, epsilon = argument(op, 3), argument(op, 4), get_f32(argument(op, 7))
@@ -112,9 +112,9 @@ def _norm_rows_samples() -> Iterator[Sample]:
 
 @kernel(_norm_rows_samples)
 def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(x) * weight in place: all heads of a row together.
+    """x = RMSNorm(x) * weight in place, over all heads of a row together.
 
-    Arguments: 0 x, 1 stride in bytes, 2 weight, 3 values that count, 4 values with padding, 5 address of epsilon.
+    Arguments: 0 x, 1 stride in bytes, 2 weight, 3 values without padding, 4 values with padding, 5 address of epsilon.
     """
     rows, epsilon = stage_rows(op, step), get_f32(argument(op, 5))
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
@@ -129,7 +129,7 @@ def _norm_heads_samples() -> Iterator[Sample]:
 
 @kernel(_norm_heads_samples)
 def norm_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(x) * weight in place, head by head; threads share out the heads of all rows.
+    """x = RMSNorm(x) * weight in place, head by head; threads divide the heads of all rows.
 
     Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 address of epsilon.
     """
@@ -153,8 +153,8 @@ def _add_norm_samples() -> Iterator[Sample]:
 def add_norm(op: int, step: int, thread: int, threads: int) -> None:
     """x = LayerNorm(x + y) in place.
 
-    Arguments: 0 x, 1 stride in bytes, 2 y or 0, 3 its stride, 4 whether y has a row for each position instead of one
-    for each row, 5 weight, 6 bias or 0, 7 values that count, 8 address of epsilon.
+    Arguments: 0 x, 1 stride in bytes, 2 y or 0, 3 its stride, 4 whether y is indexed by position instead of by row,
+    5 weight, 6 bias or 0, 7 values without padding, 8 address of epsilon.
     """
     rows, k, epsilon = stage_rows(op, step), argument(op, 7), get_f32(argument(op, 8))
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
@@ -175,7 +175,7 @@ def _turn_samples() -> Iterator[Sample]:
 
 @kernel(_turn_samples)
 def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(rope(x)) * weight in place, head by head, where rope comes first.
+    """x = RMSNorm(rope(x)) * weight in place, head by head.
 
     Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 rope table, 6 address of epsilon.
     """

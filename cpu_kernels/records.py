@@ -1,7 +1,7 @@
-"""Layout of the records of 64-bit integers that kernels read: one a step, one an operation.
+"""Layout of the records of 64-bit integers that kernels read: one per step, one per operation.
 
-STEP  what differs from step to step: how many rows, where their tokens, positions and pages are.
-OP    what is fixed when a program is recorded: kernels, weights, buffers, sizes.
+STEP  changes from step to step: number of rows, addresses of their tokens, positions and pages.
+OP    is fixed when a program is recorded: kernels, weights, buffers, sizes.
 """
 
 from enum import IntEnum, IntFlag
@@ -13,14 +13,15 @@ from cpu_kernels.isa import POLICY
 from cpu_kernels.simd.vectors import I64, get_i64, load
 
 TILE_WIDTHS = POLICY.tile_widths
-"""Tokens that one register tile holds, at most four widths."""
+"""The numbers of tokens that a register tile may hold, at most four widths."""
 
 
 class Step(IntEnum):
-    """Indices into the step record. ROWS and WIDTH repeat per stage, WIDTH_INDEX picks a column of the op's kernels.
+    """Indices into the step record. ROWS, WIDTH and WIDTH_INDEX have a field per stage.
 
-    SEGMENTS, SEGMENT_COUNT and PARTS are those of all rows; the fields 16 behind them are those of the wanted rows.
-    AHEAD: bytes ahead of their use that products ask for weights, one field for each kind of `Ahead`.
+    WIDTH_INDEX selects one of the operation's kernels. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; the fields
+    at indices 16 higher are for the wanted rows. AHEAD: prefetch distances of products in bytes, one field per kind of
+    `Ahead`.
     """
 
     ROWS = 0
@@ -45,7 +46,7 @@ class Step(IntEnum):
 
 
 class Ahead(IntEnum):
-    """Kinds of products by how far ahead they ask for weights: of one token by the form of activations, and others."""
+    """Kinds of products with separate prefetch distances: one token, by form of activations, and several tokens."""
 
     BLOCKS_32 = 0
     BLOCKS_256 = 1
@@ -53,7 +54,7 @@ class Ahead(IntEnum):
 
 
 class Stage(IntEnum):
-    """Which rows an operation runs over."""
+    """Which rows an operation computes: all, those with requested logits, or experts' slots."""
 
     ALL = 0
     WANTED = 1
@@ -61,9 +62,9 @@ class Stage(IntEnum):
 
 
 class Op(IntEnum):
-    """Indices into an operation's record: a kernel a tile width, when a barrier follows, the stage, arguments.
+    """Indices into an operation's record: a kernel per tile width, when a barrier follows, the stage, arguments.
 
-    TAKEN counts the pieces that threads have taken while they share it out; see cpu_kernels.sharing.
+    TAKEN counts the pieces of the operation that threads have taken; see cpu_kernels.sharing.
     """
 
     KERNELS = 0
@@ -83,11 +84,11 @@ class Barrier(IntEnum):
 
 
 class Act(IntEnum):
-    """Indices into a descriptor of packed activations: addresses, in the three forms that weight formats ask for.
+    """Indices into a descriptor of packed activations: addresses of the three forms that weight formats use.
 
     Blocks of 32 (int8, f32 scale, int32 -128 * sum), blocks of 256 (int8, f32 scale, paired int16 sums of 32,
-    -32 * sum of 16 as a short sum: see cpu_kernels.simd.bytes), and plain f32. All are laid out
-    [tile][k / 4][token][4], [tile][block][token] and [tile][k][token].
+    -32 * sum of 16 as a short sum: see cpu_kernels.simd.bytes), and plain f32. The layouts are [tile][k / 4][token][4]
+    for int8, [tile][block][token] for scales and sums, and [tile][k][token] for f32.
     """
 
     Q32 = 0
@@ -102,7 +103,7 @@ class Act(IntEnum):
 
 
 class Form(IntFlag):
-    """Bits that say which forms of packed activations an operation's consumers need."""
+    """Flags for the forms of packed activations that an operation's consumers need."""
 
     BLOCKS_32 = 1
     BLOCKS_256 = 2
@@ -122,13 +123,13 @@ def _argument(builder: ir.IRBuilder, op: ir.Value, index: ir.Value) -> ir.Value:
     return _field(builder, op, builder.add(index, I64(_ARGUMENTS)))
 
 
-# The record's integer at an index.
+# field(record, index): the record's integer at an index.
 field = define("field", [address, int64], int64, _field, lambda record, index: get_i64(record + 8 * index))
-# The operation's argument at an index.
+# argument(op, index): the operation's argument at an index.
 argument = define(
     "argument", [address, int64], int64, _argument, lambda op, index: get_i64(op + 8 * (_ARGUMENTS + index))
 )
-# First of `count` items that belong to a thread: share(count, thread, threads); its last is that of the next thread.
+# share(count, thread, threads): the first of a thread's items, of `count`; the thread's end is share of thread + 1.
 share = define(
     "share",
     [int64, int64, int64],
@@ -152,13 +153,13 @@ def stage_width(op: int, step: int) -> int:
 
 @inner
 def scratch(step: int, thread: int) -> int:
-    """Address of this thread's own scratch memory."""
+    """Address of this thread's scratch memory."""
     return get_i64(step + 8 * _SCRATCH) + thread * get_i64(step + 8 * _SCRATCH_STRIDE)
 
 
 @inner
 def activation(descriptors: int, private: int, rows: int, thread: int) -> int:
-    """The descriptor to use: with one row each thread has packed its own copy, else all share the first."""
+    """The descriptor to use: a single row packed privately is in each thread's own, everything else in the first."""
     if private != 0 and rows == 1:
         return descriptors + _ACT_BYTES * (1 + thread)
     return descriptors

@@ -1,7 +1,7 @@
-"""What this machine can do at most: bytes read a second, and multiply-adds a second of bytes and of floats.
+"""Probes of this machine's limits: bytes read per second, and multiply-adds per second of bytes and of floats.
 
-The kernels run on the engine's own team of threads and are made of its own primitives, so that a share of these limits
-compares like with like. What a run does is known beforehand; who measures brings the clock.
+The kernels run on the engine's own threads and use its own primitives, so its speed can be compared with these limits
+directly. Each probe does a known amount of work; the caller measures the time.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ _BLOCK = 256
 _RESULTS = 4096
 _TURNS = 500_000
 _VECTOR = 64
-# Accumulators that keep the multipliers busy: few where sixteen lanes take two of sixteen registers, more elsewhere.
+# Accumulators that keep the multipliers busy: fewer if sixteen lanes take two of only sixteen registers.
 _INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
-# Products of bytes up to 127, as tile_dot4 adds them, fit in pairs on every processor; of smaller ones some add more.
+# tile_dot4 adds products of bytes up to 127 in pairs, which fit on every processor; of smaller ones some can add more.
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
 _USUAL_CACHE = 32 << 20
 
@@ -39,7 +39,7 @@ Buffer = NDArray[np.generic]
 
 
 class Probe:
-    """Something to time: run does `amount` bytes or operations (a multiply-add counts as two) on all threads."""
+    """Work to time: `run` handles `amount` bytes or operations (a multiply-add counts as two) on all threads."""
 
     def __init__(self, team: ThreadTeam, what: Kernel, amount: int, *arguments: int, keep: Sequence[Buffer]) -> None:
         self.amount = amount
@@ -49,13 +49,13 @@ class Probe:
         compile_all([what])
 
     def run(self) -> None:
-        """Do it once."""
+        """Do the work once."""
         self._team.run_kernel(self._kernel, self._op)
 
 
 @kernel()
 def fill(op: int, step: int, thread: int, threads: int) -> None:
-    """Touch each thread's share of a buffer first, as packing does with weights. Arguments as of read."""
+    """Touch each thread's share of a buffer first, as packing does with weights. Arguments: as for read."""
     blocks = argument(op, 1)
     p = argument(op, 0) + share(blocks, thread, threads) * _BLOCK
     for _ in range((share(blocks, thread + 1, threads) - share(blocks, thread, threads)) * _BLOCK // _VECTOR):
@@ -65,7 +65,7 @@ def fill(op: int, step: int, thread: int, threads: int) -> None:
 
 @kernel()
 def read(op: int, step: int, thread: int, threads: int) -> None:
-    """Sum a buffer. Arguments: 0 buffer, 1 blocks of 256 bytes, 2 results, 4096 bytes a thread."""
+    """Sum a buffer. Arguments: 0 buffer, 1 number of 256-byte blocks, 2 results, 4096 bytes per thread."""
     blocks = argument(op, 1)
     p = argument(op, 0) + share(blocks, thread, threads) * _BLOCK
     a, b, c, d = zero_i32(), zero_i32(), zero_i32(), zero_i32()
@@ -79,9 +79,9 @@ def read(op: int, step: int, thread: int, threads: int) -> None:
 
 
 def _int8_kernel(width: int) -> Kernel:
-    """Products of bytes into `width` accumulators. Arguments: 0 operands, 1 turns, 2 results.
+    """Products of bytes into `width` accumulators. Arguments: 0 operands, 1 iterations, 2 results.
 
-    One operand changes each turn: a product of constants would be computed once.
+    One operand changes in each iteration, since a product of constants would be computed only once.
     """
 
     def multiply(op: int, step: int, thread: int, threads: int) -> None:
@@ -97,7 +97,7 @@ def _int8_kernel(width: int) -> Kernel:
 
 
 def _float_kernel(width: int) -> Kernel:
-    """Fused multiply-adds of floats into `width` accumulators. Arguments as of the int8 kernel."""
+    """Fused multiply-adds of floats into `width` accumulators. Arguments: as for the int8 kernel."""
 
     def multiply(op: int, step: int, thread: int, threads: int) -> None:
         operands = argument(op, 0)
@@ -115,7 +115,7 @@ _FLOAT_KERNELS = {width: _float_kernel(width) for width in _FLOAT_WIDTHS}
 
 
 def read_probe(team: ThreadTeam, size: int) -> Probe:
-    """Read a buffer of `size` bytes (rounded down to 256) once, every thread its own part from end to end."""
+    """A probe that reads a buffer of `size` bytes (rounded down to 256) once, each thread its own contiguous part."""
     blocks = size // _BLOCK
     buffer, results = aligned_zeros((blocks * _BLOCK,), np.uint8), _results(team)
     arguments = (buffer.ctypes.data, blocks, results.ctypes.data)
@@ -124,19 +124,19 @@ def read_probe(team: ThreadTeam, size: int) -> Probe:
 
 
 def int8_probes(team: ThreadTeam) -> list[Probe]:
-    """Ways to multiply bytes as fast as the engine's dot product can, in registers alone; the fastest is the limit."""
+    """Probes that multiply bytes with the engine's dot product, in registers only; the fastest is the limit."""
     operands = _operands(np.int32, 0x01010101)
     return [_arithmetic(team, one, operands, width * _OPERATIONS_INT8) for width, one in _INT8_KERNELS.items()]
 
 
 def float_probes(team: ThreadTeam) -> list[Probe]:
-    """Ways to multiply floats as fast as the processor can, in registers alone; the fastest is the limit."""
+    """Probes that multiply floats, in registers only; the fastest is the limit."""
     operands = _operands(np.float32, 1.0)
     return [_arithmetic(team, one, operands, width * _OPERATIONS_FLOAT) for width, one in _FLOAT_KERNELS.items()]
 
 
 def largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Bytes of the largest cache that a core shares; 32 MiB where the system does not tell."""
+    """Size in bytes of the largest cache of core 0; 32 MiB if the system does not report it."""
     sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
     return max(
         (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE

@@ -1,8 +1,8 @@
 """Rotary embeddings.
 
-Heads are padded to D values, a multiple of 32, and their rows are ordered at load so that every rotation is of the
-half-split kind: value i turns with value i + D/2. A rope table holds cos[D/2], sin[D/2] for each position; values that
-do not turn have cos 1 and sin 0.
+Heads are padded to D values, a multiple of 32. Their values are reordered at load so that all rotations use split
+halves: value i is rotated with value i + D/2. A rope table holds cos[D/2], sin[D/2] for each position; values that are
+not rotated have cos 1 and sin 0.
 """
 
 import math
@@ -20,7 +20,7 @@ _ONE = np.float32(1.0)
 def rotate_head(
     x: int, norm: int, table: int, padded: int, size: int, epsilon: np.float32, scale: np.float32, out: int
 ) -> None:
-    """out = scale * rope(RMSNorm(x) * norm) of one head; norm 0 leaves it out. size: values without padding."""
+    """out = scale * rope(RMSNorm(x) * norm) for one head; norm 0 skips the norm. size: values without padding."""
     factor = splat_f32(_ONE)
     if norm != 0:
         squares = zero_f32()

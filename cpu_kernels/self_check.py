@@ -1,8 +1,7 @@
-"""Compiled kernels held against the Python functions that they are compiled from, on small random data.
+"""Compares compiled kernels with the Python functions that they are compiled from, on small random data.
 
-A compiler that is wrong about a processor gives results that are wrong without a word. So a kernel enters the cache
-only after it has computed its samples to what the interpreter makes of the same source (see
-cpu_kernels.declarations), one number after another.
+A compiler bug for some processor gives wrong results silently. So a kernel enters the cache only if its results on
+samples equal those of the interpreter running the same source (see cpu_kernels.declarations).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +14,8 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Act, Op, Stage, Step
 
 THREADS = 2
-"""How many threads share a sample's work, one after the other."""
-# The C library's exponential is not rounded as Python's is; all else is the same to the bit.
+"""The number of threads that a sample's work is divided among; they run one after the other."""
+# The C library's exponential may round differently from Python's; everything else is bit-exact.
 _TOLERANCE = 1e-5
 
 _ACT_TYPES = {
@@ -33,7 +32,7 @@ Entry = Callable[[int, int, int, int], None]
 class Sample:
     """Arguments of a kernel: small arrays, and the records that point to them.
 
-    Methods that make an array return its address. What they hold afterwards is compared, scratch excepted.
+    Methods that make an array return its address. Afterwards the arrays' contents are compared, except scratch memory.
     """
 
     def __init__(self, *, rows: int = 1, width: int = 1, seed: int = 0, scratch: int = 1 << 16) -> None:
@@ -47,7 +46,7 @@ class Sample:
         self.step({Step.SCRATCH: self._scratch.ctypes.data, Step.SCRATCH_STRIDE: scratch})
 
     def array(self, values: Any, dtype: Any = np.float32) -> int:
-        """A copy of some numbers."""
+        """Address of a copy of some numbers."""
         given = np.asarray(values, dtype)
         copy = aligned_zeros(given.shape, dtype)
         copy[...] = given
@@ -55,21 +54,24 @@ class Sample:
         return copy.ctypes.data
 
     def zeros(self, count: int, dtype: Any = np.float32) -> int:
-        """Room for results."""
+        """Address of zeros, for results."""
         return self.array(np.zeros(count), dtype)
 
     def normal(self, *shape: int) -> int:
-        """Floats around 0."""
+        """Address of normally distributed floats."""
         return self.array(self.random.standard_normal(shape))
 
     def activations(self, k: int) -> int:
-        """Descriptors of packed activations for rows of k values: a shared one and each thread's, all alike."""
+        """Address of descriptors of packed activations for rows of k values: the shared one and each thread's.
+
+        All point to the same arrays.
+        """
         room = int(self._step[Step.ROWS] + self._step[Step.WIDTH]) * k
         one = [self.zeros(room, _ACT_TYPES.get(form, np.int32)) for form in Act if form != Act.SIZE]
         return self.array([one] * (1 + THREADS), np.int64)
 
     def positions(self, first: int, padded: int) -> None:
-        """Positions of the rows, from the first on, and a rope table for them with heads of `padded` values."""
+        """Set positions of the rows, starting at `first`, and a rope table for them with heads of `padded` values."""
         rows = int(self._step[Step.ROWS])
         self.step({Step.POSITIONS: self.array(range(first, first + rows), np.int32)})
         self.step({Step.ROPE_TABLES: self.normal(first + rows, padded)})
@@ -85,7 +87,7 @@ class Sample:
         return self
 
     def differs(self, compiled: Entry, interpreted: Entry) -> bool:
-        """Run both on the same data; whether their results are different."""
+        """Run both on the same data; return whether their results differ."""
         before = [array.copy() for array in self._arrays]
         after = []
         for entry in (compiled, interpreted):
@@ -105,6 +107,6 @@ def _alike(found: NDArray[Any], expected: NDArray[Any]) -> bool:
 
 
 def differing(samples: Iterable[Sample], compiled: Entry, interpreted: Entry) -> Sequence[int]:
-    """Numbers of the samples that a compiled kernel computes to something else than its source does."""
+    """Indices of the samples on which a compiled kernel's results differ from its source's."""
     with np.errstate(all="ignore"):
         return [i for i, sample in enumerate(samples) if sample.differs(compiled, interpreted)]

@@ -1,8 +1,8 @@
-"""How threads share out an operation's items when no two run alike: a part for each, and the rest for who is early.
+"""Divides an operation's items among threads of uneven speed: a fixed part each, and the rest on demand.
 
-Each thread has a run of items of its own, one after the other in memory. The last quarter of them is cut into pieces
-that are taken in turn, so that a core that somebody else wanted for a while holds the others up by a piece at most.
-What an item gives must not depend on who computes it.
+Each thread first computes a contiguous run of items of its own. The last quarter of all items is cut into pieces that
+threads take when they are done, so that a core slowed down by other programs delays the others by one piece at most.
+An item's result must not depend on the thread that computes it.
 
     first, last = first_share(count, thread, threads)
     while first >= 0:
@@ -17,21 +17,21 @@ from cpu_kernels.simd.threads import atomic_add, atomic_store
 _TAKEN = 8 * int(Op.TAKEN)
 _PIECES = 16
 _FREE = 4
-"""A thread's own part is that of all items but one in so many."""
+"""One item in _FREE is left for pieces; threads' own parts divide the others."""
 
 
 @inner
 def first_share(count: int, thread: int, threads: int) -> tuple[int, int]:
-    """The items first..last-1 that are a thread's own."""
+    """The items first..last-1 of a thread's own part."""
     own = count - count // _FREE
     return share(own, thread, threads), share(own, thread + 1, threads)
 
 
 @inner
 def next_share(op: int, count: int, threads: int) -> tuple[int, int]:
-    """A piece, items first..last-1, that is from now on this thread's; (-1, -1) when there are none left.
+    """Take a piece, items first..last-1, for the calling thread; returns (-1, -1) when none are left.
 
-    Every thread has to ask until then: the last one to be told so makes the record ready for the next step.
+    Every thread must call this until then: the last one to get (-1, -1) resets the counter for the next step.
     """
     rest = count // _FREE
     pieces = min(rest, _PIECES)

@@ -1,4 +1,4 @@
-"""Sums and products of rows of floats: what a sub-layer found, what experts add to their answers, and gates."""
+"""Element-wise sums and products of rows of floats: residual additions, experts' biases and factors, and gates."""
 
 import math
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _scale_and_add_samples() -> Iterator[Sample]:
 
 @kernel(_scale_and_add_samples)
 def scale_and_add(op: int, step: int, thread: int, threads: int) -> None:
-    """y = x * a factor + addend. y may be x, or the addend.
+    """y = x * factor + addend. y may be x, or the addend.
 
     Arguments: 0 y, 1 its stride, 2 x, 3 its stride, 4 values of a row, 5 address of the factor, 6 addend or 0, 7 its
     stride.
@@ -113,7 +113,7 @@ def _scale_by_gates_samples() -> Iterator[Sample]:
 
 @kernel(_scale_by_gates_samples)
 def scale_by_gates(op: int, step: int, thread: int, threads: int) -> None:
-    """x *= softplus(gate), `size` neighbouring values by one gate.
+    """x *= softplus(gate), with one gate for `size` neighbouring values.
 
     Arguments: 0 x, 1 x stride, 2 gates, 3 their stride, 4 gates of a row, 5 size.
     """
@@ -137,7 +137,7 @@ def _expert_bias_samples() -> Iterator[Sample]:
 
 @kernel(_expert_bias_samples)
 def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
-    """Add to each slot what belongs to its expert.
+    """Add each slot's expert's bias to it.
 
     Arguments: 0 y, 1 stride of its rows and of the biases', 2 biases, 3 segments, as cpu_kernels.matmul reads them.
     """

@@ -1,8 +1,8 @@
-"""How far ahead of their use products ask for weights: measured on this machine once, and kept with the kernels.
+"""Prefetch distances of products' weights: measured once on this machine, and stored with the kernels.
 
-It is what differs between processors beyond their instruction sets: in the time that memory takes, and in how many
-lines a core can wait for. It is an argument of compiled code, so that nothing is compiled to try another distance, and
-no result depends on it. docs/speed.md says what was measured of other choices.
+The best distance depends on memory latency and on how many cache lines a core can wait for, so it differs between
+processors with the same instruction set. It is an argument of compiled code: trying another distance needs no
+compilation, and no result depends on it. docs/speed.md has measurements of alternatives.
 """
 
 import json
@@ -29,21 +29,21 @@ from cpu_kernels.roofline import largest_cache
 
 PREFETCH_VARIABLE = "LOCALLLM_PREFETCH"
 MOST = 1 << 16
-"""Bytes ahead of their use beyond which nothing is asked for: they would be evicted before."""
+"""The largest prefetch distance in bytes; lines fetched further ahead would be evicted before their use."""
 CANDIDATES = (1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 _FILE = "prefetch"
-# Formats that stand for others, and the width of tiles.
+# The format and tile width measured for each kind.
 _MEASURED = {Ahead.BLOCKS_32: ("Q8_0", 1), Ahead.BLOCKS_256: ("Q4_K", 1), Ahead.TILES: ("Q4_K", TILE_WIDTHS[1])}
 _K = 4096
 _CACHES, _LEAST_BYTES, _MOST_BYTES = 3, 64 << 20, 192 << 20
 _ROUNDS, _FEWEST_ROUNDS, _SECONDS = 9, 3, 0.3
-# A distance replaces the usual one where it takes so much less time; timings of the same differ by about as much.
+# A distance replaces the usual one only if its time is below this share; repeated timings vary by about as much.
 _CLEAR = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bytes ahead of their use that weights are asked for, by kind (`Ahead`), and where that comes from."""
+    """Prefetch distances in bytes by kind (`Ahead`), and their origin."""
 
     distances: tuple[int, ...]
     origin: str
@@ -53,9 +53,9 @@ class Prefetch:
 
 
 def prefetch(environment: Mapping[str, str] = os.environ) -> Prefetch:
-    """What LOCALLLM_PREFETCH gives, else what was measured on this machine, else the instruction set's usual ones.
+    """The distances of LOCALLLM_PREFETCH, else those measured on this machine, else the instruction set's usual ones.
 
-    Raises PrefetchError where the variable has no such numbers.
+    Raises PrefetchError if the variable is invalid.
     """
     if given := environment.get(PREFETCH_VARIABLE):
         return Prefetch(_parsed(given), f"set by {PREFETCH_VARIABLE}")
@@ -65,14 +65,14 @@ def prefetch(environment: Mapping[str, str] = os.environ) -> Prefetch:
 
 
 def is_measured() -> bool:
-    """Whether this machine's distances are kept."""
+    """Whether measured distances for this machine are stored."""
     return _kept() is not None
 
 
 def measure(clock: Callable[[], float] = time.thread_time) -> Prefetch:
-    """Measure with one thread, in less than two seconds, and keep what is faster than the usual distances.
+    """Measure on one thread, in less than two seconds, and store distances that are faster than the usual ones.
 
-    clock: of the calling thread's work. Raises KernelError.
+    clock: measures the calling thread's CPU time. Raises KernelError.
     """
     compile_all([WEIGHT_FORMATS[name].matmul[width] for name, width in _MEASURED.values()])
     size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), _MOST_BYTES, available_memory() // 8)
@@ -84,7 +84,7 @@ def measure(clock: Callable[[], float] = time.thread_time) -> Prefetch:
 
 
 class _Product:
-    """A product whose weights come from memory."""
+    """A product whose weights are read from memory, not from a cache."""
 
     def __init__(self, weights: NDArray[np.uint8], kind: Ahead) -> None:
         name, width = _MEASURED[kind]
@@ -105,7 +105,7 @@ class _Product:
         self._keep = (weights, packed, out, buffers, scratch)
 
     def run(self, distance: int) -> None:
-        """Compute it once on this thread."""
+        """Compute it once on this thread with a prefetch distance in bytes."""
         self._step[self._field] = distance
         self._kernel(self._op.ctypes.data, self._step.ctypes.data, 0, 1)
 
@@ -127,17 +127,17 @@ def _fastest(product: _Product, usual: int, clock: Callable[[], float]) -> int:
 
 
 def _kept() -> tuple[int, ...] | None:
-    """What was measured on this processor; None for nothing, and for what is none of ours."""
+    """The stored distances, None if there are none or they were measured on another processor."""
     data = read_measured(_FILE)
     if data is None:
         return None
     content = json.loads(data)
-    # A folder of kernels may be shared by machines that differ in nothing that kernels are compiled for.
+    # Machines with different processors may share a folder if their kernels are the same.
     return tuple(content["distances"]) if content["processor"] == processor_name() else None
 
 
 def _parsed(text: str) -> tuple[int, ...]:
-    """One number for all kinds, or one for each."""
+    """Parse one number for all kinds, or one per kind. Raises PrefetchError."""
     parts = text.split(",")
     valid = len(parts) in (1, len(Ahead)) and all(part.strip().isdecimal() and int(part) <= MOST for part in parts)
     if not valid:

@@ -1,4 +1,4 @@
-"""Architectures: from a GGUF's metadata to the steps that compute the next token's logits."""
+"""Model architectures: from a GGUF file's metadata to the steps that compute the next token's logits."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["NativeRunner"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the runner, and with it the compiler, only when it is asked for."""
+    """Import the runner, and with it the compiler, on first access."""
     if name == "NativeRunner":
         from models.native_runner import NativeRunner
 

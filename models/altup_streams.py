@@ -1,4 +1,4 @@
-"""Gemma 3n's parallel residual streams as operations, and the low-rank path beside attention (Laurel)."""
+"""Records Gemma 3n's parallel residual streams (AltUp), and the low-rank path beside attention (Laurel)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,26 +15,26 @@ from models.recording import Recording
 from models.weights import Matrix
 
 _LAUREL = "blk.0.laurel_l.weight"
-_ROOM = 16  # rows behind the last, which whole tiles may write
+_ROOM = 16  # padding rows that whole tiles may write
 
 
 @dataclass(frozen=True)
 class _Plane:
-    """Where the rows of a stream are."""
+    """The address and stride of a stream's rows."""
 
     address: int
     stride: int
 
 
 class AltUpStreams:
-    """The streams of all rows, from the embedding to the mean of them that makes logits.
+    """The streams of all rows, from the embedding to their mean, which gives the logits.
 
-    In each layer: `predict`, attention, `add_aside`, the feed-forward network, `correct`. planes: float32
+    Order in each layer: `predict`, attention, `add_aside`, the feed-forward network, `correct`. planes: float32
     [stream][row][values].
     """
 
     def __init__(self, recording: Recording, inputs: PerLayerInputs | None) -> None:
-        """Raises UnsupportedModelError where layers compute with another stream than the first, or get no inputs."""
+        """Raises UnsupportedModelError if layers compute with another stream than the first, or get no inputs."""
         config, builder = recording.config, recording.builder
         self._count, active = config.altup
         if active or inputs is None:
@@ -55,7 +55,7 @@ class AltUpStreams:
         self._epsilon = builder.scalar(config.epsilon)
 
     def spread(self) -> None:
-        """Make the streams of the tokens' embeddings, which are in x."""
+        """Compute the streams from the tokens' embeddings, which are in x."""
         recording, x = self._recording, self._recording.x
         for number, matrix in enumerate(self._projections("altup_proj.weight"), 1):
             recording.pack(x, recording.config.embedding, matrix.format.form, stride=x.stride)
@@ -63,7 +63,7 @@ class AltUpStreams:
         recording.builder.add(altup.spread, x.address, x.stride, *self._shape(self.planes), barrier=Barrier.ALWAYS)
 
     def merge(self) -> None:
-        """Leave the mean of the streams in x."""
+        """Write the mean of the streams to x."""
         recording, x = self._recording, self._recording.x
         embedding = recording.config.embedding
         for number, matrix in enumerate(self._projections("altup_unembd_proj.weight"), 1):
@@ -75,7 +75,7 @@ class AltUpStreams:
         recording.builder.add(altup.merge, *arguments, barrier=Barrier.ALWAYS)
 
     def predict(self, layer: int) -> None:
-        """Predict what the layer makes of the streams, the first into x; leave its low-rank path aside."""
+        """Predict the layer's output of every stream, the first into x; compute the low-rank path into `aside`."""
         recording, x = self._recording, self._recording.x
         matrix = self._coefficients(f"blk.{layer}.altup_predict_coef.weight", self._count**2)
         recording.builder.add(
@@ -100,12 +100,12 @@ class AltUpStreams:
         recording.norm_add(recording.aside, x, prefix + "attn_norm")
 
     def add_aside(self) -> None:
-        """x = (x + what was left aside) / sqrt(2)."""
+        """x = (x + aside) / sqrt(2)."""
         self._recording.add_aside()
         self._recording.scale(self._half)
 
     def correct(self, layer: int) -> None:
-        """Correct the predictions by what the layer made of the first, and add its input to the others."""
+        """Correct the predictions with the layer's output of the first stream; add the layer's input to the others."""
         recording, prefix = self._recording, f"blk.{layer}."
         loader, embedding, x = recording.loader, recording.config.embedding, recording.x
         recording.builder.add(
@@ -131,7 +131,7 @@ class AltUpStreams:
         recording.builder.add(altup.add_to_others, *arguments, barrier=Barrier.ALWAYS)
 
     def _shape(self, planes: NDArray[np.generic]) -> tuple[int, int, int, int, int]:
-        """Address of streams, bytes from one to the next, bytes of a row, how many there are, values of a row."""
+        """Address of the streams, bytes from one to the next, bytes of a row, number of streams, values of a row."""
         embedding = self._recording.config.embedding
         return planes.ctypes.data, planes.strides[0], planes.strides[1], self._count, embedding
 
@@ -139,14 +139,14 @@ class AltUpStreams:
         return _Plane(planes[number].ctypes.data, planes.strides[1])
 
     def _projections(self, name: str) -> list[Matrix]:
-        """The matrices of all streams but the first, which one tensor has."""
+        """The matrices of all streams but the first, which are stored in one tensor."""
         embedding, others = self._recording.config.embedding, self._count - 1
         together = self._recording.loader.matrix(name, embedding, embedding, experts=others)
         size = together.expert_bytes
         return [replace(together, packed=together.packed[i * size : (i + 1) * size], experts=0) for i in range(others)]
 
     def _router(self, layer: int) -> int:
-        """Address of the router's rows, with the weights of the norm before it and the mean over a row's width."""
+        """Address of the router's rows, multiplied by the weights of the norm before it and divided by the width."""
         recording, prefix = self._recording, f"blk.{layer}.altup_router"
         embedding = recording.config.embedding
         norm = recording.loader.vector(f"{prefix}_norm.weight", embedding)

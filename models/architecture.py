@@ -1,4 +1,4 @@
-"""What tells one decoder architecture from another. The known ones are in models.architectures."""
+"""The properties in which architectures differ. models.architectures declares the known architectures."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ Value = TypeVar("Value")
 
 
 class RopePairs(Enum):
-    """Which values of a head turn together."""
+    """Which values of a head are rotated as a pair: 2i and 2i + 1, or i and i + half of the rotated values."""
 
     NEIGHBOURS = "neighbours"
     HALVES = "halves"
 
 
 class Activation(Enum):
-    """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
+    """The feed-forward activation. SILU, GELU, RELU: that function of the gate, times up.
 
-    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE, XIELU_ALONE:
-    there is no gate, but GELU of up, the square of RELU of up, or xIELU of up with factors of the layer's own.
+    CLAMPED (gpt-oss): a clamped, steeper SiLU of the gate, times 1 + the clamped up. GELU_ALONE, SQUARED_RELU_ALONE,
+    XIELU_ALONE have no gate: GELU of up, squared RELU of up, or xIELU of up with per-layer factors.
     """
 
     SILU = "silu"
@@ -39,12 +39,12 @@ class Activation(Enum):
 
     @property
     def gated(self) -> bool:
-        """Whether the network has a gate beside up."""
+        """Whether the network has a gate in addition to up."""
         return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE, Activation.XIELU_ALONE)
 
 
 class Gating(Enum):
-    """What makes weights of experts' scores, numbered as files do: a softmax over all of them, or a sigmoid of each."""
+    """How router scores become weights, numbered as in files: a softmax over all scores, or a sigmoid of each."""
 
     SOFTMAX = 1
     SIGMOID = 2
@@ -56,19 +56,19 @@ def one(config: ModelConfig) -> float:
 
 
 def inverse_root(config: ModelConfig) -> float:
-    """The usual scale of scores, by the size of a head."""
+    """The usual attention scale, 1 / sqrt(head size)."""
     return 1.0 / math.sqrt(config.head_size)
 
 
 def root_of_width(config: ModelConfig) -> float:
-    """Gemma's factor of embeddings."""
+    """Gemma's embedding factor, sqrt(width)."""
     return math.sqrt(config.embedding)
 
 
 def full_width_scale(layers: int) -> Factor:
-    """An attention scale by the width that heads would have if they filled the embedding, for the model of `layers`.
+    """An attention scale of 1 / sqrt(embedding / heads) for the model with `layers` layers, else 1 / sqrt(head size).
 
-    Gemma's largest models are scaled like that; all others by the size of a head.
+    Gemma's largest models use the former.
     """
 
     def scale(config: ModelConfig) -> float:
@@ -80,10 +80,7 @@ def full_width_scale(layers: int) -> Factor:
 
 
 def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
-    """A value of the metadata that an architecture cannot do without.
-
-    Raises UnsupportedModelError where the file lacks it.
-    """
+    """A metadata value that the architecture requires. Raises UnsupportedModelError if the file lacks it."""
     if value is None:
         raise UnsupportedModelError(
             f"The file lacks {config.architecture}.{key}, which models of this architecture need. "
@@ -93,7 +90,7 @@ def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
 
 
 def stated_gating(config: ModelConfig) -> Gating:
-    """The gating that the file states. Raises UnsupportedModelError where it states none, or an unknown one."""
+    """The gating that the file states. Raises UnsupportedModelError if it states none, or an unknown one."""
     number = stated(config, "expert_gating_func", config.gating)
     known = {gating.value: gating for gating in Gating}
     if number not in known:
@@ -105,7 +102,7 @@ def stated_gating(config: ModelConfig) -> Gating:
 
 
 def stated_expert_scale(config: ModelConfig) -> float:
-    """The factor of experts' weights that the file states, if any."""
+    """The factor of expert weights that the file states, else 1."""
     return config.expert_scale or 1.0
 
 
@@ -114,9 +111,10 @@ def _sees_all(config: ModelConfig, layer: int) -> int:
 
 
 def windows(period: int, default: int = 0, *, all_first: bool = False) -> Callable[[ModelConfig, int], int]:
-    """Windows on all layers but every `period`-th, unless the file says which; as wide as the file says, or `default`.
+    """Sliding windows on all layers but every `period`-th, as wide as the file states, or `default`.
 
-    A period of 0 gives every layer a window. all_first: of each period the first layer has none, instead of the last.
+    The file may state another period, or list the layers. A period of 0 gives every layer a window. all_first: the
+    first layer of each period has no window, instead of the last.
     """
 
     def window(config: ModelConfig, layer: int) -> int:
@@ -128,7 +126,7 @@ def windows(period: int, default: int = 0, *, all_first: bool = False) -> Callab
 
 
 def stated_windows(period: int) -> Callable[[ModelConfig, int], int]:
-    """As `windows`, for files that must say how wide they are."""
+    """Like `windows`, but the file must state the width."""
     of_layer = windows(period)
 
     def window(config: ModelConfig, layer: int) -> int:
@@ -139,12 +137,12 @@ def stated_windows(period: int) -> Callable[[ModelConfig, int], int]:
 
 
 def unscaled(scaling: RopeScaling) -> RopeScaling:
-    """Rotation of the same base without scaling, which layers with a window have."""
+    """The same rotation without frequency scaling, for sliding-window layers."""
     return replace(scaling, kind="none")
 
 
 def unstretched(scaling: RopeScaling) -> RopeScaling:
-    """The same without the factor of what is rotated either."""
+    """The same rotation without frequency scaling and without an attention factor."""
     return replace(scaling, kind="none", attention_factor=1.0)
 
 
@@ -164,10 +162,10 @@ def _unchanged(scaling: RopeScaling) -> RopeScaling:
 class Rotation:
     """RoPE settings.
 
-    turns(config, layer): whether a layer's heads are rotated at all. scaling: what the magnitude of what is rotated
-    makes of the file's scaling. window_base: base of layers with a window where
-    the file states none (rope.freq_base_swa); None is the base of the other layers. window_scaling: what those layers
-    make of the file's scaling. before_norms: the heads' norms come after the rotation.
+    turns(config, layer): whether a layer's heads are rotated at all. scaling: changes the file's scaling before the
+    magnitude of rotated values is computed from it. window_base: base of sliding-window layers if the file states none
+    (rope.freq_base_swa); None for the base of the other layers. window_scaling: changes the file's scaling for
+    sliding-window layers. before_norms: heads are rotated before they are normalised.
     """
 
     pairs: RopePairs
@@ -179,18 +177,18 @@ class Rotation:
 
 
 NEIGHBOURS, HALVES = Rotation(RopePairs.NEIGHBOURS), Rotation(RopePairs.HALVES)
-"""The same for all layers, as the file scales it."""
+"""The same rotation in all layers, with the file's scaling."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Where a layer normalises its rows of embeddings.
+    """Which norms a layer has, and the names of their tensors.
 
-    layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. first: whether the first layer's attention must have one
-    before it. sums: the rows themselves, once what a sub-layer found was added to them. feed_forward, output: the
-    tensors before the feed-forward network and before logits; attention_sum, feed_forward_sum: those of sums. scans:
-    whether what a selective scan gives must be normalised; else it is where the file has that norm.
+    layer_norm: LayerNorm, with biases if the file has them, instead of RMSNorm. before, after: norms of a sub-layer's
+    input, and of its output. first: whether the first layer's attention requires a norm of its input. sums: norms of
+    the residual stream after a sub-layer's output was added. feed_forward, output: tensors of the norms before the
+    feed-forward network and before logits; attention_sum, feed_forward_sum: those of sums. scans: whether a selective
+    scan's output must be normalised; if False, it is normalised only if the file has that norm.
     """
 
     layer_norm: bool = False
@@ -207,7 +205,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Scales:
-    """Constant factors of embeddings, of what a sub-layer adds to the residual stream, of scores, and of logits."""
+    """Constant factors of embeddings, of sub-layer outputs, of attention scores, and of logits."""
 
     embedding: Factor = one
     residual: Factor = one
@@ -217,11 +215,11 @@ class Scales:
 
 @dataclass(frozen=True)
 class Experts:
-    """How the weights of a row's experts come about.
+    """How a row's experts are chosen and weighted.
 
-    normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a
-    dense network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
-    early: they are chosen by what goes into a layer's attention, before its norm.
+    normalise: whether weights are scaled to add up to one; None for what the file states. scale: their factor after
+    that. beside: a dense network works on the same rows; it, the experts and the router each have norms of their own.
+    early: the router reads the input of the layer's attention, before its norm.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
@@ -235,22 +233,22 @@ class Experts:
 class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
-    Layers that the file gives no key-value heads have a short convolution in place of attention, a gated delta network
-    or a selective scan; in some architectures layers have attention beside a scan, or only one of mixer and network.
-    Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a gate of
-    what attention gives. softplus_gates: what attention reads also makes gates, one a head or one a value, by whose
-    softplus what attention gives is multiplied. value_heads_together: value heads of a delta network that share a key
-    head follow each other, instead of taking turns.
+    Layers without key-value heads in the file have a short convolution, a gated delta network or a selective scan in
+    place of attention; some architectures have layers with attention beside a scan, or with only a mixer or only a
+    network. If the file states the size of a latent, attention works on latents. gated_attention: the query projection
+    also computes gates of attention's output. softplus_gates: a projection of attention's input gives gates, one per
+    head or per value; attention's output is multiplied by their softplus. value_heads_together: value heads of a delta
+    network that share a key head are adjacent instead of interleaved.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. stated_activations: those that files may name instead. parallel: the
-    feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a row
-    of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
-    value_norms: heads of values are normalised, as those of queries and keys, but without weights; a layer without a
-    tensor for values makes them of its keys'. causal: a row sees only rows before it, unless the file says otherwise;
-    where it sees all of its text, a window lies half before and half behind it. alibi: scores fall with the distance of
-    two tokens (ALiBi, Press et al., 2022), by so many powers of two from the first head to the last; 0 for not at all.
-    drafts: how layers behind the last one predict further tokens is known (models/prediction_layer.py).
+    shared experts are recognised by their tensors. stated_activations: activations by the names that files may state.
+    parallel: the feed-forward network reads attention's input instead of its output. window(config, layer): tokens
+    that a row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps if the file states
+    none. value_norms: value heads are normalised like query and key heads, but without weights; a layer without a
+    value tensor uses its key tensor for both. causal: a row sees only itself and rows before it, unless the file says
+    otherwise; if not causal, half of a window is before the row and half behind it. alibi: attention scores decrease
+    with token distance (ALiBi, Press et al., 2022), with slopes down to 2^-alibi; 0 for none. drafts: the layers for
+    multi-token prediction, behind the last one, are supported (models/prediction_layer.py).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Attention as operations: queries, keys and values, their norms and rotation, pages, and the way back."""
+"""Records attention: queries, keys and values, their norms and rotation, KV pages, and the output projection."""
 
 import math
 
@@ -19,15 +19,15 @@ _PARTS = ("q", "k", "v")
 _LOG2E = math.log2(math.e)
 _GATES = "attn_gate.weight"
 _SECOND_NORM = "attn_norm_2.weight"
-"""Of what a first norm gave, with the layer's rows added once more."""
+"""A second norm after attention: of the first norm's result plus the layer's input."""
 _TO_THE_END = 1 << 40
 _NO_LATENTS = (0,) * 5  # arguments of attention
 
 
 class _HeadRows:
-    """Rows of queries, keys, values and what was attended to, for heads of one kind, and the order of a head's values.
+    """Buffers of queries, keys, values and attention results for heads of one kind, and the order of a head's values.
 
-    turned: of queries and keys, whose turning pairs lie apart as kernels want them. plain: of values.
+    turned: the order for queries and keys, with rotated pairs placed as kernels expect them. plain: for values.
     """
 
     def __init__(self, recording: Recording, heads: Heads) -> None:
@@ -42,7 +42,7 @@ class _HeadRows:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Heads of queries, keys and values."""
+        """Number of query, key and value heads."""
         return self.heads.queries, self.heads.keys, self.heads.keys
 
 
@@ -50,7 +50,7 @@ class AttentionLayers:
     """Buffers that attention layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, joined: Rows | None = None) -> None:
-        """joined: what attention reads in place of the normalised x, rows of twice its width."""
+        """joined: rows of twice the width of x that attention reads in place of the normalised x."""
         self._recording, self._store, self._ropes = recording, store, ropes
         self._joined, self._inputs = joined, recording.config.embedding * (2 if joined else 1)
         config, builder = recording.config, recording.builder
@@ -71,7 +71,7 @@ class AttentionLayers:
             self._slopes = builder.array(slopes.astype(np.float32)), builder.array(np.arange(16, dtype=np.float32))
 
     def record(self, layer: int) -> None:
-        """Add attention(norm(x)) to x, or leave it aside where the feed-forward network still reads x."""
+        """Add attention(norm(x)) to x, or compute it into `aside` if the feed-forward network still reads x."""
         recording, prefix = self._recording, f"blk.{layer}."
         config, architecture = recording.config, recording.architecture
         rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
@@ -132,7 +132,7 @@ class AttentionLayers:
         self._output(prefix, rows)
 
     def _extent(self, window: int) -> tuple[int, int]:
-        """Tokens that a row of a layer sees up to its own (0 for all), and behind it."""
+        """How many tokens a row sees up to and including its own (0 for all), and how many behind it."""
         config, architecture = self._recording.config, self._recording.architecture
         if architecture.causal if config.causal is None else config.causal:
             return window, 0
@@ -141,9 +141,9 @@ class AttentionLayers:
         return window, _TO_THE_END
 
     def _products(self, prefix: str, rows: _HeadRows, stores: bool) -> None:
-        """Queries, keys and values of the rows, from one fused tensor or from three.
+        """Compute queries, keys and values, from one fused tensor or from three.
 
-        stores: whether the layer has keys and values of its own; files may hold weights for them that are not used.
+        stores: whether the layer stores its own keys and values; if not, weights for them in the file are not used.
         """
         recording, counts = self._recording, rows.counts
         orders = [
@@ -183,7 +183,7 @@ class AttentionLayers:
         keys: NDArray[np.int64],
         values: NDArray[np.int64],
     ) -> None:
-        """Likewise, where each head's queries come with gates of its output: the second half of its rows."""
+        """Like `_products`, if the second half of each query head's rows are gates of the head's output."""
         recording, heads, width = self._recording, rows.heads, self._recording.config.embedding
         size = heads.size
         name, count = prefix + "attn_q.weight", 2 * heads.queries * size
@@ -208,13 +208,13 @@ class AttentionLayers:
             return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, self._inputs, order)
         name = f"{prefix}attn_{_PARTS[i]}.weight"
         if i == _PARTS.index("v") and self._recording.architecture.value_norms and not loader.has(name):
-            name = prefix + "attn_k.weight"  # what becomes keys and values alike
+            name = prefix + "attn_k.weight"  # one tensor for both keys and values
         return loader.matrix(name, counts[i] * size, self._inputs, order)
 
     def _gate_matrix(self, prefix: str, heads: Heads) -> list[Matrix]:
-        """What makes gates of what a layer's attention gives, if the architecture has them: one a head, or one a value.
+        """The matrix of softplus gates, one gate per head or per value; empty if the architecture has none.
 
-        Raises UnsupportedModelError for any other number of them.
+        Raises UnsupportedModelError for any other number of gates.
         """
         if self._softplus_gates is None:
             return []
@@ -231,7 +231,7 @@ class AttentionLayers:
             self._recording.builder.add(sums.scale_by_gates, *arguments, barrier=Barrier.ALWAYS)
 
     def _normalise_values(self, rows: _HeadRows) -> None:
-        """Threads share out the heads as they do when they store them, so that they need not meet between."""
+        """Normalise value heads. No barrier: threads divide the heads here as they do when storing them."""
         heads, builder = rows.heads, self._recording.builder
         weight = np.zeros(heads.padded, np.float32)
         weight[: heads.size] = 1.0
@@ -246,7 +246,7 @@ class AttentionLayers:
         return self._recording.builder.array(loader.vector(name, values, order)) if loader.has(name) else 0
 
     def _norms(self, prefix: str, rows: _HeadRows, stores: bool) -> tuple[int, int]:
-        """Addresses of the norms of each query's and key's head, or 0. Norms of all heads together are done at once."""
+        """Addresses of the per-head norms of queries and keys, or 0. Norms over all heads are recorded here instead."""
         found = [0, 0]
         parts = (("q", rows.queries, rows.heads.queries), ("k", rows.keys, rows.heads.keys))
         for i, (letter, values, heads) in enumerate(parts[: 2 if stores else 1]):
@@ -260,7 +260,7 @@ class AttentionLayers:
         return found[0], found[1]
 
     def _normalise_all(self, norm: str, values: Rows, rows: _HeadRows, heads: int) -> None:
-        """Normalise all heads of a row together, by mean and variance where other norms do."""
+        """Normalise all heads of a row together, with LayerNorm if the architecture's other norms are LayerNorm."""
         recording, size = self._recording, rows.heads.size
         order, count, bias = _repeated(heads, size, rows.turned), heads * size, f"{norm}.bias"
         weight = self._vector(f"{norm}.weight", count, order)
@@ -284,7 +284,7 @@ class AttentionLayers:
         self._recording.builder.add(norms.turn_then_normalise, *arguments, barrier=Barrier.ALWAYS)
 
     def _sinks(self, prefix: str, heads: int) -> int:
-        """Address of the scores of attention sinks in base 2, one a query head, or 0."""
+        """Address of the attention sinks' scores in base 2, one per query head, or 0 if the file has none."""
         name = prefix + "attn_sinks.weight"
         if not self._recording.loader.has(name):
             return 0
@@ -317,9 +317,10 @@ class AttentionLayers:
 
 
 def alibi_slopes(heads: int, exponent: float) -> NDArray[np.float64]:
-    """What each head's scores lose for each token of distance: powers of two down to 2^-exponent (Press et al., 2022).
+    """ALiBi slopes, float64[heads]: what a head's scores lose per token of distance (Press et al., 2022).
 
-    Where the number of heads is no power of two, those beyond the largest one take every other slope of twice as many.
+    Slopes are powers of two down to 2^-exponent. If the number of heads is not a power of two, the heads beyond the
+    largest power of two take every other slope of a series twice as long.
     """
     whole = 1 << heads.bit_length() - 1
     first = -exponent / whole * np.arange(1, whole + 1)
@@ -328,7 +329,7 @@ def alibi_slopes(heads: int, exponent: float) -> NDArray[np.float64]:
 
 
 def attention_norm(recording: Recording, prefix: str) -> str | None:
-    """The tensor of the norm before a layer's attention, None where there is none."""
+    """The tensor of the norm before a layer's attention, None if there is none."""
     norms = recording.architecture.norms
     name = prefix + "attn_norm"
     optional = not norms.first and prefix == "blk.0." and not recording.loader.has(f"{name}.weight")
@@ -336,11 +337,11 @@ def attention_norm(recording: Recording, prefix: str) -> str | None:
 
 
 def _moved(order: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-    """An order of rows that begin at row `first` of a fused tensor."""
+    """The order for rows that begin at row `first` of a fused tensor."""
     return np.where(order >= 0, order + first, -1)
 
 
 def _repeated(heads: int, size: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of a head's rows repeated for all heads."""
+    """The order of one head's rows, repeated for all heads."""
     firsts = np.arange(heads)[:, None] * size
     return np.where(order >= 0, order + firsts, -1).reshape(-1)

@@ -41,12 +41,12 @@ _GATING = "expert_gating_func"
 _SHARED_EXPERT, _DENSE = "ffn_up_shexp.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
 MAX_CONVOLUTION = PAGE_TOKENS + 1
-"""A convolution reaches back by a page at most."""
+"""A convolution reaches back at most one page."""
 
 
 @dataclass(frozen=True)
 class StatedFactors:
-    """Factors that a file states, None where it does not. What they mean is the architecture's affair."""
+    """Factors that a file states, None for those it does not. Each architecture defines what they mean."""
 
     embedding: float | None
     residual: float | None
@@ -59,24 +59,24 @@ class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
-    width of the dense network. expert_period: of so many layers only the second has experts, 0 where all others have
-    them. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of layers that see
-    everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier one that it
-    shares them with. latents: None where heads have keys and values of their own; else there is one key-value head, of
-    the size that a token stores. per_layer_width: values that a layer gets of each token's second embedding, 0 where
-    there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to count, -inf
-    where all do. xielu: each layer's factors of xIELU, where that is the activation. altup: parallel residual streams,
-    and which of them layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has
-    a state: a gated delta network's (delta_net), a selective scan's (scan), or that of a short convolution over
-    `convolution` tokens. Some have both. A width of 0 says that a layer has no feed-forward network. gating,
-    normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_latent: values of a latent
-    that experts work on in place of the row, or 0. expert_groups, expert_groups_used: how many equal groups experts
-    fall into, and those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base:
-    rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are
-    rotated at all. activation: the name that the file gives it, if any. window, window_pattern (a period, or which
-    layers), causal (whether rows see only those before them): None where not stated. joins: values of the rows that a
-    layer which drafts makes of several side by side.
+    if there is none. dense_layers: layers before the first one with experts. dense_feed_forwards: each layer's width
+    of the dense network, 0 if the layer has none. expert_period: in each group of this many layers only the second has
+    experts; 0 if every layer from dense_layers on has them. layer_heads: each layer's heads; heads, kv_heads, head_size
+    and rope_size are those of layers without a window. kv_layers: for each layer, the layer whose keys and values it
+    reads: itself, or an earlier one. latents: None if heads have keys and values of their own; else there is one
+    key-value head, of the size that a token stores. per_layer_width: values that a layer gets from each token's second
+    embedding, 0 if there is none. sparsity: for each layer, how many standard deviations above the mean a gate must be
+    to be kept, -inf to keep all. xielu: each layer's xIELU factors, if that is the activation. altup: number of
+    parallel residual streams, and the index of the one that layers compute with. attends, recurs: for each layer,
+    whether it has attention, and whether it has a state: of a gated delta network (delta_net), of a selective scan
+    (scan), or of a short convolution over `convolution` tokens. A layer may have both. gating, normalise_experts,
+    expert_scale: as the file states them. expert_latent: values of the latent that experts read and write in place of
+    the row, or 0. expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of
+    them a row's experts are chosen. rope_size: values of a head that are rotated. window_rope_base: rotation base of
+    sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
+    activation: its name in the file, or empty. window, window_pattern (a period, or a flag per layer), causal (whether
+    rows see only themselves and those before): None if not stated. joins: values of the concatenated rows that a
+    drafting layer reads.
     """
 
     architecture: str
@@ -144,28 +144,28 @@ class ModelConfig:
 
     @property
     def last_stored(self) -> int:
-        """The last layer whose rows others look back at; what comes behind it matters to a row's own logits alone."""
+        """The last layer that stores keys, values or a state; later layers affect only a row's own logits."""
         own = (self.attends[layer] and self.kv_layers[layer] == layer for layer in range(self.layers))
         return max(layer for layer, both in enumerate(zip(own, self.recurs, strict=True)) if any(both))
 
     @property
     def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None:
-        """Sizes of states that have slots, None where there are none."""
+        """Sizes of states that are kept in slots, None if the model has none."""
         return self.delta_net or self.scan
 
     @property
     def narrows(self) -> bool:
-        """Whether the last layers are computed for wanted rows alone. Experts are shared out among all rows."""
+        """Whether the last layers are computed only for rows with requested logits. Never with experts."""
         return self.last_stored < self.layers - 1 and not self.experts
 
     @property
     def longest_head(self) -> int:
-        """The most values that a head has with its padding."""
+        """The largest padded head size."""
         return max(heads.padded for heads in self.layer_heads)
 
     @property
     def longest(self) -> int:
-        """Values of the longest row that goes into a product."""
+        """Values of the longest input row of any matrix product."""
         widths = self.feed_forward, self.shared_feed_forward, *self.dense_feed_forwards
         attended = [heads.queries * heads.size for heads in self.layer_heads]
         if self.latents:
@@ -177,7 +177,7 @@ class ModelConfig:
 def read_config(file: ModelFile) -> ModelConfig:
     """Read and check a model's configuration.
 
-    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ between layers.
+    Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name = file.metadata, file.architecture
     layers, scan = _layers(file), scan_sizes(file)
@@ -270,7 +270,7 @@ def read_config(file: ModelFile) -> ModelConfig:
 
 
 def _head_size(file: ModelFile, default: int) -> int:
-    """The size of keys' and values' heads, which must be the same and even."""
+    """The head size of keys and values, which must be the same and even. Raises UnsupportedModelError."""
     metadata, prefix = file.metadata, f"{file.architecture}.attention"
     size = metadata.get_int(f"{prefix}.key_length", default, minimum=2, maximum=MAX_HEAD_SIZE)
     value_size = metadata.get_int(f"{prefix}.value_length", size, minimum=2, maximum=MAX_HEAD_SIZE)
@@ -283,12 +283,12 @@ def _head_size(file: ModelFile, default: int) -> int:
 
 
 def _vocabulary(file: ModelFile) -> int:
-    """Rows of the embedding, one per token. Like llama.cpp, a vocabulary of another size is refused.
+    """Rows of the embedding, one per token. Raises ModelFileError if the tokenizer has another number of tokens.
 
-    Otherwise there would be tokens without logits, or logits without a token.
+    Otherwise there would be tokens without logits, or logits without a token. llama.cpp refuses such files too.
     """
     tokens = file.metadata.get(_VOCABULARY)
-    if file.architecture == "eagle3":  # a head, which has that of its model
+    if file.architecture == "eagle3":  # a draft head, which uses its model's vocabulary
         return 0
     rows = _rows(file, _EMBEDDING_TENSOR, required=True)
     if isinstance(tokens, MetadataArray) and len(tokens) != rows:
@@ -300,14 +300,14 @@ def _vocabulary(file: ModelFile) -> int:
 
 
 def _layers(file: ModelFile) -> int:
-    """Layers that are computed, without the multi-token-prediction layers behind them."""
+    """Number of layers, without the multi-token-prediction layers behind them."""
     metadata, name = file.metadata, file.architecture
     layers = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
     return layers - metadata.get_int(f"{name}.nextn_predict_layers", 0, maximum=layers - 1)
 
 
 def _rows(file: ModelFile, name: str, *, required: bool = False) -> int:
-    """Rows of a matrix, 0 where there is none."""
+    """Rows of a matrix, 0 if the file has none and it is not required. Raises UnsupportedModelError."""
     tensor = file.tensors.get(name)
     if tensor is None and not required:
         return 0
@@ -319,7 +319,7 @@ def _rows(file: ModelFile, name: str, *, required: bool = False) -> int:
 
 
 def _epsilon(file: ModelFile) -> float:
-    """What norms add to a variance or a mean square: a file states one of two keys, by the kind of its norms."""
+    """The epsilon of norms: a file states one of two keys, for RMSNorm or for LayerNorm."""
     of_mean_square, of_variance = (f"{file.architecture}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
     key = of_variance if of_mean_square not in file.metadata and of_variance in file.metadata else of_mean_square
     return file.metadata.get_float(key, minimum=0.0, maximum=1.0)
@@ -331,7 +331,7 @@ def _window(file: ModelFile) -> int | None:
 
 
 def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
-    """Which layers have a window, None where the file does not say."""
+    """Which layers have a window, None if the file does not say."""
     pattern, all_first = _window_pattern(file), file.architecture in layer_sizes.ALL_FIRST
     if pattern is None and all_first and _window(file):
         pattern = layer_sizes.ALL_FIRST[file.architecture]
@@ -341,7 +341,7 @@ def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
 
 
 def _per_layer_width(file: ModelFile) -> int:
-    """Values that each layer gets of a token's second embedding, 0 where there is none."""
+    """Values that each layer gets from a token's second embedding, 0 if there is none."""
     norm = file.tensors.get(_PER_LAYER_NORM)
     width = norm.shape[0] if norm else 0
     key = f"{file.architecture}.embedding_length_per_layer_input"
@@ -354,7 +354,7 @@ def _per_layer_width(file: ModelFile) -> int:
 
 
 def _altup(file: ModelFile) -> tuple[int, int]:
-    """Parallel residual streams, and the one that layers compute with."""
+    """The number of parallel residual streams, and the index of the one that layers compute with."""
     tensor = file.tensors.get(_STREAMS)
     streams = tensor.shape[0] + 1 if tensor and len(tensor.shape) == 3 else 1
     prefix = f"{file.architecture}.altup"

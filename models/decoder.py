@@ -1,4 +1,4 @@
-"""Records the forward pass of a transformer as a program: from tokens over layers to logits, or to states."""
+"""Records the forward pass of a transformer as a program: from tokens through the layers to logits, or to states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from models.weights import padded
 
 @dataclass(frozen=True)
 class LogitsOperations:
-    """Where a program's logits go: operations to change when their buffer grows, and the padded length of a row."""
+    """The operations that write logits, to be changed when their buffer grows, and the padded width of a row."""
 
     product: int
     cap: int | None
@@ -35,7 +35,7 @@ class DecoderRecorder:
     """Loads a decoder's weights layer by layer and records the operations that use them."""
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, read: Sequence[int] = ()) -> None:
-        """read: layers whose inputs are kept in `features`, side by side; the number of layers for what comes last."""
+        """read: layers whose inputs are concatenated in `features`; config.layers stands for the last one's output."""
         self._recording, self._read = recording, read
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
@@ -56,9 +56,9 @@ class DecoderRecorder:
         self._streams = AltUpStreams(recording, self.inputs) if config.altup[0] > 1 else None
 
     def record(self) -> LogitsOperations:
-        """Record the whole pass, from tokens to logits of the wanted rows.
+        """Record the whole pass, from tokens to the requested logits.
 
-        Raises UnsupportedModelError for tensors that the file lacks, or has beside those that are used.
+        Raises UnsupportedModelError for tensors that are missing from the file, or in it and not used.
         """
         self._layers(narrows=self._recording.config.narrows)
         logits = self._logits()
@@ -66,9 +66,9 @@ class DecoderRecorder:
         return logits
 
     def record_states(self) -> Rows:
-        """Record the pass up to the last layer's normalised rows, which are computed for every token, and return them.
+        """Record the pass up to the last layer's normalised rows, for every token, and return them.
 
-        Raises what `record` raises; what makes logits of the rows may be in the file, and is not loaded.
+        Raises what `record` raises. Output tensors may be in the file and are not loaded.
         """
         recording = self._recording
         self._layers(narrows=False)
@@ -78,7 +78,7 @@ class DecoderRecorder:
         return recording.x
 
     def _layers(self, narrows: bool) -> None:
-        """Record the layers. narrows: those that store nothing which others read are computed for wanted rows alone."""
+        """Record the layers. narrows: compute layers behind the last stored one only for rows with requested logits."""
         recording, config = self._recording, self._recording.config
         self._embed()
         self._finish_embedding()
@@ -99,7 +99,7 @@ class DecoderRecorder:
             self._streams.merge()
 
     def _keep_input(self, layer: int) -> None:
-        """Keep x where it is read of this layer."""
+        """Copy x into `features` if this layer's input is read."""
         recording, features = self._recording, self.features
         for at, read in enumerate(self._read):
             if features and read == layer:
@@ -126,7 +126,7 @@ class DecoderRecorder:
             recording.scale(recording.vector(factor, 1))
 
     def _narrow(self, layer: int) -> None:
-        """Go on with the wanted rows alone, from a layer on."""
+        """From this layer on, compute only rows with requested logits."""
         recording = self._recording
         planes = self._streams.planes if self._streams else recording.x.values[None]
         recording.keep_wanted(planes, planes)
@@ -135,7 +135,7 @@ class DecoderRecorder:
             self.inputs.narrow(layer)
 
     def _mix(self, layer: int) -> None:
-        """Record what lets a layer's rows see those before them."""
+        """Record a layer's mixer: attention, a state, or both."""
         config, scans = self._recording.config, self._scans
         attends, recurs = config.attends[layer], config.recurs[layer]
         if scans and recurs and attends:
@@ -150,7 +150,7 @@ class DecoderRecorder:
             self._recording.add_aside()
 
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers | None:
-        """A layer's network, which works on each row alone, if it has one."""
+        """A layer's feed-forward network or experts, None if it has neither."""
         config = self._recording.config
         widths = config.dense_feed_forwards
         if widths and not widths[layer]:
@@ -176,7 +176,7 @@ class DecoderRecorder:
         )
 
     def _finish_embedding(self) -> None:
-        """Add what encoders know of positions and of the first kind of token, and normalise, where the file has it."""
+        """Add an encoder's position embeddings and first token type, and normalise, if the file has these tensors."""
         recording, config, loader = self._recording, self._recording.config, self._recording.loader
         # LFM2's norm before logits has this name.
         if not loader.has("token_embd_norm.weight") or recording.architecture.norms.output == "token_embd_norm":

@@ -1,7 +1,7 @@
-"""A layer that guesses the token after the next one: what its kinds share, each a small program beside the model's.
+"""A layer that drafts the token after the next one: the base of its kinds, each a small program beside the model's.
 
-A row joins the embedding of a token with a state of the token before it: one that the model gave, or that the layer
-gave with its own guess. models.prediction_layer and models.eagle_head have the kinds.
+A row joins a token's embedding with a state of the token before it: one computed by the model, or by the layer itself
+with its own draft. The kinds are in models.prediction_layer and models.eagle_head.
 """
 
 from abc import ABC, abstractmethod
@@ -27,16 +27,16 @@ from models.weights import Matrix, WeightLoader
 MAX_ROWS = 64
 MAX_SEQUENCES = 8
 MAX_TOKENS = 512
-"""Of each sequence that the layer stores keys and values of."""
+"""The most tokens of a sequence whose keys and values the layer stores."""
 VECTOR = 16
-"""Values that rows side by side are multiples of."""
+"""The width of each joined part must be a multiple of this many values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that follow a sequence of the layer's: tokens, and float32[tokens, values] states before each of them.
+    """Rows to append to one of the layer's sequences: tokens, and the state before each: float32[tokens, values].
 
-    guessed: the states are those that the layer gave with its guesses, not the model's.
+    guessed: the states are the layer's own, computed with its drafts, not the model's.
     """
 
     sequence: Sequence
@@ -46,10 +46,10 @@ class Part:
 
 
 class DraftingLayer(ABC):
-    """The layer's program, and the pages of its keys and values, for MAX_SEQUENCES of MAX_TOKENS tokens.
+    """The layer's program, and the pages of its keys and values, for MAX_SEQUENCES sequences of MAX_TOKENS tokens.
 
-    Positions are the layer's own: they need not be those of the text, for rotation tells distances alone. width: values
-    of a state of the model's. config: sizes of the layer. reaches: how many ids can be guessed from, fewest first.
+    Positions are the layer's own and may differ from the text's, since rotation encodes only distances. width: values
+    of one of the model's states. config: sizes of the layer. reaches: allowed values of `ids` in `run`, ascending.
     """
 
     width: int
@@ -58,7 +58,7 @@ class DraftingLayer(ABC):
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
-        """Prepare to record. config: of a model of which only the last layer is computed. loader: of its weights."""
+        """Prepare to record. config: of a model of which only the last layer is computed. loader: for its weights."""
         self.config, self._layer = config, config.layers - 1
         self.builder = ProgramBuilder()
         self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
@@ -68,18 +68,19 @@ class DraftingLayer(ABC):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the pages and of the tables of rotation."""
+        """Bytes of the pages and of the rotation tables."""
         of_pages = MAX_SEQUENCES * MAX_TOKENS * self.store.bytes_per_token
         return of_pages + MAX_TOKENS * self._ropes.position_bytes
 
     def start(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
-        """Compile what the program needs, before the first `run`."""
+        """Compile the program. Call it before the first `run`."""
         self._steps = Steps(self.builder, team, self.config, MAX_ROWS, progress)
 
     def run(self, parts: Ordered[Part], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Append at most MAX_ROWS rows; the token guessed after each part's last, and the state after it.
+        """Append at most MAX_ROWS rows; return the token drafted after each part's last row, and its state.
 
-        ids: what is guessed is among the first so many of the output, which is one of `reaches`; 0 to guess nothing.
+        ids: draft only from the first `ids` outputs, one of `reaches`; 0 to draft nothing. Returns int64[parts] and
+        float32[parts, values], both empty if ids is 0.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -100,25 +101,25 @@ class DraftingLayer(ABC):
 
     @abstractmethod
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """States of the model's, float32[tokens, width], as `run` takes them."""
+        """Convert states of the model, float32[tokens, width], to states that `run` takes."""
 
     @abstractmethod
     def _place_states(self, rows: slice, part: Part) -> None:
-        """Put a part's states where the program reads them."""
+        """Copy a part's states to where the program reads them."""
 
     def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens that outputs stand for."""
+        """The token ids of output indices."""
         return ids
 
     def _embed(self, table: Matrix) -> None:
-        """Put the tokens' embeddings into the first half of the joined rows."""
+        """Record writing the tokens' embeddings into the first half of the joined rows."""
         joined, builder = self._joined, self.builder
         arguments = (table.address, table.group_bytes, table.format.group_rows, table.k)
         place = (joined.address, joined.stride, builder.scalar(1.0))
         builder.add(table.format.embed, *arguments, *place, barrier=Barrier.ALWAYS)
 
     def _normalise_joined(self, *names: str) -> None:
-        """Normalise each half of the joined rows by a tensor, without .weight."""
+        """Record normalising each half of the joined rows by a tensor, named without .weight."""
         recording, joined, width = self._recording, self._joined, self.config.embedding
         for at, name in enumerate(names):
             weight = recording.vector(f"{name}.weight", width)
@@ -127,7 +128,7 @@ class DraftingLayer(ABC):
             self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
 
     def _record_output(self, output: Matrix, norm: str | None) -> None:
-        """Record the logits of the wanted rows, normalised by a tensor unless they are already."""
+        """Record the logits of the wanted rows. norm: the tensor that normalises them, None if they already are."""
         recording = self._recording
         self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
         recording.norm_pack(norm, output.format.form, wanted=True)

@@ -1,10 +1,10 @@
 """EAGLE-3: a layer in a file of its own that drafts for one model (Li et al., 2025), in llama.cpp's layout.
 
-Its states are products of what goes into three layers of the model, side by side, which `fc` brings to the head's
-width; those of its own guesses are the residual stream behind its layer. Attention reads the embedding of a token and
-the state before it, each normalised; the residual stream begins as that state. Tensors: fc, blk.0.*, where attn_norm is
-of embeddings and attn_norm_2 of states, output_norm, output. What guesses are chosen from may be less than the model's
-vocabulary: d2t has the token of each output. A head without token_embd or output shares the model's.
+Its states are the inputs of three of the model's layers, concatenated and projected to the head's width by `fc`; the
+states of its own drafts are the residual stream behind its layer. Attention reads a token's embedding and the state
+before it, each normalised; the residual stream starts as that state. Tensors: fc, blk.0.* (attn_norm normalises
+embeddings, attn_norm_2 states), output_norm, output. Drafts may be limited to a part of the model's vocabulary: d2t
+then holds the token of each output. A head without token_embd or output shares the model's.
 """
 
 from dataclasses import replace
@@ -33,10 +33,10 @@ _D2T, _EMBEDDING, _OUTPUT, _FEATURE_NORM = "d2t", "token_embd.weight", "output.w
 
 
 def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
-    """The layers of the model whose inputs a head reads; the number of layers stands for what the last one gives.
+    """The layers of the model whose inputs a head reads; the number of layers stands for the last one's output.
 
-    Raises ModelFileError where the head does not fit the model, UnsupportedModelError where these layers have no one
-    stream of all rows.
+    Raises ModelFileError if the head does not fit the model, UnsupportedModelError if these layers do not have a single
+    residual stream that holds all rows.
     """
     metadata = head.metadata
     found = tuple(metadata.get_list(f"{EAGLE}.target_layers", int))
@@ -65,10 +65,10 @@ class EagleHead(DraftingLayer):
         types: KVTypes,
         threads: int,
     ) -> None:
-        """Load and record. factor: of the model's residual stream. loader: of the head's tensors. models_loader: of the
-        model's, for what the head lacks.
+        """Load and record. factor: what the model's residual stream is divided by. loader: for the head's tensors.
 
-        Raises ModelFileError for a head of another model, UnsupportedModelError for unusable tensors.
+        models_loader: for the model's tensors, which replace those that the head lacks. Raises ModelFileError for a
+        head of another model, UnsupportedModelError for unusable tensors.
         """
         self._factor = factor
         self.width = _LAYERS_READ * model.embedding
@@ -88,11 +88,11 @@ class EagleHead(DraftingLayer):
         loader.check_all_used(config.layers)
 
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The model's rows, without what its own are divided by."""
+        """The model's rows, multiplied by the factor that its residual stream is divided by."""
         return states if self._factor == 1 else np.asarray(states * self._factor, np.float32)
 
     def _place_states(self, rows: slice, part: Part) -> None:
-        """A row has both kinds of states, one of which is zero: what `fc` reads, and what is added to its product."""
+        """Set both kinds of states, one of them to zero: the input of `fc`, and the addend of its product."""
         width = self.config.embedding
         self._raw.values[rows, : self.width] = 0 if part.guessed else part.states
         self._recording.x.values[rows, :width] = part.states if part.guessed else 0
@@ -128,7 +128,7 @@ class EagleHead(DraftingLayer):
         self.reaches = (ids,) if loader.has(_D2T) else reaches_of(ids)
 
     def _read_tokens(self, head: ModelFile, count: int) -> NDArray[np.int64]:
-        """The token of each output."""
+        """The token of each output. Raises ModelFileError for one outside the vocabulary."""
         tokens = self._recording.loader.vector(_D2T, count)[:count].astype(np.int64)  # floats hold them exactly
         if tokens.min() < 0 or tokens.max() >= self.config.vocabulary:
             raise ModelFileError(
@@ -140,7 +140,10 @@ class EagleHead(DraftingLayer):
 def choose_drafts(
     file: ModelFile, model: ModelConfig, architecture: Architecture, drafts: bool | ModelFile
 ) -> ModelFile | ModelConfig | None:
-    """What drafts for a file's model: the head that was given, or, if it may, the file's own layer, as its sizes."""
+    """What drafts for a file's model: the given head, or, if drafts is True, the config of the file's own layer.
+
+    None if nothing drafts.
+    """
     if isinstance(drafts, ModelFile):
         return drafts
     return prediction_config(file, model, architecture) if drafts else None
@@ -154,7 +157,7 @@ def drafting_layer(
     types: KVTypes,
     threads: int,
 ) -> DraftingLayer:
-    """The layer of a head's file, or the model's own, of which `drafts` has the sizes. loader: of the model."""
+    """Load the layer of a head's file, or the model's own layer with the config `drafts`. loader: for the model."""
     if isinstance(drafts, ModelConfig):
         return PredictionLayer(drafts, architecture, loader, types, threads)
     factor = architecture.scales.residual(model)

@@ -1,7 +1,7 @@
-"""Errors of loading a model into the native engine, and what a file may hold that would change its results unseen.
+"""Errors of loading a model into the native engine, and checks for metadata and tensors that it would ignore.
 
-What the native engine does not compute is refused. llama.cpp ignores, for these architectures, every other key that is
-not read here.
+A file that asks for anything the native engine does not compute is refused, because its results would silently differ.
+llama.cpp ignores, for these architectures, every other key that is not read here.
 """
 
 import contextlib
@@ -12,32 +12,32 @@ from gguf_io import ModelFile
 from gguf_io.errors import LocalLLMError
 
 TWO_SIZES = ("gemma4", "laguna")
-"""Architectures whose layers with a window may have heads of another size, or of which other parts turn."""
-# Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
-# several dimensions or layers that take images; sizes of layers with a window must be those of the others.
+"""Architectures whose sliding-window layers may have another head size, or rotate another part of a head."""
+# Keys (without the architecture prefix) and the values at which they have no effect.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "interleave_moe_layer_step": (1,),
 }
+# Arrays for multi-dimensional positions, and for layers that take images.
 _SECTIONS = "rope.dimension_sections"
 _SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _DEEP_IMAGES = "deepstack_mapping"
+# Head sizes of sliding-window layers, and the keys whose values they must equal.
 _LOCAL_SIZES = {
     "attention.key_length_swa": "attention.key_length",
     "attention.value_length_swa": "attention.value_length",
     "rope.dimension_count_swa": "rope.dimension_count",
 }
-# Tensors that a program leaves out for a reason: rotation factors for contexts of the other length, and layers that
-# draft tokens, behind those that are computed.
+# Tensors that may stay unused: rotation factors for the other context length.
 _CHOSEN_BETWEEN = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class UnsupportedModelError(LocalLLMError):
-    """An architecture, tensor type or option that the native engine does not compute. Names what it met."""
+    """An architecture, tensor type or option that the native engine does not compute. The message names it."""
 
 
 @contextlib.contextmanager
 def kernels_needed() -> Iterator[None]:
-    """Raise UnsupportedModelError where a kernel could not be compiled."""
+    """Raise UnsupportedModelError if a kernel cannot be compiled."""
     try:
         yield
     except KernelError as error:
@@ -45,7 +45,7 @@ def kernels_needed() -> Iterator[None]:
 
 
 def refuse_unread(file: ModelFile) -> None:
-    """Raise UnsupportedModelError for metadata that asks for what the native engine does not compute."""
+    """Raise UnsupportedModelError for metadata that requires something the native engine does not compute."""
     metadata, name = file.metadata, file.architecture
     for key, harmless in _WITHOUT_EFFECT.items():
         if (value := metadata.get(f"{name}.{key}", harmless[0])) not in harmless:
@@ -54,7 +54,7 @@ def refuse_unread(file: ModelFile) -> None:
         value = metadata.get(f"{name}.{key}")
         if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
             raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
-    # Of text the first three parts of a position are the same, and the fourth is 0.
+    # For text, the first three components of a position are equal and the fourth is 0.
     sections = _integers(file, _SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):
         raise refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
@@ -63,9 +63,10 @@ def refuse_unread(file: ModelFile) -> None:
 
 
 def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int | None = None) -> None:
-    """Raise UnsupportedModelError for tensors that a program does not use: its results would be others without them.
+    """Raise UnsupportedModelError for tensors that a program does not use: ignoring them would change its results.
 
-    layers: how many are computed. layer: only look at the tensors of this one, while the others are not loaded yet.
+    layers: how many are computed; tensors of later layers, which draft tokens, may stay unused. layer: check only this
+    layer's tensors, since later ones are not loaded yet.
     """
     left = set(file.tensors).difference(used, _CHOSEN_BETWEEN)
     if layer is not None:
@@ -78,7 +79,7 @@ def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int 
 
 
 def _integers(file: ModelFile, key: str) -> list[int]:
-    """An array of the metadata, empty where there is none."""
+    """An integer array of the metadata, empty if the file has none."""
     key = f"{file.architecture}.{key}"
     return file.metadata.get_list(key, int) if key in file.metadata else []
 
@@ -91,7 +92,7 @@ def _layer_of(tensor: str) -> int:
 
 
 def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
-    """The error for what a file asks for and the native engine does not compute."""
+    """The error for a file that needs something the native engine does not compute."""
     return UnsupportedModelError(
         f"{file.path}: {problem}, and the native engine does not compute that. "
         f"The llama.cpp backend may: use --backend llama."

@@ -1,4 +1,4 @@
-"""The feed-forward layer of a mixture of experts, as operations."""
+"""Records the feed-forward layer of a mixture of experts."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ class ExpertLayers:
     """Buffers that all expert layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording) -> None:
-        """Raises UnsupportedModelError for an architecture that no known model combines with experts."""
+        """Raises UnsupportedModelError for an architecture whose experts are not supported."""
         self._recording = recording
         config, builder = recording.config, recording.builder
         architecture = recording.architecture
@@ -56,12 +56,12 @@ class ExpertLayers:
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def score_early(self, prefix: str) -> None:
-        """Score the experts for each row before the layer's attention, where the architecture wants that."""
+        """Score the experts before the layer's attention, if the architecture does that."""
         if self._recording.architecture.experts.early:
             self._score(prefix, None)
 
     def record(self, layer: int) -> None:
-        """Add experts(norm(x)) to x, and that of a shared one or a dense network, which works for all rows."""
+        """Add experts(norm(x)) to x, and the output of a shared expert or dense network, which computes all rows."""
         config, prefix = self._recording.config, f"blk.{layer}."
         if self._beside:
             self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
@@ -91,7 +91,7 @@ class ExpertLayers:
             barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
-        self._product(replace(down, scale=""), self._answers, last=True)  # which the choice's weights have already
+        self._product(replace(down, scale=""), self._answers, last=True)  # route applies the scale to the weights
         self._add_bias(prefix + "ffn_down_exps.bias", self._answers, self._width)
         self._combine()
         if self._latents:
@@ -106,7 +106,7 @@ class ExpertLayers:
             self._recording.add_both(self._found, *names)
 
     def _score(self, prefix: str, norm: str | None) -> None:
-        """Score the experts for each row, normalised by the tensor `norm` unless that is None, and find its latent."""
+        """Compute each row's router scores, and its latent if experts read one. norm: its tensor, None for no norm."""
         recording, config = self._recording, self._recording.config
         router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
         latents = []
@@ -125,7 +125,7 @@ class ExpertLayers:
         recording.product(router, self._scores, addend=bias, last=True)
 
     def _route(self, prefix: str) -> None:
-        """Choose some of the experts for each row, and lay out their slots."""
+        """Choose each row's experts, and assign slots to the choices."""
         recording, config = self._recording, self._recording.config
         recording.builder.add(
             experts.route,
@@ -168,7 +168,7 @@ class ExpertLayers:
         )
 
     def _combine(self) -> None:
-        """The weighted sum of each row's answers, added to x, or by itself where more is to come to it."""
+        """Sum each row's weighted expert outputs: added to x, or into `_found` if the sum is processed further."""
         x = self._found
         self._recording.builder.add(
             experts.combine,
@@ -185,7 +185,7 @@ class ExpertLayers:
         )
 
     def _add_latents(self, prefix: str) -> None:
-        """x += what the sum of a row's answers, which is a latent, stands for."""
+        """x += the up-projection of the sum of a row's expert outputs, which is a latent."""
         recording = self._recording
         matrix = recording.loader.matrix(f"{prefix}ffn_latent_up.weight", recording.config.embedding, self._width)
         recording.pack(self._found, self._width, matrix.format.form)
@@ -203,12 +203,12 @@ class ExpertLayers:
         return self._recording.loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=config.experts)
 
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
-        """out = matrix * packed, with the expert of each slot."""
+        """out = matrix * packed, each slot with its expert's matrix."""
         slots = (self._packed, self._segments)
         self._recording.products_of_slots(matrix, out, *slots, last=last, stage=Stage.EXPERT)
 
     def _add_bias(self, name: str, rows: Rows, size: int) -> None:
-        """Add its expert's bias to each slot, where the file has biases."""
+        """Add the bias of each slot's expert, if the file has biases."""
         recording = self._recording
         if not recording.loader.has(name):
             return

@@ -1,4 +1,4 @@
-"""Sizes of mixtures of experts, read from a file's tensors and metadata."""
+"""Sizes of mixture-of-experts layers, read from a file's tensors and metadata."""
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
@@ -14,20 +14,23 @@ _MAX_WIDTH = 1 << 20
 
 
 def experts(file: ModelFile, prefix: str) -> int:
-    """Experts of each layer that has a router, as the one called `prefix`; 0 where that has none."""
+    """Experts per layer with a router, if the layer with this tensor prefix has one, else 0."""
     if prefix + _ROUTER not in file.tensors:
         return 0
     return file.metadata.get_int(f"{file.architecture}.expert_count", 0, maximum=_MAX_EXPERTS)
 
 
 def period(file: ModelFile) -> int:
-    """Of how many layers only the second has experts, 0 where that is not how they are spread."""
+    """The number of layers of which only the second has experts, 0 if experts are not distributed that way."""
     key = f"{file.architecture}.moe_every_n_layers"
     return file.metadata.get_int(key, 0, maximum=_MAX_EXPERTS) if file.architecture in _SPREAD else 0
 
 
 def latent_width(file: ModelFile, prefix: str) -> int:
-    """Values of what experts read and give where that is a latent of a row, else 0; as in the layer called `prefix`."""
+    """Values of the latent that experts read and write in place of a row, 0 if there is none. prefix: of a layer.
+
+    Raises UnsupportedModelError for an unusable tensor.
+    """
     tensor = file.tensors.get(prefix + _LATENT)
     if tensor is None:
         return 0
@@ -37,12 +40,15 @@ def latent_width(file: ModelFile, prefix: str) -> int:
 
 
 def first_experts(file: ModelFile, layers: int) -> int:
-    """The first layer that has experts, 0 where none has."""
+    """The first layer with experts, 0 if no layer has any."""
     return next((layer for layer in range(layers) if f"blk.{layer}.{_ROUTER}" in file.tensors), 0)
 
 
 def expert_width(file: ModelFile, prefix: str) -> int:
-    """Width of an expert's hidden layer, from the tensor: files state it by different keys, or not at all."""
+    """Width of an expert's hidden layer, from the tensor, since files state it under different keys or not at all.
+
+    Raises UnsupportedModelError if the tensor is missing or has an unusable shape.
+    """
     fused = prefix + _FUSED_EXPERTS in file.tensors
     name = prefix + (_FUSED_EXPERTS if fused else _EXPERTS)
     tensor = file.tensors.get(name)
@@ -54,13 +60,16 @@ def expert_width(file: ModelFile, prefix: str) -> int:
 
 
 def experts_used(file: ModelFile, experts: int) -> int:
-    """Experts that a row is computed with, 0 where there are none."""
+    """Experts used per row, 0 if there are none."""
     key = f"{file.architecture}.expert_used_count"
     return same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
 
 
 def expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
-    """Groups of experts, and how many of them a row's experts come from: 1 and 1 where there are no groups."""
+    """The number of expert groups, and from how many of them a row's experts are chosen; 1 and 1 without groups.
+
+    Raises ModelFileError for sizes that do not fit together.
+    """
     metadata, key = file.metadata, f"{file.architecture}.expert_group_count"
     groups = metadata.get_int(key, 1, maximum=_MAX_EXPERTS)
     if groups <= 1:

@@ -1,4 +1,4 @@
-"""The feed-forward network as operations, for all of a row or as a companion of its experts."""
+"""Records the feed-forward network: as a layer's only one, or beside experts."""
 
 import numpy as np
 
@@ -18,20 +18,20 @@ KINDS = {
     Activation.SQUARED_RELU_ALONE: activations.SQUARED_RELU_ALONE,
     Activation.XIELU_ALONE: activations.XIELU_ALONE,
 }
-"""What cpu_kernels.activations.gate_pack calls an activation."""
+"""The numbers of activations for cpu_kernels.activations.gate_pack."""
 
 
 class FeedForwardLayers:
     """Buffers that all feed-forward layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording, width: int) -> None:
-        """width: of the activations between its products."""
+        """width: of the network's hidden layer."""
         self._recording, self._width = recording, width
         self._gate, self._up = recording.rows(width, spread=True), recording.rows(width, spread=True)
         self._scores = recording.rows(1)
 
     def record(self, layer: int) -> None:
-        """Add feed_forward(norm(x)) to x, and what attention left aside."""
+        """Add feed_forward(norm(x)) to x, and attention's output if it was set aside."""
         prefix = f"blk.{layer}."
         gate, up, down = self._matrices(prefix, "")
         recording = self._recording
@@ -44,14 +44,14 @@ class FeedForwardLayers:
             recording.add_aside()
 
     def leave_aside(self, prefix: str) -> None:
-        """Leave feed_forward(norm(x)) aside."""
+        """Compute feed_forward(norm(x)) into the recording's `aside`."""
         gate, up, down = self._matrices(prefix, "")
         self._recording.norm_pack(feed_forward_norm(self._recording, prefix), forms(*gate, up))
         self._activate(prefix, "", gate, up, down)
         self._recording.leave_aside(down, prefix + "ffn_down.bias", private=False)
 
     def leave_shared_aside(self, prefix: str) -> Rows | None:
-        """Leave shared_expert(norm(x)) aside, for its gates to be added with: those of qwen2moe, else None."""
+        """Compute shared_expert(norm(x)) into `aside`; return the gates for add_aside, None if the file has none."""
         recording = self._recording
         gate, up, down = self._matrices(prefix, "_shexp")
         name = prefix + "ffn_gate_inp_shexp.weight"
@@ -64,7 +64,7 @@ class FeedForwardLayers:
         return self._scores if router else None
 
     def _matrices(self, prefix: str, suffix: str) -> tuple[list[Matrix], Matrix, Matrix]:
-        """Gate (if there is one), up and down. Gate and up may be the halves of one tensor."""
+        """The gate (if there is one), up and down. Gate and up may be the halves of one tensor."""
         loader, embedding, width = self._recording.loader, self._recording.config.embedding, self._width
         down = loader.matrix(f"{prefix}ffn_down{suffix}.weight", embedding, width)
         gate_name, up_name = f"{prefix}ffn_gate{suffix}.weight", f"{prefix}ffn_up{suffix}.weight"
@@ -79,7 +79,7 @@ class FeedForwardLayers:
     def _activate(
         self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix, layer: int | None = None
     ) -> None:
-        """Pack the activations for the product with `down`. layer: of the main network, whose layers may differ."""
+        """Pack the activations for the product with `down`. layer: for per-layer settings, which only `record` uses."""
         recording = self._recording
         config = recording.config
         names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
@@ -99,6 +99,6 @@ class FeedForwardLayers:
 
 
 def feed_forward_norm(recording: Recording, prefix: str) -> str | None:
-    """The tensor of the norm before a layer's feed-forward network, None where there is none."""
+    """The tensor of the norm before a layer's feed-forward network, None if there is none."""
     norms = recording.architecture.norms
     return prefix + norms.feed_forward if norms.before else None

@@ -1,4 +1,4 @@
-"""How much room a token's keys and values take, and how they are stored: decided by the header alone."""
+"""How keys and values are stored, and how many bytes a token takes: decided by the file's header alone."""
 
 from collections import Counter
 
@@ -10,13 +10,13 @@ from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
 
 KVTypes = tuple[KVType, KVType]
-"""How keys, and how values, are stored."""
+"""The types in which keys and values are stored."""
 
 
 def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
     """The types of keys and of values by name.
 
-    Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
+    Raises UnsupportedModelError if there is no such type, or the model's heads or latents do not fit it.
     """
     types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
     if config.latents and KVType.Q4_0 in types:
@@ -34,46 +34,44 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
 
-    Included is a token's share of what its page keeps for short convolutions. States that have slots are not: see
+    Includes a token's share of the rows that its page keeps for short convolutions, but not states in slots, see
     state_bytes.
     """
     return page_bytes(config, types) // PAGE_TOKENS
 
 
 def state_bytes(config: ModelConfig, budget: int) -> int:
-    """Bytes that states in slots take of the memory for keys and values, whatever the number of tokens."""
+    """Bytes of the KV budget that states in slots take, whatever the number of tokens."""
     return slots_within(config, budget) * slot_bytes(config)
 
 
 def page_layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
-    """Layouts of pages: of keys and of values; of latents, which are both, one."""
+    """Layouts of pages of keys and of values; a single one for latents, which are both."""
     keys = key_layout(types[0], heads.padded)
     return (keys,) if heads.latent else (keys, value_layout(types[1], heads.padded))
 
 
 def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
-    """Bytes that one token's keys and values take in a layer of these heads."""
+    """Bytes that one token's keys and values take in a layer with these heads."""
     return heads.keys * sum(layout.page_bytes for layout in page_layouts(heads, types)) // PAGE_TOKENS
 
 
 def page_bytes(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes of a page over all layers that store keys and values, of what it keeps for convolutions, and of token ids
-    where rows need others.
-    """
+    """Bytes of a page over all layers, with rows kept for convolutions, and token ids if any layer has a state."""
     of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
     sizes = convolution_sizes(config)
     return of_heads + (sizes.page_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
 
 
 def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
-    """Memory in which so many tokens find room, beside the states that a pool of that size has."""
+    """The KV budget in bytes that holds `tokens` tokens beside the states that a pool of that size has."""
     needed = tokens * kv_bytes_per_token(config, types)
     least = state_bytes(config, 0)
     return max(needed + least, needed * 4 // 3 + 1) if least else needed
 
 
 def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
-    """The type of that name. Raises UnsupportedModelError where there is none, or the model's heads do not fit it."""
+    """The type of that name. Raises UnsupportedModelError if there is none, or the model's heads do not fit it."""
     names = [kind.value for kind in KVType]
     if name not in names:
         raise UnsupportedModelError(
@@ -90,12 +88,12 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
 
 
 def kind_of(heads: Heads) -> tuple[int, int]:
-    """What layers must have in common for their pages to lie in one array."""
+    """The properties that layers must share for their pages to be in one array."""
     return heads.keys, heads.padded
 
 
 def places_of_layers(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
-    """For each layer, the kind of the layer whose keys and values it reads, and that layer's number in it."""
+    """For each layer, the kind of the layer whose keys and values it reads, and that layer's index within its kind."""
     counts: Counter[tuple[int, int]] = Counter()
     found: list[tuple[tuple[int, int], int]] = []
     for layer, source in enumerate(config.kv_layers):

@@ -1,10 +1,10 @@
-"""Storage of keys and values: a pool of pages, counted references, and each sequence's table of pages.
+"""Storage of keys and values: a pool of reference-counted pages, and each sequence's page table.
 
-A page number stands for 16 tokens in all layers; cpu_kernels.kv_types says how a head's page is laid out. Pages lie in
-groups: in a group each kv head of each layer has a run of pages, so that attention reads streams, and group follows
-group, so that a pool that grows takes memory from the front on, in huge pages. They are handed out lowest first, so
-that a sequence's pages mostly follow each other. Layers that share keys and values with an earlier one have no pages.
-Where layers have heads of several sizes or numbers, each kind of them has arrays of its own, and a group is one page.
+A page number stands for 16 tokens in all layers; cpu_kernels.kv_types defines the layout of a head's page. Within a
+group of pages each KV head of each layer has a contiguous run, so that attention reads long streams. Groups are
+contiguous too, so that a growing pool takes memory from the front, in huge pages. The lowest free page is handed out
+first, so a sequence's pages are mostly contiguous. Layers that share keys and values with an earlier one have no pages.
+If layers differ in head size or number of heads, each kind has its own arrays, and a group is one page.
 """
 
 import heapq
@@ -36,23 +36,23 @@ from models.kv_layout import (
 )
 
 _GROUP = 8
-"""Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
+"""Pages of a group. More pages make longer streams, but a first token takes a whole group of memory."""
 TABLE_STEP = 64
-"""Pages that a table has room for at first, and by which it grows at least."""
+"""Initial capacity of a page table in pages, and the least by which it grows."""
 LOST = -1
-"""The state of a sequence whose last page is to be computed again."""
-_MOST_PAGES = 1 << 20  # where no layer attends, and a page has token ids alone
+"""The `state` of a sequence whose last page must be computed again."""
+_MOST_PAGES = 1 << 20  # for models without attention, whose pages hold only token ids
 
 
 @dataclass
 class Sequence:
-    """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
+    """A sequence's length in tokens and its page table: table[:ceil(length / 16)], stored at table_address.
 
-    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one
-    head, or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far its last
-    page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the position
-    behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last row was
-    written otherwise than it should be.
+    An entry is a page's place: its distance from the first page of a layer's head, in pages of one head, or of all
+    layers of a kind if there are several kinds (PageStore.place_bytes). written: the position up to which its last page
+    holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the position
+    behind the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last row was
+    recomputed from the wrong state.
     """
 
     length: int = 0
@@ -66,15 +66,15 @@ class Sequence:
 
     @property
     def pages(self) -> int:
-        """Pages in use."""
+        """Number of pages in use."""
         return -(-self.length // PAGE_TOKENS)
 
 
 class PageStore:
-    """Pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
+    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
 
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
-        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
+        """budget_bytes: limits the pool, which takes memory from the system only when pages are first written."""
         self.types = types
         self.bytes_per_token = kv_bytes_per_token(config, types)
         slots = slots_within(config, budget_bytes)
@@ -86,7 +86,7 @@ class PageStore:
         self._group = _GROUP if len(counts) == 1 else 1
         self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
         groups = -(-self.total // self._group)
-        # Keys and values of each kind of layers, or latents, which are both: [group][layer][head][page][...]
+        # Keys and values of each kind of layer (one array for latents, which are both): [group][layer][head][page][...]
         self._kinds = {
             kind: tuple(
                 zeros_from_the_front((groups, counts[kind], kind[0], self._group, layout.page_bytes))
@@ -122,20 +122,20 @@ class PageStore:
 
     @property
     def free(self) -> int:
-        """Pages that no sequence holds."""
+        """Number of pages that no sequence holds."""
         return self.total - self._untouched + len(self._free_again)
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes beside the pages, whatever their number."""
+        """Bytes in addition to the pages, independent of their number."""
         return self.states.latest_bytes if self.states else 0
 
     def holders(self) -> NDArray[np.int32]:
-        """References to each page that was ever taken."""
+        """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()
 
     def addresses(self, layer: int) -> tuple[int, int]:
-        """Addresses of page 0 of the keys and values that a layer reads, which it may share with an earlier one."""
+        """Addresses of page 0 of the keys and values that a layer reads, which may be an earlier layer's."""
         number = self._places[layer][1]
         keys, values = self._keys_and_values(layer)
         return keys[0, number].ctypes.data, values[0, number].ctypes.data
@@ -151,19 +151,19 @@ class PageStore:
         return keys.strides[0] // self._group_places, values.strides[0] // self._group_places
 
     def _keys_and_values(self, layer: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The arrays of a layer's pages; latents are both."""
+        """The arrays of a layer's pages; the same array twice for latents."""
         arrays = self._kinds[self._places[layer][0]]
         return arrays[0], arrays[-1]
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
-        """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
+        """Pages that appending this many tokens allocates: new ones, and a copy of a shared last page."""
         if tokens == 0:
             return 0
         new = -(-(sequence.length + tokens) // PAGE_TOKENS) - sequence.pages
         return new + self._last_is_shared(sequence)
 
     def append(self, sequence: Sequence, tokens: int) -> None:
-        """Make room for tokens more, copying a shared last page. The caller has checked `needed` against `free`."""
+        """Append this many positions, copying a shared last page. The caller has checked `needed` against `free`."""
         if self._last_is_shared(sequence):
             last = sequence.pages - 1
             shared, copy = self._number(sequence, last), self._take()
@@ -186,7 +186,7 @@ class PageStore:
         sequence.written = sequence.state = sequence.length
 
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """A sequence of the first `length` tokens that shares the source's pages."""
+        """Return a sequence of the first `length` tokens that shares the source's pages."""
         pages = -(-length // PAGE_TOKENS)
         table = aligned_zeros((pages + TABLE_STEP,), np.int32)
         table[:pages] = source.table[:pages]
@@ -195,7 +195,7 @@ class PageStore:
         return Sequence(length, table, min(end, source.written), min(end, source.state))
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget positions from `length` on and give their pages back."""
+        """Forget positions from `length` on and release their pages."""
         keep = -(-length // PAGE_TOKENS)
         for index in range(keep, sequence.pages):
             self._drop(self._number(sequence, index))
@@ -204,7 +204,7 @@ class PageStore:
         sequence.state = min(keep * PAGE_TOKENS, sequence.state)
 
     def computed(self, sequence: Sequence) -> int:
-        """Positions that its next rows can follow: all, or those of which a state is known."""
+        """How many of its positions the next rows can build on: all, or as many as the latest known state covers."""
         length = sequence.length
         if self.delta:
             return self.computed_of(sequence, length)
@@ -213,12 +213,12 @@ class PageStore:
         return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
 
     def computed_of(self, sequence: Sequence, length: int) -> int:
-        """Those of its first `length` positions, which are a model's whose states have slots."""
+        """Like `computed` for the first `length` positions, in models whose states are kept in slots."""
         assert self.delta is not None
         return self.delta.find(partial(self._number, sequence), length)
 
     def take_back(self, sequence: Sequence, row: int) -> None:
-        """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""
+        """Restore the convolution state after row `row` of the latest step, if kept, for a sequence truncated there."""
         last = sequence.pages - 1
         if self.states is None or row >= STATE_ROWS or not sequence.length % PAGE_TOKENS:
             return
@@ -229,35 +229,35 @@ class PageStore:
         sequence.state = sequence.length
 
     def most_segments(self) -> int:
-        """Sequences that a step can serve at once."""
+        """The most sequences that one step can compute."""
         return self.delta.most_segments if self.delta else len(self._references)
 
     def begin_run(self, segments: int) -> None:
-        """Begin to append to so many sequences and to compute them."""
+        """Start appending to `segments` sequences and computing them."""
         if self.delta:
             self.delta.begin(segments)
 
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
-        """Make ready what a step needs of states. segments: sequences, first positions, and how many rows each has."""
+        """Prepare the states that a step needs. segments: (sequence, first position, rows) of each sequence."""
         if self.delta:
             self.delta.begin_step()
             for sequence, start, count in segments:
                 self.delta.prepare(partial(self._number, sequence), start, start + count)
 
     def settle(self) -> None:
-        """Note what the step that was prepared for has written."""
+        """Record which states the prepared step has written."""
         if self.delta:
             self.delta.settle()
 
     def repeat(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Let the step that wrote these positions run again for a measurement; the sequence's state is lost."""
+        """Allow the step that wrote these positions to run again for a measurement; the sequence's state is lost."""
         sequence.state = LOST  # a repeated row is no longer preceded by the rows before it
         if self.delta:
             places = sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]
             self.delta.repeat(self._numbers(places).tolist())
 
     def note_tokens(self, sequence: Sequence, start: int, tokens: Ordered[int]) -> None:
-        """Note the ids of positions from `start` on, whose pages exist, where rows may be computed once more."""
+        """Store the token ids of positions from `start` on, whose pages exist, if rows may have to be recomputed."""
         if self._ids is None:
             return
         for page, first, last in _pages_of(start, start + len(tokens)):
@@ -272,16 +272,16 @@ class PageStore:
         return ids[start % PAGE_TOKENS : start % PAGE_TOKENS + stop - start]
 
     def _ids_of(self, sequence: Sequence, page: int) -> NDArray[np.int32]:
-        """The token ids of a sequence's page, to be read or written."""
+        """A writable view of the token ids of a sequence's page: int32[16]."""
         assert self._ids is not None
         group, slot = divmod(self._number(sequence, page), self._group)
         ids: NDArray[np.int32] = self._ids[group, 0, 0, slot].view(np.int32)
         return ids
 
     def _clear(self, sequence: Sequence, first: int) -> None:
-        """Zero what the last page holds from position `first` on.
+        """Zero the last page from position `first` on.
 
-        Masked positions are multiplied by zero, so an infinity that another sequence left there would become NaN.
+        Masked positions are multiplied by zero, so an infinity left there by another sequence would become NaN.
         """
         slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
         page = self._number(sequence, sequence.pages - 1)
@@ -289,11 +289,11 @@ class PageStore:
             plane.put(self._page(pages, page), slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
-        """Keys and values of positions start..stop-1 as bytes, checksum first.
+        """Serialize the keys and values of positions start..stop-1, checksum first.
 
-        For each plane of pages of keys, of values, and of token ids where there are short convolutions:
-        [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps, or
-        the slot of the last page's states, if it has one.
+        For each plane of pages of keys, of values, and of token ids if any layer has a state:
+        [layer][head][token][a token's items]. Then, with short convolutions, the rows kept by each page that ends
+        within the positions; with states in slots, the slot of the last page, if it has one.
         """
         group, slot = np.divmod(
             self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group
@@ -312,7 +312,7 @@ class PageStore:
         return struct.pack("<I", zlib.crc32(payload)) + payload
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
-        """Store what `read` gave at positions start..stop-1, whose pages exist. Raises ValueError if it is damaged."""
+        """Store what `read` returned at positions start..stop-1, whose pages exist. Raises ValueError if damaged."""
         payload = memoryview(data)[4:]
         full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
         state_bytes = self.states.sizes.layers * self.states.sizes.layer_bytes if self.states else 0
@@ -340,7 +340,7 @@ class PageStore:
             self.delta.write(self._number(sequence, last), last, stop - last * PAGE_TOKENS, payload[at:])
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
+        """Raise RuntimeError unless reference counts and free pages match exactly what these sequences hold."""
         counts = np.zeros(self.total, np.int32)
         for sequence in sequences:
             np.add.at(counts, self._numbers(sequence.table[: sequence.pages]), 1)
@@ -354,27 +354,27 @@ class PageStore:
         return bool(self._references.item(self._number(sequence, sequence.pages - 1)) > 1)
 
     def _place(self, number: int) -> int:
-        """Where a page is, in pages of one head from a head's first one on: see Sequence."""
+        """A page's place: see Sequence."""
         return number // self._group * self._group_places + number % self._group
 
     def _number(self, sequence: Sequence, index: int) -> int:
-        """The page that a sequence's table has at an index: what _numbers says, without NumPy, for every step."""
+        """The page number at an index of a sequence's table; without NumPy, since every step calls it."""
         group, slot = divmod(sequence.table.item(index), self._group_places)
         return int(group * self._group + slot)
 
     def _numbers(self, places: NDArray[np.generic]) -> NDArray[np.intp]:
-        """The pages that are in these places."""
+        """The page numbers of these places."""
         group, slot = np.divmod(np.asarray(places, np.intp), self._group_places)
         return group * self._group + slot
 
     def _page(self, pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
-        """A page of all heads of all layers of a kind: a view [layer][head][...]."""
+        """A page of all layers and heads of a kind: a view [layer][head][...]."""
         return pages[number // self._group, :, :, number % self._group]
 
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            # Masked positions are multiplied by zero, so what lies there must be finite.
+            # Masked positions are multiplied by zero, so the values there must be finite.
             for pages in self._pages:
                 self._page(pages, page)[...] = 0
         else:
@@ -392,6 +392,6 @@ class PageStore:
 
 
 def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The pages of positions start..stop-1, each with the first and the end of those in it."""
+    """The page indices of positions start..stop-1, each with the first and the end position within it."""
     for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
         yield page, max(start, page * PAGE_TOKENS), min(stop, (page + 1) * PAGE_TOKENS)

@@ -1,4 +1,4 @@
-"""Sizes of a model's layers, read from a file: heads, latents, delta networks, and what differs between layers."""
+"""Sizes of a model's layers, read from a file: heads, latents, delta networks, and sizes that differ between layers."""
 
 import math
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 CONVOLUTION = "shortconv.l_cache"
 ALL_FIRST = {"laguna": 4}
-"""Architectures of which the first layer of each period sees all, and its length where the file does not say."""
-_WITH_XIELU, _XIELU = ("apertus",), "xielu"  # keys of its factors lack the architecture's name
-# Gemma 3n's files need not say that all layers from this one on share keys and values.
+"""Architectures whose first layer of each period has no window, with the period to use if the file states none."""
+_WITH_XIELU, _XIELU = ("apertus",), "xielu"  # the keys of its factors have no architecture prefix
+# Default for Gemma 3n files that do not state it: all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 ALL_COUNT = float("-inf")
-"""No gate is too small to count."""
-# Nor which of them have active gates cut: the first ten, to the largest twentieth.
+"""The sparsity threshold that keeps every gate."""
+# Likewise, sparse gates: the first ten layers keep the largest 5 %.
 _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
-# Of attention on latents: the longest latent, and the longest part of a head.
+# Limits for attention on latents: values of a latent, and of a part of a head.
 MAX_RANK = 4096
 MAX_PART = 1024
 _RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
-# Of gated delta networks.
+# Tensors, keys and limits of gated delta networks.
 _BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 _MOST_LAYERS, _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 1024, 4096, 512, 1 << 20
-_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back by a page at most
+_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back at most one page
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of a layer's attention: those of queries, those of keys and values, values of one, and how many turn.
+    """A layer's attention heads: query heads, key-value heads, values per head, and how many of those are rotated.
 
-    latent: values of a latent, which come before those that turn; 0 where heads have keys and values of their own.
+    latent: values of a latent, which precede the rotated ones; 0 if heads have keys and values of their own.
     """
 
     queries: int
@@ -49,12 +49,12 @@ class Heads:
 
     @property
     def padded(self) -> int:
-        """A head's values rounded up so that each half fills whole vectors: of a latent and what turns, each part."""
+        """A head's values, padded so that each half fills whole vectors; a latent and its rotated part separately."""
         return _padded(self.latent) + self.padded_turned
 
     @property
     def padded_turned(self) -> int:
-        """The same of the values that are rotated together."""
+        """The same without the latent."""
         return _padded(self.size - self.latent)
 
     @property
@@ -68,7 +68,7 @@ def _padded(values: int) -> int:
 
 
 def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
-    """A number that the file states once, or once per layer; it must be the same in all of them."""
+    """A number that the file states once, or once per layer. Raises UnsupportedModelError if layers differ."""
     values = set(in_each_layer(file, key, maximum, 1))
     if len(values) != 1:
         raise UnsupportedModelError(
@@ -78,7 +78,7 @@ def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
 
 
 def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum: int = 1) -> tuple[int, ...]:
-    """A number for each layer, which the file states once or once per layer. Raises ModelFileError if it is absurd."""
+    """A number for each layer, which the file states once or once per layer. Raises ModelFileError if out of range."""
     if not isinstance(file.metadata.get(key), MetadataArray):
         return (file.metadata.get_int(key, minimum=minimum, maximum=maximum),) * layers
     values = tuple(file.metadata.get_list(key, int))
@@ -95,7 +95,7 @@ def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum:
 
 
 def slides_in_period(period: int, layer: int, all_first: bool) -> bool:
-    """Whether a layer has a window where one of `period` has none: the first of them, or the last. 0: all have one."""
+    """Whether a layer has a window if the first (all_first) or last layer of each period has none. 0: all have one."""
     return period == 0 or layer % period != (0 if all_first else period - 1)
 
 
@@ -106,9 +106,9 @@ def layer_heads(
     kv_heads: tuple[int, ...],
     windowed: tuple[bool, ...] | None,
 ) -> tuple[Heads, ...]:
-    """Each layer's heads. heads: of a layer that sees everything. kv_heads: of each layer, 0 where it does not attend.
+    """Each layer's heads. heads: of a layer without a window. kv_heads: of each layer, 0 if it has no attention.
 
-    Raises UnsupportedModelError where heads do not fit together.
+    Raises UnsupportedModelError if heads do not fit together.
     """
     metadata, name = file.metadata, file.architecture
     size, turned = heads.size, heads.rope_size
@@ -137,9 +137,10 @@ def layer_heads(
 
 
 def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -> tuple[int, ...]:
-    """For each layer, the one whose keys and values it reads.
+    """For each layer, the layer whose keys and values it reads.
 
-    The last layers read those of the last layer before them that looks as far back: with a window, or without.
+    Sharing layers, the last ones, read those of the last layer of their kind (with or without a window) that does not
+    share. Raises UnsupportedModelError or ModelFileError if that layer cannot be determined.
     """
     key = f"{file.architecture}.attention.shared_kv_layers"
     default = max(0, layers - _SHARED_FROM.get(file.architecture, layers))
@@ -163,7 +164,7 @@ def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -
 
 
 def query_heads(file: ModelFile, layers: int, *, may_lack: bool) -> tuple[int, ...]:
-    """Query heads of each layer. may_lack: 0 where the file has none. With latents they must be the same in all."""
+    """Query heads of each layer. may_lack: layers may have 0. With latents, all layers must have the same number."""
     key = f"{file.architecture}.attention.head_count"
     if may_lack and file.metadata.get(key, 0) == 0:
         return (0,) * layers
@@ -173,9 +174,10 @@ def query_heads(file: ModelFile, layers: int, *, may_lack: bool) -> tuple[int, .
 
 
 def kv_heads(file: ModelFile, heads: tuple[int, ...], *, may_lack: bool) -> tuple[int, ...]:
-    """Key-value heads of each layer, 0 for one that does not attend. may_lack: there are such layers.
+    """Key-value heads of each layer, 0 for a layer without attention. may_lack: layers may have 0.
 
-    heads: query heads of each; without them no layer attends. Raises UnsupportedModelError where none does otherwise.
+    heads: query heads of each layer; if all are 0, no layer has attention. Raises UnsupportedModelError if there are
+    query heads and no layer has key-value heads.
     """
     key = f"{file.architecture}.attention.head_count_kv"
     if key not in file.metadata or not any(heads):
@@ -191,7 +193,7 @@ def kv_heads(file: ModelFile, heads: tuple[int, ...], *, may_lack: bool) -> tupl
 
 
 def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
-    """For each layer, above how many standard deviations from their mean its gates count; -inf where all do."""
+    """For each layer, how many standard deviations above the mean a gate must be to be kept; -inf keeps all."""
     key = f"{file.architecture}.activation_sparsity_scale"
     if key in file.metadata:
         return tuple(file.metadata.get_list(key, float, length=layers))
@@ -200,10 +202,10 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
 
 
 def xielu(file: ModelFile, layers: int) -> tuple[tuple[float, ...], ...]:
-    """Each layer's factors of xIELU as cpu_kernels.activations takes them; none where it is not the activation.
+    """Each layer's xIELU factors as cpu_kernels.activations takes them; empty if it is not the activation.
 
-    Files state what the two alphas are the softplus of, once or once per layer. Raises ModelFileError for a key that
-    is missing, or absurd.
+    Files state the factors once or once per layer; alphas are the softplus of the stated values. Raises ModelFileError
+    for a key that is missing or not finite.
     """
     if file.architecture not in _WITH_XIELU:
         return ()
@@ -227,11 +229,11 @@ def _softplus(x: float) -> float:
 
 @dataclass(frozen=True)
 class Latents:
-    """Sizes of attention on latents in values: what a token stores for all heads, and the heads that it stands for.
+    """Sizes of attention on latents, in values: of what a token stores for all heads, and of the heads made from it.
 
-    rank: of a latent. query_rank: of what queries are made from, 0 where that is the row itself. plain, turned: of a
-    head's query and key without and with rotation; the turned part is stored behind the latent. value: of a head's
-    value.
+    rank: the latent. query_rank: the latent that queries are made from, 0 if they are made from the row itself. plain,
+    turned: the parts of a head's query and key without and with rotation; the rotated part is stored behind the latent.
+    value: a head's value.
     """
 
     rank: int
@@ -242,17 +244,17 @@ class Latents:
 
     @property
     def stored(self) -> int:
-        """What a token stores in a layer."""
+        """Values that a token stores in a layer."""
         return self.rank + self.turned
 
 
 def read_latents(file: ModelFile) -> Latents | None:
-    """The sizes of latents that a file states, None where its heads have keys and values of their own.
+    """The sizes of latents that a file states, None if its heads have keys and values of their own.
 
-    Files come in two generations. One states the sizes of what is stored as those of heads, and the heads' own under
-    keys of their own (`_mla`), beside a tensor of each head's matrix for keys and one for values. Older ones state the
-    heads' sizes and have both matrices in one tensor. What is computed is the same.
-    Raises ModelFileError for sizes that are missing or do not go together.
+    Files come in two generations. Newer ones state the stored sizes as head sizes and the heads' own sizes under
+    separate keys (`_mla`), and have one tensor of all heads' key matrices and one of their value matrices. Older ones
+    state the heads' sizes and have both matrices in one tensor. The computation is the same.
+    Raises ModelFileError for sizes that are missing or do not fit together.
     """
     metadata, name = file.metadata, file.architecture
     if f"{name}.{_RANK}" not in metadata:
@@ -279,7 +281,7 @@ def read_latents(file: ModelFile) -> Latents | None:
 
 @dataclass(frozen=True)
 class DeltaNetSizes:
-    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
+    """Number of key (and query) heads and of value heads, values per head, and rows that the convolution reads."""
 
     key_heads: int
     value_heads: int
@@ -293,29 +295,29 @@ class DeltaNetSizes:
 
     @property
     def inner(self) -> int:
-        """Values of a row that goes out."""
+        """Values of an output row."""
         return self.value_heads * self.head_size
 
     @property
     def slot_parts(self) -> int:
-        """Parts of a layer's slot, which threads share out."""
+        """Parts of a layer's slot, which are divided among threads."""
         return self.key_heads
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of one part."""
         return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch memory that a thread needs."""
+        """Bytes of scratch memory per thread."""
         return delta_net.scratch_bytes(self.value_heads // self.key_heads, self.padded)
 
 
 def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:
-    """Sizes of a file's gated delta networks, whose keys are those of state-space models; None where it has none.
+    """Sizes of a file's gated delta networks (under the keys of state-space models), None if it has none.
 
-    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that do not fit each other.
+    Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that do not fit together.
     """
     if not any(tensor.endswith(_BETA) for tensor in file.tensors):
         return None
@@ -334,7 +336,10 @@ def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:
 
 
 def attending_layers(file: ModelFile, layers: int) -> tuple[bool, ...]:
-    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
+    """Which layers of a model with gated delta networks have attention: every fourth, unless the file says otherwise.
+
+    Raises UnsupportedModelError if none has.
+    """
     metadata, name = file.metadata, file.architecture
     if f"{name}.{_RECURRENT}" in metadata:
         blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=_MOST_LAYERS)

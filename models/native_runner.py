@@ -34,7 +34,7 @@ from models.weights import WeightLoader
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-# What KV depends on beside the model: its layout, and how attention of the layers below rounds.
+# What stored KV depends on besides the model: its layout, and the rounding of attention in earlier layers.
 _KV_VERSION = "native-2-bf16" if POLICY.bf16_attention else "native-2"
 
 
@@ -58,11 +58,11 @@ class NativeRunner:
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
-        kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
-        once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
-        what they were trained for. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready:
-        weights that were packed before. drafts: load the layer that drafts, where the file has one, or the
-        head of another file. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        kv_bytes: budget of the page pool. threads: None for all cores this process may use; capped at the processors
+        it may use. context: the longest sequence that will be used, which some models' rotation depends on; None for
+        the trained context. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready: weights
+        packed earlier. drafts: whether to load the file's drafting layer, if it has one, or another file with a draft
+        head. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
@@ -104,7 +104,7 @@ class NativeRunner:
         progress: LoadProgress | None,
         ready: PackedWeights | None,
     ) -> None:
-        """drafts: the file of a head, or the sizes of the model's own layer that drafts."""
+        """drafts: the file of a draft head, or the sizes of the model's own drafting layer."""
         config = self._config
         read = layers_read(drafts, config) if isinstance(drafts, ModelFile) else ()
         if progress is not None:
@@ -122,27 +122,27 @@ class NativeRunner:
             layer.start(self._team, progress)
         self.packed = loader.packed
         self.mapped_bytes = ready.bytes if ready else 0
-        """Of the weights: pages of a file, which the system counts as memory that is free."""
+        """Bytes of weights in mapped file pages, which the system counts as free memory."""
         self.closing: list[Callable[[], None]] = []
-        """What is called by `close`, before the weights go."""
+        """Callbacks for `close`, called before the weights are released."""
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
 
     def pages_free(self) -> int:
-        """Pages that can still be taken within the budget."""
+        """Number of free pages within the budget."""
         return self._store.free
 
     def page_holders(self) -> NDArray[np.int32]:
-        """How many sequences hold each page that was ever taken."""
+        """How many sequences hold each page that was ever allocated."""
         return self._store.holders()
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
-        """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
+        """Pages that appending this many tokens to the sequence would allocate, copies of shared pages included."""
         return self._store.needed(self._sequences[sequence], tokens)
 
     def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
-        """Return the handle of a new, empty sequence. Raises ValueError for adapters."""
+        """Return the handle of a new, empty sequence. Raises ValueError if adapters are given."""
         if adapters:
             raise ValueError("the native engine has no LoRA adapters")
         return self._register(Sequence())
@@ -167,7 +167,7 @@ class NativeRunner:
             self._store.take_back(target, first + length - 1 - start)
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the handle and the pages that no other sequence shares back."""
+        """Release the handle, and the pages that no other sequence shares."""
         self._latest.pop(sequence, None)
         self._store.truncate(self._sequences.pop(sequence), 0)
         if self._drafts:
@@ -182,7 +182,7 @@ class NativeRunner:
     ) -> NDArray[np.float32]:
         """Append rows to sequences and return float32[len(wanted), vocab_size], valid until the next call.
 
-        Raises ModelFileError where the program reads of the file and it was changed; nothing is appended then.
+        Raises ModelFileError, with nothing appended, if the program reads the model file and it was changed.
         """
         segments = self._check_rows(tokens, positions, sequences, wanted)
         self._latest.clear()
@@ -205,7 +205,7 @@ class NativeRunner:
         segments: list[tuple[int, int, int]],
         wanted: Ordered[int],
     ) -> NDArray[np.float32]:
-        """Run as many segments as the states allow at once, of which each is a handle, the first row, and how many."""
+        """Run no more segments than the states allow at once. segments: (handle, first row, rows) each."""
         self._steps.fetch(tokens)
         begun: list[tuple[Sequence, int, int]] = []
         self._store.begin_run(len(segments))
@@ -217,10 +217,10 @@ class NativeRunner:
             self._latest[handle] = first, start, sequence.length
             if computed < start:
                 begun.append((sequence, computed, start))
-        if self._store.delta:  # what one computes again, others may share
+        if self._store.delta:  # one at a time: sequences may share recomputed states
             for sequence, _, stop in begun:
                 self._compute_again([(sequence, self._store.computed_of(sequence, stop), stop)])
-                self._store.computed_of(sequence, stop)  # its state is needed from now on
+                self._store.computed_of(sequence, stop)  # marks its state as in use
         else:
             self._compute_again(begun)
         placed = [(self._sequences[one], at, n) for one, at, n in segments]
@@ -241,7 +241,7 @@ class NativeRunner:
         return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
-        """Compute positions start..stop-1 of each of some sequences once more; they have the values already."""
+        """Compute positions start..stop-1 of each (sequence, start, stop) once more; their pages exist already."""
         waiting = [
             (sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun if start < stop
         ]
@@ -277,7 +277,7 @@ class NativeRunner:
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
-        """The latest `run`, to be measured; valid until the next call that changes a sequence."""
+        """The latest `run`, for measurements; valid until the next call that changes a sequence."""
         for handle, (_, start, stop) in self._latest.items():
             self._store.repeat(self._sequences[handle], start, stop)
         return self._steps.last_step()
@@ -290,7 +290,7 @@ class NativeRunner:
         return self._store.read(source, start, stop)
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
-        """Append what export_kv returned; start must equal the sequence's length."""
+        """Append what export_kv returned; start must equal the sequence's length. Raises ValueError."""
         target = self._sequences[sequence]
         if start != target.length or stop <= start:
             raise ValueError(f"cannot import positions {start}..{stop} after {target.length}")
@@ -305,7 +305,7 @@ class NativeRunner:
             raise
 
     def check_integrity(self, sequences: set[int]) -> None:
-        """Raise RuntimeError unless exactly these sequences are alive, and pages account for them."""
+        """Raise RuntimeError unless exactly these sequences are alive and page references match them."""
         if set(self._sequences) != sequences:
             raise RuntimeError(f"sequences alive: {sorted(self._sequences)}, expected: {sorted(sequences)}")
         self._store.check_integrity(list(self._sequences.values()))
@@ -313,7 +313,7 @@ class NativeRunner:
             self._drafts.check_integrity()
 
     def close(self) -> None:
-        """Stop the threads; memory goes with the last reference. Idempotent."""
+        """Stop the threads; memory is released with the last reference. Idempotent."""
         while self.closing:
             self.closing.pop()()
         self._team.close()
@@ -358,7 +358,7 @@ class NativeRunner:
         return segments
 
     def _reserve_logits(self, rows: int) -> None:
-        """Make room for logits of this many rows, in whole tiles."""
+        """Grow the logits buffer to hold this many rows, in whole tiles."""
         room = rows + TILE_WIDTHS[-1]
         if room <= len(self._logits):
             return

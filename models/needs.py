@@ -1,7 +1,7 @@
-"""What a model needs, from its header alone: its program is recorded as for computing, and no tensor is read.
+"""A model's memory and kernels, from its header alone: its program is recorded without reading any tensor.
 
-The code that loads a model decides how each tensor is packed and which buffers there are. It does so here too, so that
-whatever it learns to compute is planned without a second description.
+Plans use the same code that decides at load how each tensor is packed and which buffers exist, so they need no second
+description of the models.
 """
 
 from collections.abc import Iterator
@@ -48,13 +48,13 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class NativeNeeds:
-    """Bytes of a decoder on the CPU engine, and what a token costs.
+    """Memory of a decoder on the CPU engine in bytes, and the work per token.
 
-    weights: packed matrices. buffers: all else that does not grow; a prompt of MAX_ROWS tokens touches it.
-    kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
-    sequence. row, logits: what the products of a row, and of the logits of one, read and compute, by weight format.
-    operations: of the program. values: of a row's residual stream after all layers, which what is no product follows.
-    kernels: of the program and its threads. packers: those that pack its weights.
+    weights: packed matrices. buffers: everything else of fixed size; a prompt of MAX_ROWS tokens touches all of it.
+    kv_per_token: keys, values and states of a stored token. position_bytes: rotation tables, for each position of the
+    longest sequence. row, logits: what the products of a row, and of one row's logits, read and compute, by weight
+    format. operations: number of operations of the program. values: layers times width of the residual stream, to which
+    work outside products is proportional. kernels: of the program and its threads. packers: kernels that pack weights.
     """
 
     weights: int
@@ -78,12 +78,11 @@ def native_needs(
     threads: int | None = None,
     drafts: bool | ModelFile = True,
 ) -> NativeNeeds:
-    """What NativeRunner would allocate with these types of keys and values, on so many threads (None: its usual).
+    """What NativeRunner would allocate with these KV types and number of threads (None: its default).
 
-    drafts: with the layer that drafts, where the file has one, or with the head of another file; what a row costs does
-    not include it.
-    Remembered with the open file, a head by its path. Raises UnsupportedModelError for what it would refuse,
-    ModelFileError for incomplete metadata.
+    drafts: as for NativeRunner; `row` and `logits` do not include drafting. Results are cached per open file, KV types,
+    threads and draft head. Raises UnsupportedModelError for what NativeRunner would refuse, ModelFileError for
+    incomplete metadata.
     """
     count = _threads(threads)
     known, key = (
@@ -98,7 +97,7 @@ def native_needs(
 
 @contextmanager
 def _addressable(file: ModelFile) -> Iterator[None]:
-    """Refuse a file whose sizes ask for more memory than there is, in place of a MemoryError."""
+    """Raise UnsupportedModelError instead of MemoryError for sizes that exceed the address space."""
     try:
         yield
     except MemoryError as error:
@@ -140,9 +139,9 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
 
 
 def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int]:
-    """Bytes of the packed weights that TextEncoder would allocate, and of all else while it computes its longest text.
+    """Bytes of TextEncoder's packed weights, and of everything else while it computes its longest text.
 
-    Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete metadata.
+    Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
     with _addressable(file):
         return _recorded_encoder_needs(file, _threads(threads))
@@ -164,7 +163,7 @@ def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
 
 
 class _HeaderLoader(WeightLoader):
-    """Lays weights out and leaves them where they are: values are ones, and packed bytes take no memory."""
+    """Lays out weights without reading or packing them: values are ones, and packed bytes take no memory."""
 
     def __init__(self, file: ModelFile, builder: ProgramBuilder) -> None:
         super().__init__(file, None, builder, None)
@@ -173,7 +172,7 @@ class _HeaderLoader(WeightLoader):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of all packed matrices, those of the program's other files included."""
+        """Bytes of all packed matrices, including those from the program's other files."""
         return sum(self.sizes)
 
     def of_file(self, file: ModelFile) -> "_HeaderLoader":
@@ -205,12 +204,12 @@ def _threads(threads: int | None) -> int:
 
 
 def touched_bytes(builder: ProgramBuilder) -> int:
-    """Bytes of a program's arrays, without the forms of activations that none of its products reads."""
+    """Bytes of a program's arrays, without packed forms of activations that no product reads."""
     return sum(array.nbytes for array in builder.kept) - sum(_unread(builder))
 
 
 def _unread(builder: ProgramBuilder) -> Iterator[int]:
-    """Bytes of each array of activations that is never written."""
+    """Bytes of each array of packed activations that is never written."""
     read: dict[int, Form] = {}
     for name, record in builder.operations:
         if (form := product_form(name)) is not None:

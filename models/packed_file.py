@@ -1,10 +1,10 @@
-"""Packed weights in a file: what kernels read, as it lies in memory, so that a model need not be packed again.
+"""Files of packed weights, in the layout that kernels read, so that a model need not be packed again.
 
-A file is the matrices one after the other, each at a whole page, an index in JSON (with a CRC-32 of each piece of each
+A file consists of the matrices, each starting at a page boundary, an index in JSON (with a CRC-32 of each piece of each
 matrix), and a trailer: SHA-256 of the index, its length, a magic number. Every byte is checked whenever it is loaded.
 
-The matrices are mapped: the system drops what is not used when memory is short, and reads it again. Whoever cuts a file
-that is mapped kills its reader by a signal, so only files in a folder of localllm's own may be mapped.
+The matrices are mapped, so the system can drop unused pages when memory is short and read them again. Truncating a
+mapped file kills the process that reads it with a signal, so only files in a folder of localllm's own may be mapped.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ _MOST_INDEX = 64 << 20
 
 
 class DamagedError(ValueError):
-    """The file is not one of ours, or not as it was written."""
+    """The file is not a packed file, or not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a matrix lies in the file, and the CRC-32 of each of its pieces."""
+    """A matrix's place in the file, and the CRC-32 of each of its pieces."""
 
     offset: int
     size: int
@@ -44,10 +44,10 @@ class _Entry:
 
 
 class PackedWeights:
-    """Packed matrices by their names (models.weights.WeightLoader gives them), mapped from a file.
+    """Packed matrices by identity (as models.weights.WeightLoader defines it), mapped from a file.
 
-    about: what the file's writer said of it. bytes: of all matrices. They are being checked meanwhile: nothing may be
-    computed with them before `check` returned.
+    about: the writer's metadata. bytes: of all matrices. Checksums are verified in the background: nothing may be
+    computed with the matrices before `check` returns.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class PackedWeights:
         self.bytes = sum(each.nbytes for each in self._matrices.values())
 
     def find(self, name: str, size: int) -> NDArray[np.uint8] | None:
-        """A matrix of that name and so many bytes, if there is one."""
+        """The matrix of that name, None if there is none or it has another size in bytes."""
         found = self._matrices.get(name)
         return found if found is not None and found.nbytes == size else None
 
     def check(self) -> None:
-        """Wait until every byte was checked. Raises DamagedError where one is not as it was written, OSError."""
+        """Wait until every byte is checked. Raises DamagedError if the file is not as it was written, or OSError."""
         for each in self._checks:
             each.result()
 
 
 def read_about(fd: int) -> dict[str, Any]:
-    """What its writer said of an open packed file. Raises DamagedError, OSError."""
+    """The writer's metadata of an open packed file. Raises DamagedError, OSError."""
     return _read_index(fd)[0]
 
 
 def map_packed(fd: int, threads: int) -> PackedWeights:
-    """Map an open packed file, and begin to check it on so many threads. Raises DamagedError, OSError.
+    """Map an open packed file, and start checking it on `threads` threads. Raises DamagedError, OSError.
 
-    The file may be closed and removed; only cutting or writing to it changes what was mapped.
+    The file may then be closed and removed, but must not be truncated or written to.
     """
     about, entries = _read_index(fd)
     size = os.fstat(fd).st_size
@@ -93,7 +93,7 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
         for entry in entries.values()
         for number, check in enumerate(entry.checks)
     ]
-    # Through read, for a disk that fails is an error there, and a signal where a mapping is read.
+    # Check with read: a failing disk is an error there, but a signal when a mapping is read.
     own = os.dup(fd)
     shares = [pieces[start : start + _TOGETHER] for start in range(0, len(pieces), _TOGETHER)]
     executor = ThreadPoolExecutor(threads, "packed-weights")
@@ -121,7 +121,7 @@ def _check_pieces(fd: int, pieces: Sequence[tuple[int, int, int]]) -> None:
 
 
 class PackedWriter:
-    """Writes a packed file from its beginning to its end. Raises OSError."""
+    """Writes a packed file sequentially. Raises OSError."""
 
     def __init__(self, fd: int) -> None:
         """fd: an empty file, open for writing, which the caller closes."""
@@ -131,7 +131,7 @@ class PackedWriter:
         self._end = self._unsynced = 0
 
     def put(self, name: str, parts: Iterable[NDArray[np.uint8]]) -> None:
-        """Write a matrix of which `parts` are the bytes."""
+        """Write a matrix, given as consecutive parts of its bytes."""
         offset, size, checks = _whole_pages(self._end), 0, list[int]()
         for part in parts:
             done = 0
@@ -148,7 +148,7 @@ class PackedWriter:
         self._end = offset + size
 
     def finish(self, about: Mapping[str, Any]) -> None:
-        """Write the index, with what the file is about, and have everything written to the disk."""
+        """Write the index with the writer's metadata, and sync the file to disk."""
         rows = [[name, *place, self._checks[name]] for name, place in self._entries.items()]
         index = json.dumps({"about": dict(about), "matrices": rows}).encode()
         trailer = _TRAILER.pack(hashlib.sha256(index).digest(), len(index), _MAGIC)
@@ -160,13 +160,13 @@ class PackedWriter:
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], offset + done)
         self._unsynced += len(data)
-        if self._unsynced >= 64 * _PIECE:  # so that little waits in memory for the disk
+        if self._unsynced >= 64 * _PIECE:  # bound the unwritten data held in memory
             os.fsync(self._fd)
             self._unsynced = 0
 
 
 def parts_of(array: NDArray[Any], each: Callable[[], None]) -> Iterator[NDArray[np.uint8]]:
-    """An array's bytes piece by piece, with a call before each, which may raise to give up."""
+    """An array's bytes piece by piece; `each` is called before every piece and may raise to cancel."""
     data = array.view(np.uint8)
     for start in range(0, len(data), _PIECE):
         each()
@@ -186,7 +186,7 @@ def _read_index(fd: int) -> tuple[dict[str, Any], dict[str, _Entry]]:
     index = os.pread(fd, size, end - size)
     if hashlib.sha256(index).digest() != digest:
         raise DamagedError("its index is not as it was written")
-    found = json.loads(index)  # written by us, to the byte
+    found = json.loads(index)  # the digest shows that we wrote it
     entries = {name: _Entry(offset, length, tuple(checks)) for name, offset, length, checks in found["matrices"]}
     return found["about"], entries
 

@@ -1,6 +1,7 @@
-"""A model's packed weights written to a file tensor by tensor, where memory has no room for all of them.
+"""Writes a model's packed weights to a file tensor by tensor, for models that do not fit into memory.
 
-The program is recorded as for computing and thrown away: it decides which rows of which tensors are packed, and how.
+The program is recorded as for computing, since that decides which rows of which tensors are packed and how, and then
+discarded.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ from models.weights import PORTION_BYTES, ReadRows, WeightLoader
 
 
 def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
-    """Pack all that NativeRunner packs, and write it; the caller finishes the file.
+    """Pack everything that NativeRunner packs, and write it; the caller finishes the file.
 
-    Takes the memory of a few pieces of a tensor. Raises what NativeRunner raises for the model's file, OSError.
+    Needs memory for a few pieces of a tensor only. Raises what NativeRunner raises for the model's file, and OSError.
     """
     architecture, config = find_architecture(file.architecture), read_config(file)
     team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
@@ -47,7 +48,7 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
 
 
 class _WritingLoader(WeightLoader):
-    """Writes packed matrices to a file and keeps none."""
+    """Writes packed matrices to a file and keeps none in memory."""
 
     def __init__(
         self,

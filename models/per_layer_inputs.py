@@ -1,7 +1,7 @@
-"""A second embedding of each token, of which every layer gets a part of its own: Gemma 3n's and 4's.
+"""Gemma 3n's and 4's second embedding of each token, of which every layer gets its own part.
 
-Its table is the larger half of such a file, and a token needs one row of it. So it stays in the file: a step's rows are
-read when they are needed, and the system's page cache keeps what is asked for often.
+Its table is the larger half of such a file, and a token needs only one row of it. So it stays in the file: each step
+reads the rows it needs, and the system's page cache keeps frequent ones.
 """
 
 import math
@@ -18,13 +18,13 @@ from models.feed_forward import KINDS
 from models.recording import Recording, Rows
 from models.weights import padded, padded_order
 
-_GROUPS = 7  # of a repack's arguments
+_GROUPS = 7  # index of a repack's argument
 _HALF = math.sqrt(0.5)
-_ROOM = 16  # rows behind the last, which whole tiles may read
+_ROOM = 16  # padding rows that whole tiles may read
 
 
 class PerLayerInputs:
-    """What layers get of their tokens, and how they add it. Call `fetch` before each step, `close` after the last."""
+    """Computes each layer's inputs and adds them. Call `fetch` before each step, `close` after the last."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, config, builder = recording, recording.config, recording.builder
@@ -46,7 +46,7 @@ class PerLayerInputs:
         self._repack = self._fetched = 0
 
     def fetch(self, tokens: Sequence[int], program: Program) -> None:
-        """Read the rows of a step's tokens. Raises ModelFileError where the file was changed or cannot be read."""
+        """Read the rows of a step's tokens. Raises ModelFileError if the file was changed or cannot be read."""
         count = len(tokens)
         self._source[:count] = self._rows.read(tokens)
         if count != self._fetched:
@@ -56,13 +56,13 @@ class PerLayerInputs:
             self._fetched = count
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._rows.close()
 
     def record(self, narrows: bool) -> None:
         """Compute layers' inputs from the rows of the table and from x, which holds the tokens' embeddings.
 
-        narrows: those of the last layers are left to `narrow`.
+        narrows: `narrow` computes those of the last layers.
         """
         recording, builder, packing = self._recording, self._recording.builder, self._format
         group_bytes = packing.group_bytes(self._values)
@@ -95,21 +95,21 @@ class PerLayerInputs:
         self._compute(0, recording.config.last_stored + 1 if narrows else self._layers, recording.x)
 
     def narrow(self, layer: int) -> None:
-        """Compute the inputs of a layer and of those behind it, for the wanted rows alone."""
+        """Compute the inputs of this layer and later ones, only for rows with requested logits."""
         self._recording.keep_wanted(self._table.values[None], self._table.values[None])
         self._compute(layer, self._layers, self._kept)
 
     def _compute(self, first: int, last: int, rows: Rows) -> None:
-        """Compute what layers first..last-1 get of the rows' embeddings, `rows`.
+        """Compute the inputs of layers first..last-1. rows: the tokens' embeddings.
 
-        It is (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
+        input = (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
         """
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
         order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
         matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
         recording.pack(rows, config.embedding, matrix.format.form, stride=rows.stride)
         recording.product(matrix, self._projected, last=True)
-        # Dividing by the root of the width changes what is normalised as a larger epsilon does.
+        # Dividing the norm's input by sqrt(width) is equivalent to a larger epsilon.
         scale = config.embedding / recording.architecture.scales.residual(config) ** 2
         weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
         builder.add(

@@ -1,4 +1,4 @@
-"""What some files put behind the pooled states: a classification head, or dense layers."""
+"""Layers that some files have behind the pooled states: a classification head, or dense layers."""
 
 from dataclasses import replace
 
@@ -21,10 +21,10 @@ _INNER, _CLASSIFIER, _DENSE = "cls", "cls.output", ("dense_2", "dense_3")
 
 
 class PoolingHead:
-    """Layers over pooled rows, often none: dense ones, or those of a reranker, which end in a score.
+    """Layers over pooled rows, often none: dense layers, or those of a reranker, which end in a score.
 
-    A reranker's are a layer with tanh, a projection, or both; ModernBERT's layer has GELU and a norm. Of Qwen 3 the
-    score is the chance of the first of its answers. width: numbers of a row that comes out. Not thread-safe.
+    A reranker has a layer with tanh, a projection, or both; ModernBERT's layer has GELU and a norm. Qwen 3's score is
+    the probability of the first of its answers. width: values of an output row. Not thread-safe.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PoolingHead:
         scores: bool,
         threads: int,
     ) -> None:
-        """Load the layers; `compile` makes them run. scores: the file is a reranker."""
+        """Load the layers; call `compile` before `run`. scores: the file is a reranker."""
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)
@@ -58,12 +58,12 @@ class PoolingHead:
         self.width = 1 if scores else k
 
     def compile(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
-        """Compile what the layers need, on a team of as many threads as were stated."""
+        """Compile the layers. team: must have the number of threads given at construction."""
         if self._layers:
             self._steps = Steps(self.builder, team, self._wide, _ROWS, progress)
 
     def run(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the layers make of pooled rows: float32[len(rows), width]."""
+        """Apply the layers to pooled rows; return float32[len(rows), width]."""
         if not self._layers:
             return rows
         found = np.empty((len(rows), self.width), np.float32)

@@ -1,13 +1,13 @@
-"""The layer behind a model's last one that predicts a token further (multi-token prediction): a program of its own.
+"""The layer behind a model's last one that predicts one more token (multi-token prediction), as its own program.
 
-A row joins the embedding of a token with the model's state after the token before it, each normalised; a product makes
-a row of the residual stream of both, and a layer like the others and the model's output follow (DeepSeek-V3's report,
-2.2; tensors blk.N.nextn.*). In Nemotron-H that layer has attention and experts, which the others have apart, and a
-LayerNorm behind them. States are those behind the last norm, the model's or this layer's own, so that the layer
-can go on from its own guess.
+A row joins a token's embedding with the model's state after the token before it, each normalised. A product turns both
+into a row of the residual stream; a layer like the others and the model's output follow (DeepSeek-V3's report, 2.2;
+tensors blk.N.nextn.*). In Nemotron-H, whose other layers have either attention or experts, that layer has both, and a
+LayerNorm behind them. States are taken after the last norm, the model's or this layer's own, so that the layer can
+continue from its own draft.
 
-The output is computed for as many ids as the caller wants: vocabularies are ordered by how early a token was merged, so
-that most of a text has low ones, and a draft that cannot have the others costs less than it loses.
+The caller chooses for how many ids the output is computed. Vocabularies are ordered by how early a token was merged, so
+most tokens of a text have low ids, and leaving out the others saves more time than it loses in accepted drafts.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from models.layer_sizes import ALL_COUNT
 from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
-_LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # what is guessed from: a quarter of all ids, half of them, all
+_LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # draft from a quarter of all ids, from half, or from all
 _JOINS = {f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")}
 _SECOND_NORM = "post_attention_norm.weight"
 _OWN_NORM = "nextn.shared_head_norm.weight"
@@ -33,9 +33,9 @@ _OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_
 
 
 def prediction_config(file: ModelFile, config: ModelConfig, architecture: Architecture) -> ModelConfig | None:
-    """Sizes for the layer alone, which comes behind layers that have nothing; None where there is none of a known kind.
+    """A config that computes only the drafting layer, behind empty layers; None if the file has no supported one.
 
-    It is of a known kind where it has the tensors of a layer with attention, and those that join.
+    It is supported if it has the tensors of one of the model's attention layers, and the joining tensors.
     """
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
@@ -66,9 +66,10 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
 
 
 def _layer_like(file: ModelFile, config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int | None:
-    """A layer with attention that has these tensors; where others have either, one that has those of attention.
+    """The first attention layer with the drafting layer's tensors, `own`: same names and shapes. None if there is none.
 
-    Then one of the others must have those of experts.
+    For models whose layers have either attention or experts, the attention tensors must match an attention layer, and
+    the others an expert layer.
     """
     attending = [one for one in range(config.layers) if config.attends[one]]
     if config.architecture not in ALONE:
@@ -82,19 +83,19 @@ def _layer_like(file: ModelFile, config: ModelConfig, own: dict[str, tuple[int, 
 
 
 def _shapes(file: ModelFile, layer: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's tensors, by their names in it."""
+    """Shapes of a layer's tensors, by name without the layer's prefix."""
     prefix = f"blk.{layer}."
     return {name.removeprefix(prefix): one.shape for name, one in file.tensors.items() if name.startswith(prefix)}
 
 
 class PredictionLayer(DraftingLayer):
-    """The layer's program. Its states are those behind a last norm, of the model's width."""
+    """The layer's program. Its states are taken after the last norm and have the model's width."""
 
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
-        """Load and record. config: what prediction_config gave. Raises UnsupportedModelError for unusable tensors."""
-        if architecture.name in ALONE:  # which have one norm a layer elsewhere, of what is one of two parts here
+        """Load and record. config: from prediction_config. Raises UnsupportedModelError for unusable tensors."""
+        if architecture.name in ALONE:  # their other layers have a single sub-layer and one norm
             second = replace(architecture.norms, feed_forward=_SECOND_NORM.removesuffix(".weight"))
             architecture = replace(architecture, norms=second)
         super().__init__(config, architecture, loader, types, threads)
@@ -104,7 +105,7 @@ class PredictionLayer(DraftingLayer):
 
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalise rows of the residual stream as the model does before its logits."""
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
+        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the model's own logits
             squares = np.mean(states * states, axis=1, keepdims=True)
             return np.asarray(states / np.sqrt(squares + self._epsilon) * self._norm, np.float32)
 
@@ -133,6 +134,6 @@ class PredictionLayer(DraftingLayer):
 
 
 def reaches_of(vocabulary: int) -> tuple[int, ...]:
-    """How many of the first ids may be guessed from, fewest first."""
+    """The numbers of first ids that drafts may be chosen from, ascending."""
     shares = (max(vocabulary // share, _LEAST_IDS) for share in _SHARES_OF_IDS)
     return tuple(dict.fromkeys(min(ids, vocabulary) for ids in shares))

@@ -1,4 +1,4 @@
-"""What the layers of a decoder are recorded with: buffers, norms, products, and how results are added to the rows."""
+"""Building blocks for recording a decoder's layers: buffers, norms, products, additions to the residual stream."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +33,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedPlace:
-    """A place by its numbers. The address may be set later."""
+    """A place given by its numbers. The address may be set later."""
 
     address: int
     stride: int
@@ -42,8 +42,9 @@ class FixedPlace:
 class Rows:
     """A float32 buffer of rows x width, rows and width padded for whole tiles and groups: `values`.
 
-    spread: rows begin in all sets of a cache. Products write to many rows in turn, and at distances of a power of two
-    they would evict each other's lines, and packed activations with them. For kernels that are given the stride.
+    spread: pad the stride so that rows start in different cache sets. Products write to many rows in turn; with a
+    power-of-two stride those rows would evict each other's lines, and packed activations too. Only for kernels that
+    take the stride as an argument.
     """
 
     def __init__(self, builder: ProgramBuilder, rows: int, width: int, *, spread: bool = False) -> None:
@@ -56,9 +57,10 @@ class Rows:
 
 
 def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads: int) -> int:
-    """Address of descriptors (cpu_kernels.records.Act): one for all threads, then each thread's own for a single row.
+    """Allocate packed activations; return the address of their descriptors (cpu_kernels.records.Act).
 
-    longest: the longest row that is ever packed into them.
+    The first descriptor is for all threads and `rows` rows, then each thread has its own for a single row. longest:
+    values of the longest row that is packed into them.
     """
     descriptors = aligned_zeros((threads + 1, int(Act.SIZE)), np.int64)
     for index in range(threads + 1):
@@ -77,11 +79,11 @@ def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads
 
 
 class Recording:
-    """Buffers that all layers share, and the operations that they are made of.
+    """Buffers that all layers share, and methods that record the operations of layers.
 
-    x holds the residual stream, divided by the architecture's factor of what sub-layers add to it: so that factor
-    costs nothing. packed: descriptors of what goes into the next products. matrices_of_row: how many of a product's
-    matrices one row takes, by the address of the segments that say so.
+    x holds the residual stream, divided by the architecture's factor of sub-layer outputs, so that applying the factor
+    costs nothing. packed: descriptors of the input of the next products. matrices_of_row: how many of a product's
+    matrices each row uses, by the address of its segments (see products_of_slots).
     """
 
     def __init__(
@@ -107,12 +109,12 @@ class Recording:
 
     @cached_property
     def sublayer(self) -> Rows:
-        """Room for what a sub-layer gives, where it is not added at once."""
+        """Buffer for a sub-layer's output that is not added to x at once."""
         return self.rows(self.config.embedding, spread=True)
 
     @cached_property
     def aside(self) -> Rows:
-        """What is kept from x for a while."""
+        """Buffer for rows that are set aside and added to x later."""
         return self.rows(self.config.embedding, spread=True)
 
     def rows(self, width: int, *, spread: bool = False) -> Rows:
@@ -120,18 +122,21 @@ class Recording:
         return Rows(self.builder, self.max_rows, width, spread=spread)
 
     def vector(self, name: str, size: int) -> int:
-        """Address of a vector."""
+        """Load a vector into the program; return its address."""
         return self.builder.array(self.loader.vector(name, size))
 
     def bias(self, name: str, size: int) -> tuple[int, int]:
-        """A bias as the addend of a product: its address, or 0 where the file has none, and the distance of rows."""
+        """A bias as the addend of a product: its address, or 0 if the file has none, and the stride, which is 0."""
         return (self.vector(name, size) if self.loader.has(name) else 0), 0
 
     def norm_pack(self, name: str | None, form: Form, *, wanted: bool = False, factor: float = 1.0) -> None:
-        """Pack x, normalised unless name (without .weight) is None. factor: of the result, if it is normalised."""
+        """Pack x, normalised unless name (without .weight) is None. wanted: only rows with requested logits.
+
+        factor: scales the normalised result.
+        """
         kernel, weight, bias = activations.norm_pack, 0, 0
         if name is not None:
-            # Falcon-H1's files name a norm without .weight.
+            # Falcon-H1's files have a norm whose name lacks .weight.
             weight = self._scaled(name if self.loader.has(name) else f"{name}.weight", factor)
             if self.architecture.norms.layer_norm:
                 kernel = norms.layer_norm_pack
@@ -159,7 +164,7 @@ class Recording:
         )
 
     def pack(self, rows: Place, k: int, form: Form, *, stride: int | None = None) -> None:
-        """Pack rows of k values as they are. stride: bytes from row to row, where they are not the place's."""
+        """Pack rows of k values without normalising them. stride: bytes from row to row, None for the place's."""
         stride = rows.stride if stride is None else stride
         arguments = (rows.address, stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
@@ -167,8 +172,8 @@ class Recording:
     def gate_pack(self, kind: int, gate: Rows, up: int, k: int, form: Form, *, up_stride: int = 0) -> None:
         """Pack activation(gate) * up, rows of k values, for all threads: for products that are not private.
 
-        kind: as cpu_kernels.activations numbers activations. up: address of rows, or of xIELU's factors. up_stride:
-        bytes from row to row, unless the usual ones.
+        kind: an activation of cpu_kernels.activations. up: address of rows, or of xIELU's factors. up_stride: bytes
+        from row to row, 0 for the gate's.
         """
         arguments = (gate.address, up, gate.stride, k, int(form), self.packed, kind, up_stride)
         self.builder.add(activations.gate_pack, *arguments, barrier=Barrier.ALWAYS)
@@ -183,9 +188,13 @@ class Recording:
         private: bool = True,
         stage: Stage | None = None,
     ) -> int:
-        """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
+        """out = matrix * packed + addend (address, stride). Returns the operation's index.
+
+        last: end with a barrier; False for all but the last of several products that may run concurrently. private: a
+        single row is packed once per thread.
+        """
         scaled = bool(matrix.scale)
-        # What is to be added may be in `out`, and has no factor.
+        # The factor does not apply to the addend, which may be in `out`.
         room = self.sublayer if scaled and addend[0] == out.address else out
         operation = self.builder.add(
             matrix.format.matmul,
@@ -209,7 +218,7 @@ class Recording:
     def products_of_slots(
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
     ) -> None:
-        """out = matrix * packed, slot by slot, with the one of several matrices that the segments give each slot."""
+        """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot."""
         self.builder.add(
             matrix.format.matmul,
             *matrix.arguments,
@@ -233,16 +242,16 @@ class Recording:
             self._scale_products()
 
     def _scale_products(self) -> None:
-        """Multiply the products side by side, which are done, by the factors of their matrices."""
+        """Multiply the finished concurrent products by the factors of their matrices."""
         while self._unscaled:
             kernel, arguments, stage = self._unscaled.pop(0)
             barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
             self.builder.add(kernel, *arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
-        """x += matrix * packed + bias, with a norm of what is added, or of the sum, where the architecture has them.
+        """x += matrix * packed + bias, with a norm of the addend or of the sum if the architecture has one.
 
-        norm: the tensor of that norm, without .weight.
+        norm: the tensor of that norm, without .weight. private: as for `product`.
         """
         after, sums = self.architecture.norms.after, self.architecture.norms.sums
         if not after and not sums and not self.loader.has(bias):
@@ -275,7 +284,7 @@ class Recording:
     def add_and_norm(self, rows: int, stride: int, norm: str, *, by_position: bool = False) -> None:
         """x = LayerNorm(x + rows), by the tensor `norm`, without .weight.
 
-        rows: their address, 0 to add nothing. by_position: they are those of all positions, not of the step.
+        rows: their address, 0 to add nothing. by_position: rows are indexed by position, not by row of the step.
         """
         size, bias = self.config.embedding, f"{norm}.bias"
         self.builder.add(
@@ -302,13 +311,13 @@ class Recording:
         self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
 
     def keep_wanted(self, planes: NDArray[np.generic], into: NDArray[np.generic]) -> None:
-        """Copy the wanted rows of [plane][row][values] to the front of other planes, or of the same ones."""
+        """Copy the rows with requested logits of [plane][row][values] to the front of `into`, which may be `planes`."""
         source = (planes.ctypes.data, planes.strides[-2], len(planes), planes.strides[0])
         arguments = (*source, into.ctypes.data, into.strides[0])
         self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
 
     def copy(self, rows: Rows, address: int, stride: int) -> None:
-        """Copy rows of an embedding's size to an address, with so many bytes from one to the next."""
+        """Copy the embedding's width of `rows` to an address. stride: bytes from row to row there."""
         arguments = (address, stride, rows.address, rows.stride, self.config.embedding)
         self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
 
@@ -318,27 +327,27 @@ class Recording:
         self.builder.add(sums.scale_and_add, *x, *x, self.config.embedding, factor, 0, 0, barrier=Barrier.ALWAYS)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
-        """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
+        """Compute matrix * packed + bias into `aside`, to be added to x by add_aside after x was read again."""
         addend = self.bias(bias, self.config.embedding)
         self.product(matrix, self.aside, addend=addend, last=True, private=private)
 
     def copy_aside(self) -> None:
-        """Keep x as it is now."""
+        """Copy x to `aside`."""
         arguments = (self.aside.address, self.aside.stride, self.x.address, self.x.stride, self.config.embedding)
         self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
 
     def add_aside(self, gates: Rows | None = None) -> None:
-        """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""
+        """x += aside, times the sigmoid of each row's gate if gates are given: the first value of its row there."""
         self._add(self.aside, gates)
 
     def add_both(self, rows: Rows, of_aside: str, of_rows: str, of_sum: str) -> None:
-        """x += norm(norm(what was left aside) + norm(rows)), by these tensors, without .weight."""
+        """x += norm(norm(aside) + norm(rows)), by these tensors, without .weight."""
         self.normalise_aside(of_aside)
         self.norm_add(self.aside, rows, of_rows)
         self.norm_add(self.x, self.aside, of_sum)
 
     def normalise_aside(self, norm: str) -> None:
-        """Normalise what was left aside by the tensor `norm`, without .weight."""
+        """Normalise `aside` in place by the tensor `norm`, without .weight."""
         size, aside = self.config.embedding, self.aside
         weight = self.vector(f"{norm}.weight", size)
         arguments = (aside.address, aside.stride, weight, size, -(-size // 16) * 16, self._plain_epsilon)
@@ -358,12 +367,12 @@ class Recording:
         )
 
     def _scaled(self, name: str, factor: float) -> int:
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the logits
+        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the logits
             return self.builder.array(self.loader.vector(name, self.config.embedding) * factor)
 
 
 def forms(*matrices: Matrix) -> Form:
-    """The packed forms that these matrices multiply."""
+    """The packed forms of activations that these matrices multiply."""
     together = Form(0)
     for matrix in matrices:
         together |= matrix.format.form

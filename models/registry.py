@@ -16,17 +16,17 @@ def _by_name(*families: Iterable[Architecture]) -> dict[str, Architecture]:
 
 
 ARCHITECTURES = _by_name(llama.ARCHITECTURES, gemma.ARCHITECTURES, mixtures.ARCHITECTURES, scans.ARCHITECTURES)
-"""Those that write text."""
+"""Decoders: architectures that generate text."""
 TEXT_ENCODERS: dict[str, Architecture] = {
     name: one for name, one in ARCHITECTURES.items() if name not in _ONLY_WRITING
 } | _by_name(encoders.ARCHITECTURES)
-"""Those whose states can be pooled: of the former, too."""
+"""Architectures whose states can be pooled: encoders, and decoders without states in slots."""
 
 
 def find_architecture(name: str, among: dict[str, Architecture] = ARCHITECTURES) -> Architecture:
     """Return the architecture of that name.
 
-    Raises UnsupportedModelError otherwise; the llama.cpp backend may still take it.
+    Raises UnsupportedModelError if it is unknown; the llama.cpp backend may still support it.
     """
     if name not in among:
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""How a model rotates heads, and scales what it attends with, by position: read from the metadata and checked."""
+"""How a model rotates heads and scales queries by position: read from the metadata and checked."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MAX_ROPE_BASE = 1e12
 class RopeScaling:
     """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (factor tensors).
 
-    log_multiplier: how much of YaRN's sharpening the model has learnt to do without, 0 for none.
+    log_multiplier: share of YaRN's attention sharpening that is divided out again, 0 for none.
     """
 
     kind: str
@@ -46,13 +46,13 @@ def rope_base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
 
 
 def window_rope_base(file: ModelFile, scaling: RopeScaling) -> float | None:
-    """The base of layers with a window, where the file states it."""
+    """The base of sliding-window layers, if the file states it."""
     base = stated_number(file, "rope.freq_base_swa", MAX_ROPE_BASE)
     return None if base is None else _checked_base(file, f"{file.architecture}.rope.freq_base_swa", base, scaling)
 
 
 def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) -> float:
-    """The base, if it is usable: YaRN divides by its logarithm."""
+    """The base, if it is usable: YaRN divides by its logarithm. Raises ModelFileError otherwise."""
     if not math.isfinite(base) or base < 1.0 or (base == 1.0 and scaling.kind == "yarn"):
         raise ModelFileError(
             f"{file.path}: {key}: the rotation's base is {base:g}, which cannot be computed with. "
@@ -62,13 +62,13 @@ def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) 
 
 
 def query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
-    """How queries grow with the position, where the file states it."""
+    """How queries grow with the position, None if the file does not state it."""
     scale = stated_number(file, "attention.temperature_scale")
     return QueryGrowth(scale, length) if scale else None
 
 
 def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
-    """Raises UnsupportedModelError for a kind that is not known."""
+    """The scaling that the file states. Raises UnsupportedModelError for an unknown kind."""
     metadata, prefix = file.metadata, f"{file.architecture}.rope.scaling"
     kind = metadata.get_str(f"{prefix}.type", "none")
     factor = metadata.get_float(
@@ -95,9 +95,9 @@ def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
 
 
 def stated_number(file: ModelFile, key: str, maximum: float = 1e6, least: float = 0.0) -> float | None:
-    """A number from 0 on that the file states; None where it does not. Raises ModelFileError.
+    """A non-negative number that the file states, else None. Raises ModelFileError if it is out of range.
 
-    least: refuse what lies between it and 0, which would overflow where it divides.
+    least: the smallest value accepted other than 0, since dividing by a smaller one would overflow.
     """
     key = f"{file.architecture}.{key}"
     if key not in file.metadata:

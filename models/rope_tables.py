@@ -1,7 +1,7 @@
-"""Angles of rotary embeddings: frequencies with their scalings, and tables of cosines and sines that grow on demand.
+"""Rotary embeddings: frequencies with their scalings, and tables of cosines and sines that grow on demand.
 
-Linear scaling divides positions. YaRN (Peng et al., 2023) interpolates slow dimensions and leaves fast ones, with a
-ramp between, and sharpens attention. Llama 3 and longrope files carry a factor for each frequency as a tensor.
+Linear scaling divides positions. YaRN (Peng et al., 2023) interpolates slow dimensions and leaves fast ones unchanged,
+with a ramp between, and sharpens attention. Llama 3 and longrope files have a tensor with a factor for each frequency.
 """
 
 import math
@@ -23,13 +23,13 @@ _FIRST_POSITIONS = 4096
 _BLOCK_POSITIONS = 256
 _ROTATIONS = 2 * math.pi
 GLOBAL_ROPE, LOCAL_ROPE, NO_ROPE, QUERY_ROPE = range(4)
-"""Tables in a step record: the usual one, that of layers with a window, none at all, that of queries which grow."""
+"""Tables in a step record: the usual one, one for sliding-window layers, one without rotation, growing queries."""
 
 
 def frequencies(
     size: int, base: float, scaling: RopeScaling, factors: NDArray[np.float32] | None
 ) -> NDArray[np.float64]:
-    """Radians a position for each of size/2 turning pairs."""
+    """Radians per position for each of size/2 rotated pairs: float64[size / 2]."""
     pairs = np.arange(size // 2)
     plain: NDArray[np.float64] = np.exp(pairs * (-2.0 * math.log(base) / size))
     if factors is not None:
@@ -49,7 +49,7 @@ def frequencies(
 
 
 def magnitude(scaling: RopeScaling) -> float:
-    """Factor of cosines and sines: YaRN's sharpening, or the one that the file states."""
+    """Factor of cosines and sines: the one that the file states, times YaRN's sharpening."""
     if scaling.kind != "yarn":
         return scaling.attention_factor
     stretch = math.log(max(1.0, scaling.factor))
@@ -57,20 +57,20 @@ def magnitude(scaling: RopeScaling) -> float:
 
 
 def _pair_that_turns(size: int, base: float, context: int, turns: float) -> float:
-    """The pair that turns this many times over the original context."""
+    """The (fractional) index of the pair that makes this many full turns over the original context."""
     return size * math.log(context / (turns * _ROTATIONS)) / (2.0 * math.log(base))
 
 
 def head_order(heads: Heads, neighbours: bool) -> NDArray[np.int64]:
-    """Where each value of a padded head comes from: int64[padded_head], -1 for padding.
+    """The source of each value of a padded head: int64[padded_head], -1 for padding.
 
-    Turning pairs come to lie at i and i + padded/2, whichever way the file pairs them.
+    Rotated pairs are placed at i and i + padded/2, whichever way the file pairs them.
     """
     return pair_order(heads.size, heads.padded, heads.rope_size, neighbours)
 
 
 def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArray[np.int64]:
-    """As `head_order`, for `size` values padded to `padded`, of which `turning` turn."""
+    """Like `head_order`, for `size` values padded to `padded`, of which the first `turning` are rotated."""
     order = np.full(padded, -1, np.int64)
     pairs = np.arange(turning // 2)
     order[pairs] = 2 * pairs if neighbours else pairs
@@ -80,10 +80,10 @@ def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArra
 
 
 class RopeTable:
-    """Cosines and sines by position, float32[n, 2, padded/2], computed in blocks of positions as they are asked for.
+    """Cosines and sines by position, float32[n, 2, padded/2], computed on demand in blocks of positions.
 
-    Memory that holds no block yet is not taken from the system. growth: multiplies all of a position's entries, those
-    of values that do not turn included.
+    Blocks not yet computed take no physical memory. growth: multiplies all of a position's entries, including those of
+    values that are not rotated.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RopeTable:
         self._reserve(_FIRST_POSITIONS)
 
     def _reserve(self, positions: int) -> None:
-        """Begin a table with room for so many positions."""
+        """Replace the table by an empty one for `positions` positions."""
         blocks = -(-positions // _BLOCK_POSITIONS)
         self._computed = [False] * blocks
         self._table = aligned_zeros((blocks * _BLOCK_POSITIONS, 2, self._half), np.float32)
@@ -105,11 +105,11 @@ class RopeTable:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of a position's entries."""
+        """Bytes of one position's entries."""
         return 8 * self._half
 
     def cover(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Make the table hold the positions first..last of each span."""
+        """Compute the positions first..last (inclusive) of each span, growing the table if needed."""
         longest = max(last for _, last in spans) + 1
         if longest > len(self._table):
             self._reserve(max(longest, 2 * len(self._table)))
@@ -134,12 +134,13 @@ class RopeTable:
 
 
 class Ropes:
-    """A model's tables, and which of them each layer takes."""
+    """A model's tables, and which of them each layer uses."""
 
     def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
-        """Context: the longest that will be asked for.
+        """context: the longest context that will be used.
 
-        Raises UnsupportedModelError for unusable factors, and where heads of two sizes need tables for one.
+        Raises UnsupportedModelError for unusable factors, and for heads of two sizes where other tables than the two
+        usual ones are needed.
         """
         rotation, scaling = architecture.rotation, config.rope_scaling
         layers = range(config.layers)
@@ -169,11 +170,11 @@ class Ropes:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of all tables for each position up to the longest sequence's."""
+        """Bytes of all tables per position; the longest sequence determines how many positions there are."""
         return sum(table.position_bytes for table in self._tables.values())
 
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
-        """The tables of queries and of keys."""
+        """The indices of the tables for a layer's queries and keys. turns: whether the layer rotates heads."""
         if not turns:
             return NO_ROPE, NO_ROPE
         if self._local and windowed:
@@ -181,14 +182,14 @@ class Ropes:
         return QUERY_ROPE if self._grows else GLOBAL_ROPE, GLOBAL_ROPE
 
     def cover(self, spans: Sequence[tuple[int, int]], step: NDArray[np.generic]) -> None:
-        """Make the tables hold the positions first..last of each span, and note their addresses in a step record."""
+        """Compute the positions first..last of each span, and write the tables' addresses into a step record."""
         for index, table in self._tables.items():
             table.cover(spans)
             step[Step.ROPE_TABLES + index] = table.address
 
 
 def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
-    """Factors of the frequencies, for contexts as long as those that will be asked for."""
+    """The file's frequency factors for this context length, if any. Raises UnsupportedModelError."""
     pairs = heads.rope_size // 2
     factors = loader.factors("rope_freqs.weight", pairs)
     if factors is None:

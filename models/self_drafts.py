@@ -1,9 +1,9 @@
-"""What is kept of sequences for a layer that drafts (models/drafting_layer.py), and how it drafts several tokens.
+"""What a drafting layer (models/drafting_layer.py) keeps of sequences, and how it drafts several tokens.
 
-The layer reads the model's states of a sequence's latest tokens. Those of the last KEPT are copied from each step; its
-keys and values are computed when it drafts, of as many tokens as there are states. So nothing but a copy is done while
-drafting pauses, and prompts, prefixes, forks and what lies on disk know nothing of it: a sequence that goes on from a
-known prefix drafts from the states that were computed since. Drafts are guesses, so that they may depend on this.
+The layer reads the model's states of a sequence's latest tokens. Each step copies the states of the last KEPT tokens;
+the layer's keys and values are computed only when it drafts, for the tokens whose states are kept. So a pause in
+drafting costs only that copy, and prompts, cached prefixes, forks and the disk tier are unaffected: a sequence that
+continues from a cached prefix drafts from the states computed since. This may change drafts, but never the text.
 """
 
 from collections.abc import Sequence as Ordered
@@ -17,18 +17,18 @@ from models.kv_pages import Sequence
 
 KEPT = 128
 _MOST = MAX_TOKENS - KEPT - 1  # tokens of a draft
-_COVERED = 15 / 16  # of the latest tokens, by the ids that are guessed from
+_COVERED = 15 / 16  # share of the latest tokens that must be among the ids to draft from
 _FEW = 32
-"""Rows that are read for a single guess, which is asked for to see whether guesses are right."""
+"""Rows that are read for a draft of a single token, which only tests whether drafting pays."""
 _EACH = MAX_ROWS // MAX_SEQUENCES
-"""Rows that each of several sequences may have in one run."""
+"""The most rows of each of several sequences in one run."""
 
 
 @dataclass
 class _Trail:
-    """A sequence's states and tokens of positions start..end-1, a position's at position % KEPT.
+    """A sequence's states and tokens of positions start..end-1, in ring buffers indexed by position % KEPT.
 
-    stored: the layer's own sequence, the first position of which is `first` of the text.
+    stored: the layer's own sequence, whose first position is position `first` of the text.
     """
 
     states: NDArray[np.float32]
@@ -40,14 +40,14 @@ class _Trail:
 
 
 class SelfDrafts:
-    """Follows up to MAX_SEQUENCES sequences, those that were computed latest, and drafts for them."""
+    """Tracks the MAX_SEQUENCES most recently computed sequences, and drafts for them."""
 
     def __init__(self, layer: DraftingLayer) -> None:
         self._layer = layer
-        self._trails: dict[int, _Trail] = {}  # the latest last
+        self._trails: dict[int, _Trail] = {}  # in order of use, the most recent last
 
     def note(self, sequence: int, start: int, tokens: Ordered[int], states: NDArray[np.generic]) -> None:
-        """Keep the states of a sequence's new tokens. states: float32[tokens, values], those that the layer reads."""
+        """Keep the states of a sequence's new tokens. states: float32[tokens, values], as the layer reads them."""
         trail = self._trails.pop(sequence, None)
         if trail is None:
             trail = self._room()
@@ -66,7 +66,7 @@ class SelfDrafts:
         trail.start = max(trail.start, end - KEPT)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget what is known of a sequence from this position on."""
+        """Forget a sequence's states and tokens from position `length` on."""
         trail = self._trails.get(sequence)
         if trail is None or length >= trail.end:
             return
@@ -81,9 +81,10 @@ class SelfDrafts:
             self._layer.store.truncate(trail.stored, 0)
 
     def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, Part]:
-        """Store what is missing of sequences but a few last rows, and return these, of those that can be drafted for.
+        """Compute the missing keys and values of sequences, except for a few last rows, and return those rows.
 
-        wanted: as for `draft`, which does the same where it was not done.
+        Sequences without known states are left out. wanted: as for `draft`, which calls this itself; calling it earlier
+        only moves the work.
         """
         parts: dict[int, Part] = {}
         for sequence, token, count in wanted:
@@ -93,9 +94,9 @@ class SelfDrafts:
         return parts
 
     def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
-        """Guess tokens; wanted: a sequence, the token that follows what it stores, and how many may follow that.
+        """Draft tokens. wanted: (sequence, its next token, which is not stored yet, most tokens to draft) each.
 
-        A sequence of which no state is known gets none.
+        Returns a list for each; it is empty if no state of the sequence is known.
         """
         found: dict[int, list[int]] = {sequence: [] for sequence, _, _ in wanted}
         counts = {sequence: min(count, _MOST) for sequence, _, count in wanted}
@@ -116,17 +117,17 @@ class SelfDrafts:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the states of all sequences that can be followed."""
+        """Bytes of the states of MAX_SEQUENCES sequences."""
         return MAX_SEQUENCES * KEPT * 4 * self._layer.width
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the layer's pages are not those of the sequences that are followed."""
+        """Raise RuntimeError if the layer's pages do not match the tracked sequences."""
         self._layer.store.check_integrity([trail.stored for trail in self._trails.values()])
 
     def _follow(self, trail: _Trail, token: int, count: int) -> Part:
-        """Store what is missing of a sequence but its last rows, and return these."""
+        """Compute a sequence's missing keys and values except for its last rows, and return those rows."""
         stored, end = trail.stored, trail.end
-        self._cut(trail, end)  # another token may have followed before
+        self._cut(trail, end)  # drop rows computed for another next token
         begin = trail.first + stored.length
         if not stored.length or begin <= trail.start or end + count - trail.first >= MAX_TOKENS:
             self._layer.store.truncate(stored, 0)
@@ -141,7 +142,7 @@ class SelfDrafts:
         return Part(stored, tokens, states)
 
     def _ids(self, trails: Ordered[_Trail]) -> int:
-        """How many ids to guess from: so many that nearly all of the latest tokens are among them."""
+        """How many ids to draft from: the least of `reaches` that covers nearly all of the latest tokens."""
         reaches = self._layer.reaches
         if len(reaches) == 1 or not trails:
             return reaches[-1]
@@ -149,7 +150,7 @@ class SelfDrafts:
         return next((ids for ids in reaches if np.count_nonzero(latest < ids) >= _COVERED * len(latest)), reaches[-1])
 
     def _room(self) -> _Trail:
-        """A trail that follows nothing, that of the sequence that was computed longest ago if there are too many."""
+        """An empty trail: a new one, or that of the least recently computed sequence if there are too many."""
         if len(self._trails) < MAX_SEQUENCES:
             return _Trail(np.zeros((KEPT, self._layer.width), np.float32))
         oldest = self._trails.pop(next(iter(self._trails)))
@@ -157,12 +158,12 @@ class SelfDrafts:
         return oldest
 
     def _restart(self, trail: _Trail, position: int) -> None:
-        """Know nothing of the positions before this one."""
+        """Forget all positions and restart at this one."""
         self._layer.store.truncate(trail.stored, 0)
         trail.start = trail.end = position
 
     def _cut(self, trail: _Trail, length: int) -> None:
-        """Forget what the layer stores of positions from this one on."""
+        """Drop the layer's keys and values from position `length` on."""
         keep = max(0, length - trail.first)
         if keep < trail.stored.length:
             self._layer.store.truncate(trail.stored, keep)

@@ -1,4 +1,4 @@
-"""A recorded program and the record of its next step: which rows it computes, and of which sequences they are."""
+"""Runs a recorded program step by step: writes the step record, which lists the rows and their sequences."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
@@ -23,15 +23,15 @@ from models.rope_tables import Ropes
 from models.weights import padded
 
 LoadProgress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of it that is."""
+"""Called with the current activity and the fraction of it that is done."""
 
-# With fewer tiles of attention than this, threads would wait for the one with the longest.
+# With fewer attention tiles per thread than this, threads would wait for the longest tile.
 TILES_A_THREAD = 8
 _SEGMENT_FIELDS = 4
 
 
 def compiling(progress: LoadProgress | None) -> CompileProgress:
-    """The progress of compiling as one of loading."""
+    """Report compilation progress as load progress."""
 
     def report(done: int, count: int) -> None:
         if progress is not None:
@@ -43,7 +43,7 @@ def compiling(progress: LoadProgress | None) -> CompileProgress:
 def step_fields(
     builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
-    """New arrays whose addresses a step record has, kept with the program."""
+    """Allocate the arrays whose addresses a step record holds; the program keeps them alive."""
     needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)
@@ -65,7 +65,7 @@ def step_fields(
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
-    Call `fetch` and `place` before `run` where the program reads tokens, or keys and values of sequences.
+    Call `fetch` and `place` before `run` if the program reads tokens, or keys and values of sequences.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Steps:
         progress: LoadProgress | None,
         inputs: PerLayerInputs | None = None,
     ) -> None:
-        """Compile what the builder's operations need. inputs: what the program reads of the file in each step."""
+        """Compile the builder's kernels. inputs: embeddings that the program reads from the file in each step."""
         fields = step_fields(builder, config, max_rows, team.threads)
         self.program = builder.build(compiling(progress))
         release_linker()
@@ -96,18 +96,18 @@ class Steps:
         self._kinds = {(heads.keys, heads.group) for heads in attending}
         self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
         self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
-        self._stages = (0, 0)  # rows and wanted rows that the step record was written for
+        self._stages = (0, 0)  # rows and rows with requested logits that the step record was written for
 
     def fetch(self, tokens: Ordered[int]) -> None:
-        """Read what the program needs of the file for the next step's tokens.
+        """Read what the program needs from the file for the next step's tokens.
 
-        Raises ModelFileError where the file was changed or cannot be read, before anything else changes.
+        Raises ModelFileError, before anything else changes, if the file was changed or cannot be read.
         """
         if self._inputs:
             self._inputs.fetch(tokens, self.program)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         if self._inputs:
             self._inputs.close()
 
@@ -118,9 +118,9 @@ class Steps:
         segments: Ordered[tuple[Sequence, int, int]],
         ropes: Ropes,
     ) -> None:
-        """Say what the rows are.
+        """Write the rows into the step record.
 
-        segments: a sequence whose pages exist, its first row, and how many rows it has, which follow each other in it.
+        segments: (sequence, first row, rows) each. The sequence's pages exist, and its rows have consecutive positions.
         """
         rows, step = len(tokens), self._step
         self._tokens[:rows] = tokens
@@ -136,7 +136,7 @@ class Steps:
         self._placed = segments
 
     def _place_wanted(self, wanted: Ordered[int]) -> None:
-        """Say which segments the wanted rows are: those of one sequence that follow each other in it."""
+        """Write the segments of the rows with requested logits: runs of consecutive positions in one sequence."""
         step, at = self._step, 0
         lengths: list[tuple[int, int]] = []
         for sequence, first, count in self._placed:
@@ -154,7 +154,7 @@ class Steps:
         self._share_attention(Step.WANTED_PARTS, lengths)
 
     def run(self, rows: int, wanted: Ordered[int] = ()) -> None:
-        """Compute the rows, and what is computed of some only for those of these indices."""
+        """Compute the rows. wanted: indices of the rows that operations of Stage.WANTED compute."""
         step = self._step
         self._wanted[: len(wanted)] = wanted
         if (rows, len(wanted)) != self._stages:
@@ -168,18 +168,21 @@ class Steps:
         self.program.run(self._team, self._address)
 
     def last_step(self) -> RecordedStep:
-        """The latest `run`, to be measured; valid until the next call that changes a sequence."""
+        """The latest `run`, for measurements; valid until the next call that changes a sequence."""
         return RecordedStep(self.program, self._team, self._step)
 
     def _expert_width(self, rows: int) -> int:
-        """The tile width for experts' slots: narrow enough that few lanes stay empty."""
+        """The tile width for experts' slots: narrow enough to leave few lanes empty."""
         if rows <= 1:
             return 1
         average = rows * self._config.experts_used / self._config.experts
         return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
 
     def _share_attention(self, field: Step, segments: list[tuple[int, int]]) -> None:
-        """Have a step of few tiles shared out by spans, and make room for their results. segments: (rows, length)."""
+        """If a step has few attention tiles, divide it among threads by spans, and allocate buffers for their results.
+
+        segments: (rows, length) each.
+        """
         self._step[field] = 0
         if self._team.threads == 1:
             return

@@ -1,4 +1,4 @@
-"""Tensors of a file on their way into packed matrices and padded vectors."""
+"""Loads a file's tensors into packed matrices and padded vectors."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from models.errors import UnsupportedModelError, refuse_unused
 from models.packed_file import PackedWeights
 
 PORTION_BYTES = 4 << 20
-"""Packed bytes of a matrix that are made at once, if a group has no more."""
+"""Bytes of a matrix that are packed at once, or one group if that is larger."""
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
-"""Gives the bytes of so many rows from a first one on, [row][byte]."""
+"""Called with the first row and the number of rows; returns their bytes, [row][byte]."""
 _SCALED = "NVFP4"
-# Beside such matrices, factors of activations in four bits, which kernels here do not make of them.
+# Such matrices come with factors for 4-bit activations, which these kernels do not use.
 _UNUSED = ".input_scale"
 ROW_MULTIPLE = 32
-"""Outputs are padded to this many values, so that any format's groups fit."""
+"""Outputs are padded to a multiple of this, which every format's group size divides."""
 
 
 def padded(values: int) -> int:
@@ -37,21 +37,22 @@ def padded(values: int) -> int:
 
 
 def padded_order(firsts: NDArray[np.int64], size: int, length: int) -> NDArray[np.int64]:
-    """Where the values of parts come from that begin at these places: `size` of each, then -1 up to `length`."""
+    """The order for parts that begin at `firsts`: `size` indices of each, then -1 up to `length`."""
     one = np.concatenate([np.arange(size), np.full(length - size, -1)])
     return np.where(one >= 0, one + firsts[..., None], -1).reshape(-1)
 
 
 def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Values [...][value] in another order; -1 gives 0."""
+    """Values [...][value] reordered along the last axis; -1 gives 0."""
     return np.where(order >= 0, values[..., np.maximum(order, 0)], np.float32(0))
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed matrix of `rows` outputs (padding included) and k inputs, once or once an expert.
+    """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
-    scale: the tensor of a factor of all values, one an expert, which is not in `packed`; empty for none.
+    scale: the tensor of a factor for the whole matrix, one per expert, which is not included in `packed`; empty for
+    none.
     """
 
     format: WeightFormat
@@ -101,7 +102,7 @@ class WeightLoader:
         progress: Callable[[str, float], None] | None,
         ready: PackedWeights | None = None,
     ) -> None:
-        """team: None where nothing is packed. ready: matrices that were packed before; all others are packed."""
+        """team: None to pack nothing. ready: matrices packed earlier; all others are packed now."""
         self._file = file
         self._team = team
         self._builder = builder
@@ -113,15 +114,15 @@ class WeightLoader:
         self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
         self._ready = ready
         self.packed: dict[str, NDArray[np.generic]] = {}
-        """The packed bytes by what they are: tensor, rows and format. See models.packed_file."""
+        """Packed bytes by identity (tensor, format, shape and row order), as models.packed_file stores them."""
 
     def of_file(self, file: ModelFile) -> "WeightLoader":
-        """A loader of another file for the same program."""
+        """A loader for another file of the same program."""
         return WeightLoader(file, self._team, self._builder, self._progress)
 
     @property
     def packs(self) -> bool:
-        """Whether matrices are packed, and not mapped or only counted."""
+        """Whether matrices are packed, as opposed to mapped or only counted."""
         return self._team is not None and self._ready is None
 
     def has(self, name: str) -> bool:
@@ -129,20 +130,20 @@ class WeightLoader:
         return name in self._file.tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor, None where the file has none of that name."""
+        """The shape of a tensor, None if the file has none of that name."""
         tensor = self._file.tensors.get(name)
         return None if tensor is None else tensor.shape
 
     def rows(self, name: str) -> int:
-        """Rows of a matrix that the file has."""
+        """Rows of a matrix, which the file must have."""
         return self._file.tensors[name].shape[0]
 
     def leave_out(self, *names: str) -> None:
-        """Accept tensors that are not loaded, for they do not matter to what is computed."""
+        """Mark tensors as used that need not be loaded because they do not affect the results."""
         self._used.update(names)
 
     def check_all_used(self, layers: int, layer: int | None = None) -> None:
-        """Raise UnsupportedModelError for tensors of the file, or of one layer, that nobody has asked for."""
+        """Raise UnsupportedModelError if a tensor of the file, or of one layer, was not used. See refuse_unused."""
         refuse_unused(self._file, self._used, layers, layer)
 
     def refuse_missing(self, name: str) -> NoReturn:
@@ -152,7 +153,7 @@ class WeightLoader:
         )
 
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
+        """A one-dimensional tensor as float32, reordered if `order` is given (-1 gives 0), padded with zeros."""
         self._tensor(name, (size,))
         values = self._values(name)
         if order is not None:
@@ -162,21 +163,21 @@ class WeightLoader:
         return out
 
     def vectors(self, name: str, count: int, size: int) -> NDArray[np.float32]:
-        """A tensor of count x size as float32, each vector padded with zeros; one may have one dimension."""
+        """A tensor of count x size as float32, each vector padded with zeros; one-dimensional if count is 1."""
         self._tensor(name, (size,) if count == 1 and self.shape(name) == (size,) else (count, size))
         out = np.zeros((count, padded(size)), np.float32)
         out[:, :size] = self._values(name).reshape(count, size)
         return out
 
     def factors(self, name: str, size: int) -> NDArray[np.float32] | None:
-        """A tensor of frequency factors, if the file has it."""
+        """A tensor of frequency factors, None if the file lacks it."""
         return self.vector(name, size)[:size] if self.has(name) else None
 
     def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
-        """Pack a tensor of (experts,) rows x k; one row may be stored as a vector.
+        """Pack a tensor of (experts,) rows x k; a single row may be stored as a vector.
 
-        order: source row of each packed row, -1 for zeros; one order serves all experts. The same name and no order
-        gives the same matrix again, so that tied embeddings are stored once.
+        order: source row of each packed row, -1 for zeros, the same for all experts. Without an order, the same name
+        returns the same matrix, so that tied embeddings are stored once.
         """
         if order is None and name in self._matrices:
             return self._matrices[name]
@@ -188,23 +189,23 @@ class WeightLoader:
         return matrix
 
     def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
-        """The rows of a tensor of rows x k, which stay in the file, and the format that they can be packed in."""
+        """A reader of the rows of a rows x k tensor, which stay in the file, and the format to pack them in."""
         tensor = self._tensor(name, (rows, k))
         self._report(tensor)
         return self._file.rows(name), self._format_of(tensor)
 
     def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
-        """Pack some rows of a tensor of rows x k: a piece of a fused one."""
+        """Pack some rows of a tensor of rows x k: a part of a fused tensor."""
         return self._pack(self._tensor(name, (rows, k)), order, rows, k, 0)
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
-        """Pack some rows of each head of a tensor of (heads * rows) x k, as if heads were experts."""
+        """Pack some rows of each head of a tensor of (heads * rows) x k, with heads in place of experts."""
         return self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
 
     def transposed_heads_of(self, name: str, heads: int, rows: int, k: int, count: int) -> Matrix:
-        """Pack the first `count` rows of each head of such a tensor as matrices of k x count.
+        """Pack the first `count` rows of each head of such a tensor, transposed to k x count.
 
-        Blocks lie along rows, so the values are stored as floats: F32 where the file's are, else F16.
+        Blocks run along rows, so a transposed matrix is stored as floats: F32 if the file's type is F32, else F16.
         """
         tensor = self._tensor(name, (heads * rows, k))
         dtype: type[np.generic] = np.float32 if tensor.type.name == "F32" else np.float16
@@ -215,7 +216,7 @@ class WeightLoader:
             return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
 
         weight_format = WEIGHT_FORMATS["F32" if dtype is np.float32 else "F16"]
-        read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - typed by whom it is given to
+        read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - its types follow from the parameter
         matrix = self._pack_rows(f"{name} turned", weight_format, read, None, k, count, heads)
         self._report(tensor)
         return matrix
@@ -252,13 +253,13 @@ class WeightLoader:
         k: int,
         experts: int,
     ) -> Matrix:
-        """Pack rows of k values, of which `read` gives the bytes. name: what they are. order: as `matrix` has it."""
+        """Pack rows of k values, whose bytes `read` returns. name: part of the identity. order: as for `matrix`."""
         count = rows if order is None else len(order)
         groups = padded(count) * max(experts, 1) // weight_format.group_rows
         size = groups * weight_format.group_bytes(k)
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
-        packed = self.packed.get(identity)  # of keys that are values too
+        packed = self.packed.get(identity)  # a key tensor that also serves as value tensor is packed once
         if packed is None:
             ready = self._ready.find(identity, size) if self._ready else None
             packed = self._room(size) if ready is None else ready
@@ -275,7 +276,7 @@ class WeightLoader:
         return self._file.dequantize(name)
 
     def _room(self, size: int) -> NDArray[np.generic]:
-        """Bytes for a packed matrix."""
+        """Allocate bytes for a packed matrix."""
         return self._arena.zeros(size)
 
     def _fill(
@@ -287,7 +288,7 @@ class WeightLoader:
         weight_format: WeightFormat,
         k: int,
     ) -> None:
-        """Pack all portions, one after the other."""
+        """Pack all portions in order."""
         position = 0
         for source_rows in portions:
             position += self._pack_groups(packed[position:], read, source_rows, weight_format, k)
@@ -300,7 +301,7 @@ class WeightLoader:
         weight_format: WeightFormat,
         k: int,
     ) -> int:
-        """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
+        """Pack a few groups of rows into the beginning of `target`; return the number of bytes written."""
         groups = len(source_rows) // weight_format.group_rows
         present = source_rows[source_rows >= 0]
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
@@ -339,9 +340,9 @@ class WeightLoader:
 def _portions(
     order: NDArray[np.int64] | None, rows: int, k: int, experts: int, weight_format: WeightFormat
 ) -> Iterator[NDArray[np.int32]]:
-    """The source row of each packed row, -1 for zeros, of whole groups and about PORTION_BYTES at a time.
+    """The source row of each packed row, -1 for zeros, in whole groups of about PORTION_BYTES at a time.
 
-    Little of the file is then in memory beside its packed copy.
+    So little of the file is in memory beside its packed copy.
     """
     count = rows if order is None else len(order)
     one = np.full(padded(count), -1, np.int64)

@@ -1,9 +1,10 @@
-"""Formats whose blocks hold 32 small values and a scale, and perhaps a minimum.
+"""Formats whose blocks hold 32 small values, a scale, and possibly a minimum.
 
-Packed group of 32 rows, per block: the codec's vectors of the first 16 rows and of the second; 32 scales; 32 minima in
-half precision where the format has them. No bigger than the file's block where its scale is in half precision.
+Layout of a packed group of 32 rows, per block: the codec's vectors of the first 16 rows, then of the second; 32 scales;
+32 minima in half precision if the format has them. With scales in half precision this is no larger than in the file.
 
-Sums begin with the activations' sums times what values are stored too large by. With minima they begin at zero.
+Accumulators start with the activations' sums times minus the bias that values are stored with. With minima they start
+at zero.
 """
 
 from dataclasses import dataclass
@@ -49,10 +50,10 @@ _PER_SUM = np.float32(-1.0 / 128.0)
 class Blocks32:
     """A format of blocks of 32 values.
 
-    bias: what values are stored too large by, a power of two below 128, or 0. scale, minimum: offsets of the factors
-    in the file's block; minimum is None without minima. put_scale(row, b, to): write the scale of a row's block b in
-    single precision, where that is not simply a number in half precision. blocks_together: how many of these blocks a
-    block of the file holds.
+    bias: added to values as stored: a power of two below 128, or 0. scale, minimum: offsets of the factors in the
+    file's block; minimum is None without minima. put_scale(row, b, to): writes the scale of a row's block b in single
+    precision; None if the file has it as a half-precision number. blocks_together: how many of these blocks a block of
+    the file holds.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Blocks32:
 
 
 def row_packer(layout: Blocks32) -> Any:
-    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
     four, put, together = layout.source.reader(), layout.codec.put, layout.blocks_together
     source_bytes, block_bytes, half_bytes = layout.source.nbytes, layout.nbytes, layout.half_bytes
     scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
@@ -114,11 +115,11 @@ def row_packer(layout: Blocks32) -> Any:
 
 
 def row_unpacker(layout: Blocks32) -> Any:
-    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
+    """Return unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
     value, half_bytes, block_bytes = layout.codec.value, layout.half_bytes, layout.nbytes
     scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
     get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, layout.minimum is not None, layout.bias
-    # Signed bytes: in offset binary, or as they are.
+    # Signed bytes may be stored in offset binary.
     sign, bias = (BYTE_OFFSET ^ 128, 128) if layout.codec.is_offset and not layout.codec.table else (0, bias)
 
     @inner
@@ -137,7 +138,7 @@ def row_unpacker(layout: Blocks32) -> Any:
 
 
 def _start(layout: Blocks32) -> Any:
-    """What sums of products begin with, given zeros like them and the address of the activations' -128 * sums."""
+    """Return start(zero, sums), the initial accumulators. sums: address of the activations' -128 * sums."""
 
     @inner
     def start_at_zero(zero: Any, sums: int) -> Any:
@@ -149,7 +150,7 @@ def _start(layout: Blocks32) -> Any:
 
 
 def tile_adder(layout: Blocks32) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     dot, start_sums = layout.codec.dot(0, 8), _start(layout)
     half_bytes, block_bytes, minima = layout.half_bytes, layout.nbytes, layout.minimum is not None
     scales_at, half_scales, minima_at = 2 * half_bytes, 16 * layout.scale_bytes, layout.minima_at
@@ -157,7 +158,7 @@ def tile_adder(layout: Blocks32) -> Any:
 
     @inner
     def add(sums: Any, products: Any, p: int, half: int, scale: int, total: int, out: int) -> Any:
-        """Add a half's products times its scales, and its minima, to sums in registers or at `out`."""
+        """Add the products of 16 rows times their scales, and their minima, to sums in registers or at `out`."""
         factor = load_scale(p + scales_at + half * half_scales)
         if _IN_REGISTERS or tile_width(products) == 1:
             sums = tile_add_scaled(sums, products, factor, scale)
@@ -174,7 +175,7 @@ def tile_adder(layout: Blocks32) -> Any:
 
     @inner
     def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int, ahead: int) -> None:
-        """Both halves of a block at a time, so that operands are loaded once for both."""
+        """Multiply both halves of a block together, so that operands are loaded once."""
         first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
         for b in range(blocks):
             prefetch_lines(p + ahead, lines)

@@ -1,8 +1,8 @@
-"""How small integers of sixteen rows lie in vectors, as a table: what is packed, unpacked and multiplied follows.
+"""How small integers of sixteen rows are arranged in vectors: tables that define packing, unpacking and multiplication.
 
-A lane of a vector is an output row. A k step is four neighbouring values of it, one a byte, as products of bytes want
-them; a value of fewer bits shares its byte with those of other steps. A `Codec` says where: for each k step the pieces
-of its values, all four alike.
+A vector lane is an output row. A k step is four neighbouring values of a row, one per byte, as byte products need them.
+Values of fewer than eight bits share their bytes with values of other k steps. A `Codec` lists the bit fields (pieces)
+of each k step's values, which are the same for all four.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ from cpu_kernels.simd.tiles import Tile, Values, operands
 from cpu_kernels.simd.vectors import I32, at, broadcast, constant, get_i32, i32x16, load, put_i32, store, view
 
 _ZERO = constant(i32x16.llvm, 0)
-# Accumulators in two registers each that leave some of sixteen for operands.
+# Accumulators of two registers each that still leave some of sixteen registers for operands.
 _HELD = 6
 _EACH_BYTE = 0x01010101
 
 
 class Piece(NamedTuple):
-    """Some bits of values: in which vector, from which bit of its bytes on, how many, and where in the value."""
+    """A bit field of values: its vector, its lowest bit in each byte, its width, and its position in the value."""
 
     vector: int
     shift: int
@@ -34,16 +34,16 @@ class Piece(NamedTuple):
 
     @property
     def mask(self) -> int:
-        """The bits, at the bottom of a byte."""
+        """The field's mask at bit 0 of a byte."""
         return (1 << self.bits) - 1
 
 
 class Codec:
-    """Values of sixteen rows in vectors.
+    """An arrangement of the values of sixteen rows in vectors.
 
-    steps: the pieces of each k step's values, 4 or 8 steps, at most two pieces each. table: what the values stand for,
-    where that is not themselves: sixteen signed numbers, which are then multiplied in offset binary. largest: the
-    largest value, where there is room for larger ones.
+    steps: the pieces of each k step's values: 4 or 8 steps, at most two pieces each. table: sixteen signed numbers that
+    values are indices of, which are multiplied in offset binary; empty if values are themselves numbers. largest: the
+    largest value, if the bits have room for larger ones.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Codec:
         self.nbytes = 64 * (1 + max(piece.vector for piece in pieces))
         self.largest = largest or (1 << max(piece.bits + piece.position for piece in pieces)) - 1
         self.is_offset = bool(table) or self.largest == 255
-        """Whether values are multiplied as bytes in offset binary, which only 32-bit sums hold."""
+        """Whether values are multiplied as offset-binary bytes, whose sums need 32 bits."""
         self.partial_steps = next(n for n in (8, 4) if n * self.largest <= products.PARTIAL_LIMIT or n == 4)
-        """K steps whose products fit into a partial sum, 8 or 4."""
+        """The number of k steps whose products fit into a partial sum, 8 or 4."""
         self.put, self.value = _put(self), _value(self)
 
     def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
-        """The values of a k step as bytes, from the vectors at an address."""
+        """Emit code that gives the values of a k step as bytes, from the vectors at address p."""
         found = None
         for piece in self.steps[step]:
             value = load(builder, at(builder, p, 64 * piece.vector), i32x16.llvm, 4)
@@ -76,7 +76,7 @@ class Codec:
         return found
 
     def compute(self, p: int, step: int) -> NDArray[np.int32]:
-        """What `emit` emits, in Python."""
+        """Compute in Python what the code of `emit` computes."""
         found = np.zeros(16, np.uint32)
         for piece in self.steps[step]:
             value = view(p + 64 * piece.vector, np.uint32)
@@ -89,8 +89,8 @@ class Codec:
     def dot(self, first: int, count: int, *, partial: bool = False) -> Any:
         """An intrinsic dot(acc, p, x): acc plus the products of k steps first..first+count-1.
 
-        acc: a tile of partial sums or of 32-bit ones. p: address of the vectors. x: of the tokens' operands of step
-        `first`, 4 bytes a token, those of the next steps behind them.
+        acc: a tile of partial sums if `partial`, else of 32-bit sums. p: address of the vectors. x: address of the
+        tokens' operands for step `first`, 4 bytes per token, followed by those of the next steps.
         """
         widens = POLICY.int16_accumulators and not partial and not self.is_offset
         together = min(count, products.PARTIAL_LIMIT // self.largest) if widens else count
@@ -123,7 +123,7 @@ class Codec:
         return dot
 
     def unpacker(self) -> Any:
-        """An intrinsic unpack(p, to): store all k steps' values as bytes, a vector each."""
+        """An intrinsic unpack(p, to) that stores all k steps' values as bytes, one vector per k step."""
 
         def compute(p: int, to: int) -> None:
             for step in range(len(self.steps)):
@@ -138,7 +138,7 @@ class Codec:
 
 
 def _add_step(builder: ir.IRBuilder, multiply: Any, sums: Values, weights: ir.Value, x: ir.Value, place: int) -> Values:
-    """Add one k step's products, whose operands are the place-th at x."""
+    """Add one k step's products. place: index of the step's operands at x."""
     width = len(sums)
     operands = (broadcast(builder, at(builder, x, 4 * (place * width + t)), I32) for t in range(width))
     new = [multiply(builder, total, weights, each) for total, each in zip(sums, operands, strict=True)]
@@ -155,12 +155,12 @@ def _shifted(builder: ir.IRBuilder, value: ir.Value, up: int) -> ir.Value:
 
 
 def _packed(values: Iterable[int]) -> int:
-    """Up to eight bytes as a signed 64-bit integer, the first lowest: what compiled code can look up by a variable."""
+    """Up to eight bytes as a signed 64-bit integer, the first lowest: a table that compiled code can index."""
     return int.from_bytes(bytes(value % 256 for value in values).ljust(8, b"\0"), "little", signed=True)
 
 
 def _columns(codec: Codec, index: int) -> tuple[int, int, int, int]:
-    """Vector, shift, mask and position of each step's piece of that index; a mask of 0 where it has none."""
+    """Vector, shift, mask and position of piece `index` of every step, as packed bytes; mask 0 if it has none."""
     pieces = [step[index] if index < len(step) else Piece(0, 0, 0) for step in codec.steps]
     columns = zip(*((piece.vector, piece.shift, piece.mask, piece.position) for piece in pieces), strict=True)
     vectors, shifts, masks, positions = map(_packed, columns)
@@ -173,7 +173,7 @@ def _byte(packed: int, index: int) -> int:
 
 
 def _put(codec: Codec) -> Any:
-    """put(to, step, values): add a k step's values (bytes of an integer) to the lane at an address, zeroed before."""
+    """Return put(to, step, values), which writes a k step's values (bytes of an integer) to the zeroed lane at `to`."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two = more_masks != 0
@@ -192,7 +192,7 @@ def _put(codec: Codec) -> Any:
 
 
 def _value(codec: Codec) -> Any:
-    """value(where, i): value i of the lane at an address."""
+    """Return value(where, i), which reads value i of the lane at an address."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two, has_table = more_masks != 0, bool(codec.table)
@@ -214,15 +214,16 @@ def _value(codec: Codec) -> Any:
 
 
 TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
-# Twice a bit, of which 1 is to be taken: minus one or one.
+# Each bit stands for -1 or 1: values are 0 or 2, with a bias of 1.
 SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
 EIGHT_OF_TWO_BITS = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
 NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
-# Half of the values cost one mask: five vectors for eight steps.
+# Eight k steps in five vectors; half of the values take a single mask to unpack.
 FIVE_BITS = Codec(
     [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
 )
-# Three bits, as multiples of eight: the two of some steps' upper bits that are left in two vectors are those of others.
+# Three-bit values as multiples of eight. Six k steps fill the lower six bits of three vectors; the bits of the last two
+# are divided among the upper two bits.
 THREE_BITS = Codec(
     [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
     + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]

@@ -1,7 +1,7 @@
-"""Formats whose values are points of a grid, four or eight neighbouring values together, times signs; and ternary ones.
+"""Formats whose values are grid points (four or eight neighbouring values each) times signs, and ternary formats.
 
-What a code stands for is in tables of one word for each point: value j's nibble is in the lower half of byte j, value
-4 + j's in the upper half. A nibble is the number of a level, and above it the sign. The grids are those of gguf.quants.
+A table has one word for each grid point: the lower half of byte j is value j's nibble, the upper half is value 4 + j's.
+A nibble is the index of a level, with the sign as its upper bit. The grids are those of gguf.quants.
 """
 
 import functools
@@ -24,11 +24,11 @@ _TWO_BITS, _LOWER_BYTES, _UPPER_BYTES = 0x03030303, 0x00FF00FF, 0xFF00FF00
 
 
 def _grid(name: str) -> Any:
-    """An intrinsic that gives the words of grid points."""
+    """An intrinsic that looks up the words of grid points."""
 
     @functools.cache
     def entries() -> NDArray[np.uint32]:
-        from gguf import GGMLQuantizationType, quants  # here: it takes long, and compiled kernels do without
+        from gguf import GGMLQuantizationType, quants  # imported here: it is slow, and compiled kernels do not need it
 
         grid = quants._type_traits[GGMLQuantizationType[name]]
         grid.init_grid()
@@ -40,7 +40,7 @@ def _grid(name: str) -> Any:
 
 
 def _words(nibbles: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Nibbles of four or eight values each as a word: uint32[points]."""
+    """Combine the nibbles of four or eight values per point into a word: uint32[points]."""
     found = np.zeros(len(nibbles), np.uint32)
     for i, column in enumerate(nibbles.T):
         found |= column << np.uint32(i % 4 * 8 + i // 4 * 4)
@@ -48,7 +48,7 @@ def _words(nibbles: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _signed(levels: tuple[int, ...]) -> Any:
-    """An intrinsic that gives the values of nibbles: eight levels, then their negatives."""
+    """An intrinsic that looks up the values of nibbles: up to eight levels, then their negatives."""
     padded = levels + (0,) * (8 - len(levels))
     return byte_values(padded + tuple(-level for level in padded))
 
@@ -56,7 +56,7 @@ def _signed(levels: tuple[int, ...]) -> Any:
 _levels_2 = _signed((8, 25, 43))
 _levels_3_xxs = _signed((4, 12, 20, 28, 36, 44, 52, 62))
 _levels_3_s = _signed((1, 3, 5, 7, 9, 11, 13, 15))
-# Eight times -1, 0 and 1, plus 1, or minus 1 where the upper bit says so.
+# Eight times -1, 0 and 1, plus 1, or minus 1 if the upper bit is set.
 _levels_1 = byte_values((-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0))
 # Two bits may also hold 2, which no quantiser writes.
 _ternary = byte_values((-1, 0, 1, 2) + (0,) * 12)
@@ -65,7 +65,7 @@ _points_3_xxs, _points_3_s, _points_1 = _grid("IQ3_XXS"), _grid("IQ3_S"), _grid(
 
 
 def _group(levels: Any) -> Any:
-    """Function put(points, signs, to): store the values of 32 nibbles, eight k steps, of four vectors of each."""
+    """Return put(points, signs, to), which stores 32 values, eight k steps: four vectors of nibbles and of signs."""
 
     @inner
     def put_eight(nibbles: Any, to: int) -> None:
@@ -89,7 +89,7 @@ _put_2, _put_3_xxs, _put_3_s, _put_1 = map(_group, (_levels_2, _levels_3_xxs, _l
 
 @inner
 def _pairs(first: Any, second: Any) -> Any:
-    """Points of four values each as points of eight: of eight vectors the second, fourth ... in the upper nibbles."""
+    """Join eight points of four values into four of eight: every second one goes to the upper nibbles."""
     a, b, c, d = first
     e, f, g, h = second
     return (
@@ -108,13 +108,13 @@ def _even_signs(bits: Any) -> Any:
 
 @inner
 def _odd(bits: Any) -> Any:
-    """Twice a number, plus one: what scales stand for."""
+    """2 * bits + 1, the value of a stored scale."""
     return add_i32(add_i32(bits, bits), splat_i32(1))
 
 
 @inner
 def _unpack_iq2_xxs(p: int, panel: int) -> None:
-    """For 32 values: four points of a byte, then four times seven signs and four bits of scale."""
+    """Per 32 values: four one-byte points, then four times seven signs and a 4-bit scale."""
     for b in range(8):
         points, signs = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
         store_i32(panel + SCALES_AT + 64 * b, _odd(shift_right(signs, 28)))
@@ -123,7 +123,7 @@ def _unpack_iq2_xxs(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq2_xs(p: int, panel: int) -> None:
-    """For 8 values: nine bits of a point, seven signs; for 16: four bits of scale, behind all points."""
+    """Per 8 values: a 9-bit point and seven signs. Behind all points: a 4-bit scale per 16 values."""
     for half in range(2):
         scales = load_i32(p + 1024 + half * 64)
         for i in range(half * 8, half * 8 + 8):
@@ -142,7 +142,7 @@ def _unpack_iq2_xs(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq2_s(p: int, panel: int) -> None:
-    """Bytes of points for 8 values each, then of signs, then two more bits of points, then scales for 16 values."""
+    """A byte of the point per 8 values, then signs, then two more bits per point, then a 4-bit scale per 16 values."""
     for half in range(2):
         upper, scales = load_i32(p + 1024 + half * 64), load_i32(p + 1152 + half * 64)
         for i in range(half * 8, half * 8 + 8):
@@ -156,7 +156,7 @@ def _unpack_iq2_s(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq3_xxs(p: int, panel: int) -> None:
-    """For 4 values a byte of a point; for 32, behind all points, four times seven signs and four bits of scale."""
+    """A one-byte point per 4 values. Behind all points, per 32 values: four times seven signs and a 4-bit scale."""
     for b in range(8):
         signs = load_i32(p + 1024 + b * 64)
         store_i32(panel + SCALES_AT + 64 * b, _odd(shift_right(signs, 28)))
@@ -167,7 +167,7 @@ def _unpack_iq3_xxs(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq3_s(p: int, panel: int) -> None:
-    """Bytes of points for 4 values each, then their ninth bits, then signs, then four bits of scale for 32 values."""
+    """A byte of the point per 4 values, then the points' ninth bits, then signs, then a 4-bit scale per 32 values."""
     scales = load_i32(p + 1664)
     for quarter in range(2):
         upper = load_i32(p + 1024 + quarter * 64)
@@ -182,7 +182,7 @@ def _unpack_iq3_s(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq1_s(p: int, panel: int) -> None:
-    """Bytes of points for 8 values each; then for 32 values their upper three bits, three of scale and a sign."""
+    """A byte of the point per 8 values; then per 32 values the points' upper three bits, a 3-bit scale and a sign."""
     for pair in range(4):
         rest = load_i32(p + 512 + pair * 64)
         for b in range(2 * pair, 2 * pair + 2):
@@ -194,9 +194,9 @@ def _unpack_iq1_s(p: int, panel: int) -> None:
 
 @inner
 def _unpack_iq1_m(p: int, panel: int) -> None:
-    """Bytes of points for 8 values each, then their upper three bits and a sign; three bits of scale for 16 values.
+    """A byte of the point per 8 values, then each point's upper three bits and a sign; a 3-bit scale per 16 values.
 
-    Four scales are in the lower twelve bits of sixteen; the upper four are a part of d.
+    Four scales are in the lower twelve bits of a 16-bit word; its upper four bits are a part of d.
     """
     for pair in range(4):
         upper = load_i32(p + 512 + pair * 64)
@@ -216,7 +216,7 @@ def _unpack_iq1_m(p: int, panel: int) -> None:
 
 @inner
 def _put_d_iq1_m(block: int, to: int) -> None:
-    """The upper four bits of four words, the lowest first."""
+    """Assemble d from the upper four bits of four words, lowest first."""
     d = 0
     for i in range(4):
         d |= (get_i16(block + 48 + 2 * i) >> 12 & 15) << (4 * i)
@@ -236,7 +236,7 @@ def _put_digits(word: Any, to: int, stride: int) -> Any:
 
 @inner
 def _unpack_tq1_0(p: int, panel: int) -> None:
-    """Five digits of 32 and of 16 bytes, four of the last 4 bytes; neighbouring values are in neighbouring bytes."""
+    """Five digits per byte in 32 and in 16 bytes, four in the last 4; neighbouring values are in neighbouring bytes."""
     for i in range(8):
         store_i32(panel + 2048 + i * 64, _ternary(_put_digits(load_i32(p + i * 64), panel + i * 64, 512)))
     for i in range(4):
@@ -247,7 +247,7 @@ def _unpack_tq1_0(p: int, panel: int) -> None:
 
 @inner
 def _unpack_tq2_0(p: int, panel: int) -> None:
-    """Two bits each; neighbouring values are in neighbouring bytes, 32 of them."""
+    """Two bits per value; neighbouring values are in neighbouring bytes, in runs of 32."""
     for half in range(2):
         for i in range(8):
             word = load_i32(p + half * 512 + i * 64)

@@ -1,13 +1,13 @@
-"""Super-blocks times many tokens where registers hold few of them: weights are unpacked once for a round of tokens.
+"""Super-blocks times many tokens if registers hold few tokens: weights are unpacked once per round of tokens.
 
-Where a tile of four tokens fills the registers, unpacking bits anew for each tile takes up to a quarter of all
-instructions. Here a panel, the values of sixteen rows in a super-block, is unpacked into first-level cache; then all
-tiles of the round multiply it: bytes as the products want them, factors as they are multiplied. What is added to a
-token's result, and in which order, is what the format's own tiles add.
+If a tile of four tokens fills the registers, unpacking weights again for each tile takes up to a quarter of all
+instructions. So a panel, the values of sixteen rows in a super-block, is unpacked into first-level cache, with bytes
+and factors in the form that products need; then all tiles of the round multiply it. A token's result is the sum of the
+same products in the same order as with the format's own tiles.
 
-A panel: 64 vectors of values (a k step each), 16 of factors, 16 of minima, f32 d and the factor of the minima. Blocks
-of 32 were no faster so: they take less unpacking, and their sums in floats, which a panel keeps in memory, are eight
-times as many.
+A panel: 64 vectors of values (one per k step), 16 of factors, 16 of minima, f32 d and the factor of the minima. Panels
+are not faster for blocks of 32: those take less unpacking, and they have eight times as many float sums, which panels
+keep in memory.
 """
 
 from typing import Any
@@ -38,17 +38,17 @@ from cpu_kernels.simd.vectors import load_f32, load_i32, store_f32, store_i32, z
 _WORDS = 0x00FF00FF
 _FACTORS, _MINIMA, _D, _DMIN = 4096, 5120, 6144, 6208
 _PANEL_BYTES = 6272
-# A round: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of a second-level
-# cache, while weights stream past.
+# A round's limits: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of the
+# second-level cache while weights stream past.
 ROUND_TOKENS, ROUND_BYTES = 96, 256 << 10
 SCRATCH_BYTES = _PANEL_BYTES + 64 * ROUND_TOKENS
-"""Memory that a thread needs for a panel and a round's sums."""
+"""Bytes of scratch memory per thread for a panel and a round's sums."""
 
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
 
 
 def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
-    """Tiles that share panels; where there are fewer than `fewest`, `few` computes them."""
+    """Tiles that share panels; fewer than `fewest` tiles are computed by `few` instead."""
     width, compute_few = few.width, few.compute
     compute_many = round_of(_unpack(layout), _add(layout, width), width, layout.nbytes, _PANEL_BYTES)
 
@@ -63,10 +63,10 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
 
 
 def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: int) -> Any:
-    """A `compute` of Tiles whose tiles share panels. Behind a panel of panel_bytes are the tokens' sums, 64 bytes each.
+    """A `compute` of Tiles whose tiles share panels. Tokens' sums, 64 bytes each, are behind a panel of panel_bytes.
 
-    unpack(p, panel, ahead): make a packed super-block's panel, and ask for one that many bytes ahead.
-    add(panel, act, first, tiles, k, block, sums): add its products.
+    unpack(p, panel, ahead): unpacks a super-block into the panel, and prefetches `ahead` bytes ahead.
+    add(panel, act, first, tiles, k, block, sums): adds the panel's products.
     """
 
     @inner
@@ -85,7 +85,7 @@ def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: i
 
 
 def _unpack(layout: SuperBlock) -> Any:
-    """Function unpack(p, panel, ahead) of a packed super-block."""
+    """Return unpack(p, panel, ahead) for a packed super-block."""
     values = layout.codec.unpacker()
     unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.units
     values_at, d_at, minima_at, scale_vectors = layout.values_at, layout.d_at, layout.minima_at, layout.scale_vectors
@@ -120,7 +120,7 @@ def _unpack(layout: SuperBlock) -> Any:
 
 
 def _add(layout: SuperBlock, width: int) -> Any:
-    """The function that adds a panel's products with some tiles to their sums, 64 bytes a token."""
+    """Return the function that adds a panel's products with some tiles to their sums, 64 bytes per token."""
     steps = min(layout.sub_block // 4, layout.unit_steps // layout.parts)
     parts, parts_of_factor = 64 // steps, layout.sub_block // 4 // steps
     dot, start = SMALL_BYTES.dot(0, 4, partial=True), start_getter(layout)

@@ -1,10 +1,10 @@
-"""Formats whose scales are for 16 small values, or for several times 32.
+"""Formats with a scale per 16 small values, or per multiple of 32.
 
-Activations have a scale for 32 values, so a unit here is 32 values of 32 rows. Packed, per block of one or more units
-that have the same scales: for each unit the codec's vectors of the first 16 rows and of the second; then the scales of
-32 rows, once for the block, or for the first and second 16 values of its only unit. No bigger than in the file.
+Activations have a scale per 32 values, so a unit is 32 values of 32 rows. Layout, per block of one or more units with
+the same scales: for each unit the codec's vectors of the first 16 rows, then of the second; then the scales of 32 rows,
+once for the block, or for the first and second 16 values of its only unit. This is no larger than in the file.
 
-NVFP4's scales are bytes: four bits of exponent, three of mantissa, as OCP's E4M3 without a sign (ggml's ue4m3).
+NVFP4's scales are bytes: four bits of exponent and three of mantissa, like OCP's E4M3 without a sign (ggml's ue4m3).
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ from cpu_kernels.simd.vectors import (
 _IN_REGISTERS = POLICY.sums_in_registers
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _ONES = 0x01010101
-# The exponent's bias is 7 where single precision has 127, and the table of values is doubled.
+# Exponents have a bias of 7, single precision 127, and the table of values is doubled: 127 - 7 - 1.
 _E4M3_UNIT, _E4M3_SHIFT, _E4M3_NAN = 2.0**119, 20, 0x7F
 
 
@@ -87,9 +87,9 @@ _get_e4m3 = define(
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledBlocks:
-    """span: values that share a scale, 16 or a multiple of 32; of 16, scales are bytes, else in half precision.
+    """span: values that share a scale: 16, with byte scales, or a multiple of 32, with half-precision scales.
 
-    bias: what values are stored too large by, a power of two below 128, or 0.
+    bias: added to values as stored: a power of two below 128, or 0.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ScaledBlocks:
 
     @property
     def units(self) -> int:
-        """Units of a packed block."""
+        """Number of units in a packed block."""
         return max(self.span // 32, 1)
 
     @property
@@ -120,7 +120,7 @@ class ScaledBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a packed block of 32 rows: two scales of a byte each for a unit, or one of two bytes for all."""
+        """Bytes of a packed block of 32 rows. Scales take two bytes per row: two of one byte, or one of two."""
         return self.scales_at + 64
 
 
@@ -137,7 +137,7 @@ def _put_half(block: int, part: int, to: int) -> None:
 
 
 def row_packer(layout: ScaledBlocks) -> Any:
-    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
     four, put, together = layout.source.reader(), layout.codec.put, layout.source.values // layout.values
     source_bytes, block_bytes, half_bytes = layout.source.nbytes, layout.nbytes, layout.half_bytes
     units, scales_at = layout.units, layout.scales_at
@@ -157,7 +157,7 @@ def row_packer(layout: ScaledBlocks) -> Any:
 
 
 def row_unpacker(layout: ScaledBlocks) -> Any:
-    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
+    """Return unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
     value, half_bytes, block_bytes = layout.codec.value, layout.half_bytes, layout.nbytes
     values, scales_at, bias, bytewise = layout.values, layout.scales_at, layout.bias, layout.span == 16
 
@@ -179,7 +179,7 @@ def row_unpacker(layout: ScaledBlocks) -> Any:
 
 @inner
 def _scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
-    """sums, in registers or at `out`, plus products times their scales."""
+    """Add products times their scales to sums in registers or at `out`; return the sums."""
     if _IN_REGISTERS or tile_width(products) == 1:
         return tile_add_scaled(sums, products, factor, scale)
     tile_add_scaled_in_memory(products, factor, scale, out)
@@ -187,9 +187,10 @@ def _scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
 
 
 def _adder_of_16(layout: ScaledBlocks) -> Any:
-    """add(sums, zero, p, at, x, scale, total, out): a unit's products of 16 rows, each 16 values times their scale.
+    """Return add(sums, zero, p, at, x, scale, total, out): it adds a unit's products of 16 rows, 16 values per scale.
 
-    In offset binary sums begin with -128 times those of the activations, of which only that of all 32 is there.
+    In offset binary, sums start at -128 times the activations' sum. Packed activations have that sum only for all 32
+    values, so the first 16 values' sum is computed here.
     """
     low, high, begins = layout.codec.dot(0, 4), layout.codec.dot(4, 4), BYTE_OFFSET != 0
 
@@ -210,7 +211,7 @@ def _adder_of_16(layout: ScaledBlocks) -> Any:
 
 
 def _adder_of_more(layout: ScaledBlocks) -> Any:
-    """The same with one scale."""
+    """Like _adder_of_16, with one scale for the unit."""
     dot, start = layout.codec.dot(0, 8), start_biased(layout.bias)
 
     @inner
@@ -221,7 +222,7 @@ def _adder_of_more(layout: ScaledBlocks) -> Any:
 
 
 def tile_adder(layout: ScaledBlocks) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     add = _adder_of_16(layout) if layout.span == 16 else _adder_of_more(layout)
     units, values, half_bytes, block_bytes = layout.units, layout.values, layout.half_bytes, layout.nbytes
     scales_at, second_at = layout.scales_at, 16 if layout.span == 16 else 32

@@ -1,4 +1,4 @@
-"""How blocks of values lie in a GGUF file, as a table: which bits of which bytes make up a value (ggml-common.h)."""
+"""Block layouts in GGUF files, as tables of which bits of which bytes form a value (ggml-common.h)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from cpu_kernels.simd.vectors import get_i32, get_u8
 
 
 class Plane(NamedTuple):
-    """Some bits of all values of a block.
+    """A bit field of all values of a block.
 
-    offset: of its bytes in the block. bits: of each value, which stand at a position in the value. run: neighbouring
-    values that lie in neighbouring bytes; the next run shares these bytes, in their next higher bits, until they are
-    full. A run of 1 is a plain string of values of one or two bits, the lowest first.
+    offset: of its bytes in the block. bits: number of bits per value. position: where they go in the value. run:
+    neighbouring values in neighbouring bytes; the next run uses the next higher bits of the same bytes until they are
+    full. A run of 1 is a plain bit string of values of one or two bits, lowest first.
     """
 
     offset: int
@@ -27,9 +27,9 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A block of so many values; one value alone is a float.
+    """A block of `values` values in `nbytes` bytes; a single value is a float.
 
-    halves: offsets of factors in half precision. exponents: of bytes that are exponents.
+    halves: offsets of factors in half precision. exponents: offsets of exponent bytes.
     """
 
     nbytes: int
@@ -39,9 +39,9 @@ class Source:
     exponents: tuple[int, ...] = ()
 
     def random(self, random: "np.random.Generator", blocks: int) -> NDArray[np.uint8]:
-        """Blocks of random bits with factors, or floats, of a sensible size: uint8[blocks, nbytes]."""
+        """Blocks of random bits with factors (or floats) of a sensible magnitude: uint8[blocks, nbytes]."""
         if self.values == 1:
-            # The upper half of single precision is an ordinary number in the shorter types too.
+            # The upper half of a single-precision float is an ordinary number in 16-bit types too.
             floats = random.standard_normal((blocks, 1)).astype(np.float32)
             return np.ascontiguousarray(floats.view(np.uint8)[:, 4 - self.nbytes :])
         raw = random.integers(0, 256, (blocks, self.nbytes), np.uint8)
@@ -52,7 +52,7 @@ class Source:
         return raw
 
     def reader(self) -> Any:
-        """Function four(block, i): values i..i+3 of the block at an address, as the bytes of an integer."""
+        """Return four(block, i), which gives values i..i+3 of the block at an address as the bytes of an integer."""
         low, low_position = _reader(self.planes[0]), self.planes[0].position
 
         @inner

@@ -1,12 +1,12 @@
 """Formats of super-blocks: 256 small values in sub-blocks with small integer scales, and one or two factors for all.
 
-Packed group of 16 rows, per super-block, in the order in which it is read: scales, a byte for each sub-block, four
-sub-blocks a lane; minima likewise, where they do not share the scales' bytes; d and dmin in half precision; the codec's
-vectors of values.
+Layout of a packed group of 16 rows, per super-block, in the order in which it is read: scales, one byte per sub-block,
+four sub-blocks per lane; minima likewise, unless they share the scales' bytes; d and dmin in half precision; the
+codec's vectors of values.
 
-A sub-block's products are added up as integers, times its scale, over the whole super-block, before d makes floats of
-them. Where sums have 16 bits, values are centred first (they begin with minus the activations' sum), and a sub-block
-that would not fit is added in two parts.
+A sub-block's products are summed as integers and multiplied by its scale; the whole super-block is summed as integers
+before d converts it to floats. Values with a bias are centred by starting their sums at minus the bias times the
+activations' sum. With 16-bit accumulators, a sub-block whose sum would overflow is added in two parts.
 """
 
 from dataclasses import dataclass
@@ -50,14 +50,14 @@ from cpu_kernels.simd.vectors import (
 
 _WORDS = 0x00FF00FF
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
-# Undoes the factor in the packed activations' -32 * sum, and the minima are subtracted.
+# Undoes the factor of the packed activations' -32 * sum. Its sign remains, since minima are subtracted.
 _PER_SUM = np.float32(1.0 / 32.0)
 
 
 class Minima(Enum):
-    """Where a format keeps the minima of its sub-blocks.
+    """Where a format stores the minima of its sub-blocks.
 
-    BYTES: in vectors of their own, for sub-blocks of 32. NIBBLES: above the scales, which have four bits.
+    BYTES: in separate vectors, for sub-blocks of 32. NIBBLES: in the upper half of the scales' bytes.
     """
 
     NONE = 0
@@ -69,10 +69,9 @@ class Minima(Enum):
 class SuperBlock:
     """A format of super-blocks.
 
-    sub_block: values that share a scale, 16 or 32. bias: what values are stored too large by, 32 or 0; scales are
-    signed where it is not 0. unit: what values are multiplied by before they are stored, a power of two.
-    pack_scales(block, to): write a row's scales, and minima behind them, from a block of the file into its lane.
-    d, dmin: offsets of the factors in the file's block.
+    sub_block: values that share a scale, 16 or 32. bias: added to values as stored: 32, with signed scales, or 0. unit:
+    power of two that stored values are multiplied by. pack_scales(block, to): writes a row's scales, and minima behind
+    them, from a block of the file into its lane. d, dmin: offsets of the factors in the file's block.
     """
 
     name: str
@@ -88,12 +87,12 @@ class SuperBlock:
 
     @property
     def scale_vectors(self) -> int:
-        """Vectors of scales."""
+        """Number of vectors of scales."""
         return 256 // self.sub_block // 4
 
     @property
     def minima_at(self) -> int:
-        """Offset of the minima in a packed block: those that share the scales' bytes are there."""
+        """Offset of the minima in a packed block: that of the scales if they share bytes."""
         return 64 * self.scale_vectors if self.minima is Minima.BYTES else 0
 
     @property
@@ -108,17 +107,17 @@ class SuperBlock:
 
     @property
     def unit_steps(self) -> int:
-        """K steps of the codec's vectors."""
+        """K steps of a unit, which is one set of the codec's vectors."""
         return len(self.codec.steps)
 
     @property
     def units(self) -> int:
-        """How often the codec's vectors are there."""
+        """Number of units in a super-block."""
         return 64 // self.unit_steps
 
     @property
     def parts(self) -> int:
-        """Parts of such a unit that are added up one by one: those that have a scale each, or fit into 16 bits."""
+        """Parts of a unit that are summed separately: each has its own scale, or fits into 16-bit accumulators."""
         steps = self.sub_block // 4
         if POLICY.int16_accumulators:
             steps = min(steps, self.codec.partial_steps)
@@ -131,7 +130,7 @@ class SuperBlock:
 
 
 def row_packer(layout: SuperBlock) -> Any:
-    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
     four, put, pack_scales = layout.source.reader(), layout.codec.put, layout.pack_scales
     source_bytes, block_bytes, values_at, d_at = layout.source.nbytes, layout.nbytes, layout.values_at, layout.d_at
     unit_bytes, units, steps = layout.codec.nbytes, layout.units, layout.unit_steps
@@ -154,7 +153,7 @@ def row_packer(layout: SuperBlock) -> Any:
 
 
 def row_unpacker(layout: SuperBlock) -> Any:
-    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
+    """Return unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
     value, block_bytes, values_at, d_at = layout.codec.value, layout.nbytes, layout.values_at, layout.d_at
     unit_bytes, unit_values, sub_block = layout.codec.nbytes, 4 * layout.unit_steps, layout.sub_block
     minima_at, minima, nibbles = layout.minima_at, layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
@@ -181,7 +180,7 @@ def row_unpacker(layout: SuperBlock) -> Any:
 
 
 def scale_getter(layout: SuperBlock) -> Any:
-    """Function that makes the scale in the lowest byte of each lane a factor of a partial sum."""
+    """Return a function that turns the scale in the lowest byte of each lane into a factor of a partial sum."""
 
     @inner
     def unsigned(scales: Any) -> Any:
@@ -201,7 +200,7 @@ def scale_getter(layout: SuperBlock) -> Any:
 
 
 def start_getter(layout: SuperBlock) -> Any:
-    """Function that gives what partial sums begin with: zeros like `zero`, or -32 times the activations' sums."""
+    """Return start(zero, sums), the initial partial sums: `zero`, or the activations' -32 * sums at `sums`."""
 
     @inner
     def start_at_zero(zero: Any, sums: int) -> Any:
@@ -215,7 +214,7 @@ def start_getter(layout: SuperBlock) -> Any:
 
 
 def _add_products(layout: SuperBlock) -> Any:
-    """Function that gives the sum over sub-blocks of their products times their scales."""
+    """Return a function that sums the products of all sub-blocks, times their scales."""
     codec, parts = layout.codec, layout.parts
     steps = layout.unit_steps // parts
     dot_first, dot_second = codec.dot(0, steps, partial=True), codec.dot(layout.unit_steps - steps, steps, partial=True)
@@ -227,7 +226,7 @@ def _add_products(layout: SuperBlock) -> Any:
 
     @inner
     def add_unit(products: Any, zero: Any, scales: Any, p: int, x: int, sums: int) -> Any:
-        """One unit of the codec's vectors; returns the sums and the scales that follow."""
+        """Add one unit; return the sums, and the scales shifted to the next unit's."""
         step = 4 * tile_width(zero)
         part = dot_first(start(zero, sums), p, x)
         products = add_partial(products, part, factor(scales))
@@ -260,7 +259,7 @@ def _add_products(layout: SuperBlock) -> Any:
 
 
 def minima_adder(layout: SuperBlock) -> Any:
-    """Function that gives the sum over sub-blocks of their minima times the activations' sums, as integers."""
+    """Return a function that sums all sub-blocks' minima times the activations' sums, as integers."""
     minima_at = layout.minima_at
 
     @inner
@@ -293,7 +292,7 @@ def minima_adder(layout: SuperBlock) -> Any:
 
 
 def values_factor(layout: SuperBlock) -> Any:
-    """Function that loads what the products' sums are multiplied by, from the address of d."""
+    """Return a function that loads the factor of the sums of products, from the address of d."""
     per_unit = np.float32(1 / layout.unit)
 
     @inner
@@ -304,7 +303,7 @@ def values_factor(layout: SuperBlock) -> Any:
 
 
 def minima_factor(layout: SuperBlock) -> Any:
-    """Function that loads what these integers are multiplied by, from the address of dmin."""
+    """Return a function that loads the factor of the sums of minima, from the address of dmin."""
 
     @inner
     def of_bytes(p: int) -> Any:
@@ -318,7 +317,7 @@ def minima_factor(layout: SuperBlock) -> Any:
 
 
 def tile_adder(layout: SuperBlock) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
+    """Return the function that cpu_kernels.matmul calls for a register tile."""
     add_products, add_minima = _add_products(layout), minima_adder(layout)
     factor, factor_of_minima = values_factor(layout), minima_factor(layout)
     block_bytes, d_at, minima = layout.nbytes, layout.d_at, layout.minima is not Minima.NONE
@@ -331,7 +330,7 @@ def tile_adder(layout: SuperBlock) -> Any:
         pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
         p = group + start // 256 * block_bytes
         for _ in range(start, end, 256):
-            # One token waits for memory, whose prefetchers follow what is read in order: minima come before values.
+            # A single token is limited by memory; hardware prefetchers follow sequential reads: minima precede values.
             least = add_minima(zero, p, pairs, sums16) if width == 1 else zero
             products = add_products(zero, p, x, sums16, ahead)
             tile_add_scaled_in_memory(products, factor(p + d_at), scale, sums)

@@ -1,7 +1,7 @@
-"""The packed formats that kernels exist for, each a short declaration, by the GGUF block type it is packed from.
+"""All packed formats, each a short declaration, by the GGUF block type it is packed from.
 
-A format says how its blocks lie in a file (cpu_kernels.formats.source), how its values lie in vectors
-(cpu_kernels.formats.codec), and what its factors are; the kernels follow from that. Layouts and tables are ggml's
+A format declares the layout of its blocks in a file (cpu_kernels.formats.source), the arrangement of its values in
+vectors (cpu_kernels.formats.codec), and its factors; the kernels follow from that. Layouts and tables are ggml's
 (ggml-common.h).
 """
 
@@ -52,14 +52,14 @@ def _put_scale_iq4_xs(row: int, b: int, to: int) -> None:
 
 @inner
 def _put_scale_mxfp4(row: int, b: int, to: int) -> None:
-    """Half of 2 ** (exponent - 127), as the table is doubled; the lowest two are subnormal."""
+    """2 ** (exponent - 127) / 2, since the table of values is doubled; the lowest two are subnormal."""
     exponent = get_u8(row + b * 17)
     put_i32(to, (exponent - 1) << 23 if exponent >= 2 else 0x00200000 << exponent)
 
 
 @inner
 def _pack_bytes(block: int, to: int, scales: int) -> None:
-    """Sixteen bytes as they are."""
+    """Copy sixteen one-byte scales unchanged."""
     for quarter in range(4):
         put_i32(to + quarter * 64, get_i32(block + scales + 4 * quarter))
 
@@ -71,10 +71,10 @@ def _pack_scales_q2_k(block: int, to: int) -> None:
 
 @inner
 def _pack_scales_q3_k(block: int, to: int) -> None:
-    """Widen sixteen scales of six bits, which are stored plus 32.
+    """Widen sixteen 6-bit scales, which are stored with a bias of 32.
 
-    Of the twelve bytes that hold them, the first eight have the lower four bits of two scales each, the last four the
-    upper two of four.
+    Of their twelve bytes, the first eight hold the lower four bits of two scales each, the last four the upper two bits
+    of four scales each.
     """
     upper = get_i32(block + 104)
     for quarter in range(4):
@@ -91,10 +91,11 @@ def _pack_scales_q6_k(block: int, to: int) -> None:
 
 @inner
 def _pack_six_bits(block: int, to: int) -> None:
-    """Widen eight scales and minima of six bits.
+    """Widen eight 6-bit scales and eight 6-bit minima.
 
-    Of the twelve bytes that hold them, the first four have the first scales and the next four the first minima in six
-    bits; the last four have four bits of the others, whose upper two are above the six.
+    Of their twelve bytes, the first four hold the first four scales and the next four the first four minima, in six
+    bits each. The last four hold the lower four bits of the other scales and minima; their upper two bits are the upper
+    two of the first eight bytes.
     """
     first, second, rest = get_i32(block + 4), get_i32(block + 8), get_i32(block + 12)
     put_i32(to, first & _SIX_BITS)
@@ -205,7 +206,7 @@ _SUPER_BLOCKS = (
 
 
 def _of_blocks(layout: Blocks32 | ScaledBlocks, kind: ModuleType, block: int) -> WeightFormat:
-    """kind: the module that makes its functions. block: values of a block."""
+    """kind: the module that makes the layout's functions. block: values of a block."""
     tile = kind.tile_adder(layout)
     return WeightFormat(
         name=layout.name,

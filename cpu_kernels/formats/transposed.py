@@ -1,10 +1,11 @@
-"""Formats of super-blocks that are packed as the file has them, word by word: grids of values, and base-3 digits.
+"""Formats of super-blocks that are packed as in the file, word by word: grids of values, and base-3 digits.
 
-Packed group of 16 rows, per super-block: the 32-bit words of the rows' blocks, word i of all rows in vector i; d in
-half precision. Nothing is larger than in the file, but for a d that the file has put together of other fields' bits.
+Layout of a packed group of 16 rows, per super-block: the 32-bit words of the rows' blocks, word i of all rows in
+vector i; then d in half precision. This is no larger than in the file, except where the file stores the bits of d in
+other fields.
 
-Such values cost many instructions to unpack. So a super-block of sixteen rows is unpacked into first-level cache, a
-panel, and all tokens of a round multiply it, one token too. A panel: 64 vectors of values (a k step each, bytes in
+Unpacking such values takes many instructions. So a super-block of sixteen rows is unpacked into a panel in first-level
+cache, which all tokens of a round multiply, even a single one. A panel: 64 vectors of values (one per k step, bytes in
 offset binary), a vector of integer scales for each sub-block, and f32 d.
 """
 
@@ -48,10 +49,10 @@ _Q, _SCALE, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 class Transposed:
     """A format that is packed word by word.
 
-    words_at, words: offset of the words in the file's block, and how many. unpack(p, panel): write the values and
-    scales of a packed super-block. sub_block: values that share a scale, 16 or 32; 256 where there are no scales.
-    d: offset of the factor in the file's block, or a function put_d(block, to). unit: what values times scales are
-    stored times, a power of two.
+    words_at, words: offset of the words in the file's block, and their number. unpack(p, panel): writes the values and
+    scales of a packed super-block. sub_block: values that share a scale, 16 or 32; 256 if there are no scales.
+    d: offset of the factor in the file's block. put_d(block, to): writes the factor, if it is not at one offset. unit:
+    power of two by which unpacked values are too large; d is divided by it.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Transposed:
 
 
 def row_packer(layout: Transposed) -> Any:
-    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
     source_bytes, block_bytes, words, words_at = layout.source.nbytes, layout.nbytes, layout.words, layout.words_at
     d = layout.d
 
@@ -93,7 +94,7 @@ def row_packer(layout: Transposed) -> Any:
 
 
 def row_unpacker(layout: Transposed) -> Any:
-    """Function unpack_row(group, lane, k, out, panel): a lane's values as floats."""
+    """Return unpack_row(group, lane, k, out, panel), which writes a lane's values as floats."""
     unpack, block_bytes, d_at, sub_block = layout.unpack, layout.nbytes, 64 * layout.words, layout.sub_block
     per_unit, scales, flip = np.float32(1 / layout.unit), layout.sub_block < 256, BYTE_OFFSET ^ 128
 
@@ -128,7 +129,7 @@ def tiles(layout: Transposed, width: int) -> Tiles:
 
 
 def _adder(layout: Transposed, width: int) -> Any:
-    """The function that adds a panel's products with some tiles to their sums, 64 bytes a token."""
+    """Return the function that adds a panel's products with some tiles to their sums, 64 bytes per token."""
     scales, length = layout.sub_block < 256, min(layout.sub_block, 32)
     parts, sixteens = 256 // length, length // 16
     dot, step = BYTES.dot(0, 4), 4 * width

@@ -1,9 +1,9 @@
-"""What the rest of the program knows of a packed weight format, and the kernels that walk the rows of its matrices.
+"""The common interface of packed weight formats, and the kernels that pack and unpack rows.
 
 Arguments of a repack: 0 source, 1 bytes of a source row, 2 packed weights, 3 bytes of a group, 4 rows of a group, 5 k,
-6 row map (int32 a packed row: the source row, or -1 for a row of zeros), 7 groups.
+6 row map (int32 per packed row: the source row, or -1 for a row of zeros), 7 groups.
 Arguments of an embedding: 0 packed weights, 1 bytes of a group, 2 rows of a group, 3 k, 4 x, 5 x stride,
-6 address of the factor that rows are multiplied by, 7 int32 a row, which row of the matrix it is, 0 for its token.
+6 address of a factor of all rows, 7 address of the matrix row (int32) of each row, or 0 to use the step's tokens.
 """
 
 import functools
@@ -26,12 +26,13 @@ _TOKENS = int(Step.TOKENS)
 
 
 class WeightFormat:
-    """A way to store a matrix so that a vector lane is an output row, and the kernels that read it.
+    """A packed layout of a matrix in which a vector lane is an output row, and the kernels that read it.
 
-    name: the GGUF block type it is packed from. form: which packed activations it multiplies. Rows stand in groups of
-    group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take group_block_bytes.
-    pack_row(source row, packed group, row within the group, k) and unpack_row(group, row within the group, k, out,
-    scratch memory) move a row; tiles: how groups of rows are multiplied, see cpu_kernels.matmul.
+    name: the GGUF block type it is packed from. form: the packed activations that it multiplies. Rows are stored in
+    groups of group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take
+    group_block_bytes. pack_row(source row, packed group, row within the group, k) packs a row, unpack_row(group, row
+    within the group, k, out, scratch memory) unpacks one. tiles: how groups of rows are multiplied, see
+    cpu_kernels.matmul.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class WeightFormat:
         return k // self.block * self._group_block_bytes
 
     def _raw(self, s: Sample, rows: int, k: int) -> NDArray[np.uint8]:
-        """Random rows as a file has them, a row each."""
+        """Random rows in the file's layout: uint8[rows, bytes of a row]."""
         return self.source.random(s.random, rows * k // self.source.values).reshape(rows, -1)
 
     def _packed(self, s: Sample, rows: int, k: int) -> int:
@@ -97,7 +98,7 @@ class WeightFormat:
             yield s.arguments(packed, size, self.group_rows, k, s.zeros(2 * k), 4 * k, s.array([factor]))
 
     def _matmul_samples(self, width: int) -> Iterator[Sample]:
-        """A few tiles, plain and of two experts; more where tiles then share what they unpack."""
+        """A few tiles, plain and with two experts; also enough tiles to use panels, if the format has them."""
         k, out, few = max(64, 2 * self.source.values), 64, 1 if width == 1 else width + 1
         many = [width * POLICY.panel_tiles + 1] if POLICY.panel_tiles and width > 1 and self.block == 256 else []
         for rows, experts in ((few, False), *((rows, False) for rows in many), (2 * width, True)):
@@ -117,14 +118,14 @@ class WeightFormat:
 
 
 def _asks(form: Form, width: int) -> Ahead:
-    """At which distance tiles of a width ask for weights."""
+    """Which prefetch distance tiles of a width use."""
     if width > 1:
         return Ahead.TILES
     return Ahead.BLOCKS_256 if form is Form.BLOCKS_256 else Ahead.BLOCKS_32
 
 
 def _repack_kernel(pack_row: Any, name: str, samples: Samples) -> Kernel:
-    """Pack every row of this thread's groups."""
+    """The kernel that packs rows; threads divide the groups."""
 
     def repack(op: int, step: int, thread: int, threads: int) -> None:
         group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
@@ -142,7 +143,7 @@ def _repack_kernel(pack_row: Any, name: str, samples: Samples) -> Kernel:
 
 
 def _embed_kernel(unpack_row: Any, name: str, samples: Samples) -> Kernel:
-    """x[row] = factor * the packed row of the row's token."""
+    """The kernel of x[row] = factor * the packed row of the row's token."""
 
     def embed(op: int, step: int, thread: int, threads: int) -> None:
         group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)

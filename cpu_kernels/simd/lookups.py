@@ -1,8 +1,8 @@
-"""Lookups in tables of more than sixteen entries, and the bit fields they are made of: for grids and base-3 digits.
+"""Lookups in tables of more than sixteen entries, and bit fields: what grids and base-3 digits are unpacked with.
 
-Operands are sixteen lanes of four bytes. Processors with AVX512-VBMI pick any byte of two registers for 64 lanes at
-once (vpermi2b) and any eight neighbouring bits for each byte (vpmultishiftqb). There, tables are held as planes of
-bytes; elsewhere an entry is loaded for each lane, which takes about ten times as many instructions.
+Operands are sixteen lanes of four bytes. AVX512-VBMI selects 64 bytes at once from two registers (vpermi2b), and eight
+neighboring bits for each byte (vpmultishiftqb). There, a table is held as planes of bytes. Elsewhere an entry is loaded
+for each lane, which takes about ten times as many instructions.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def _permuted(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint8], low:
 def _points_from_planes(
     builder: ir.IRBuilder, name: str, entries: NDArray[np.uint32], low: ir.Value, high: ir.Value
 ) -> Values:
-    """Two planes hold two bytes of each entry each, moved together: a byte's nibbles have two bits, or it has one."""
+    """Each of two planes holds two bytes of every entry in one: their nibbles have two bits, or only the lower one is used."""
     shift, mask = (4, 0x0F0F0F0F) if not (entries & 0xF0F0F0F0).any() else (2, 0x33333333)
     if (entries & ~np.uint32(mask)).any():
         raise ValueError(f"the points of {name} do not fit into two planes")

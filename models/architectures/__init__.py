@@ -1,1 +1,1 @@
-"""The known architectures, a file for each family; models.registry has them by name."""
+"""The supported architectures, one file per family; models.registry indexes them by name."""

@@ -1,4 +1,4 @@
-"""Models whose states are pooled to one row a text, and which do not write."""
+"""Encoders: models whose states are pooled to one row per text, and which do not generate text."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from models.architecture import (
 from models.architectures.gemma import GEMMA3
 
 _MODERN_PERIOD = 3
-# llama.cpp takes any other name for GELU.
+# Any other name means GELU, as in llama.cpp.
 _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
     **dict.fromkeys(("relu", "reglu"), Activation.RELU),
@@ -26,7 +26,7 @@ _MODERN_ACTIVATIONS = {
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
 
 ARCHITECTURES = (
-    # BERT and XLM-RoBERTa: positions are learnt, and the rows are normalised after each sub-layer.
+    # BERT and XLM-RoBERTa: learned positions, and norms of the residual stream after each sub-layer.
     Architecture(
         "bert",
         replace(HALVES, turns=lambda _config, _layer: False),
@@ -36,11 +36,11 @@ ARCHITECTURES = (
     ),
     # Jina embeddings 3: BERT with rotated heads.
     Architecture("jina-bert-v3", HALVES, _NORMS_OF_SUMS, activation=Activation.GELU_ALONE, causal=False),
-    # EuroBERT: Llama, but for the turning pairs, whose rows see all of their text.
+    # EuroBERT: Llama with rotated pairs in halves, and bidirectional attention.
     Architecture("eurobert", HALVES, causal=False),
     # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
     Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
-    # Jina BERT 2: scores fall with the distance, and a gate with GELU.
+    # Jina BERT 2: ALiBi, and a gate with GELU.
     Architecture(
         "jina-bert-v2",
         replace(HALVES, turns=lambda _config, _layer: False),
@@ -49,7 +49,7 @@ ARCHITECTURES = (
         causal=False,
         alibi=8.0,
     ),
-    # Nomic Embed 2: BERT with rotated heads, every other layer with experts.
+    # Nomic Embed 2: BERT with rotated heads, and experts in every other layer.
     Architecture(
         "nomic-bert-moe",
         HALVES,
@@ -58,7 +58,7 @@ ARCHITECTURES = (
         experts=Experts(normalise=False, scale=stated_expert_scale),
         causal=False,
     ),
-    # ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row.
+    # ModernBERT: norms before sub-layers, gated GELU; of three layers, two have a window around each row.
     Architecture(
         "modern-bert",
         replace(HALVES, window_base=10_000.0, window_scaling=unscaled),
@@ -68,6 +68,6 @@ ARCHITECTURES = (
         window=windows(_MODERN_PERIOD, all_first=True),
         causal=False,
     ),
-    # EmbeddingGemma: Gemma 3 whose rows see all of their text, or a window around them.
+    # EmbeddingGemma: Gemma 3 with bidirectional attention over the whole text, or over a window around each row.
     replace(GEMMA3, name="gemma-embedding", scales=replace(GEMMA3.scales, attention=inverse_root), causal=False),
 )

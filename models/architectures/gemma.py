@@ -1,4 +1,4 @@
-"""Gemma 1 to 4: Llama with GELU, and embeddings scaled by the root of their width."""
+"""Gemma 1 to 4: Llama with GELU, and embeddings multiplied by the square root of their width."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from models.architecture import (
 _LAYERS_OF_2_27B, _LAYERS_OF_3_27B = 46, 62
 
 _GEMMA = Architecture("gemma", HALVES, scales=Scales(root_of_width), activation=Activation.GELU)
-# Norms after each sub-layer, capped scores and logits, every other layer sees a window only.
+# Norms after each sub-layer, capped scores and logits, and a sliding window in every other layer.
 _GEMMA2 = replace(
     _GEMMA,
     name="gemma2",
@@ -30,7 +30,7 @@ _GEMMA2 = replace(
     attention_cap=50.0,
     logit_cap=30.0,
 )
-# Norms of heads, and five layers with a window and a rotation base of their own to one that sees all.
+# Norms of heads; five of six layers have a window and their own rotation base.
 GEMMA3 = replace(
     _GEMMA,
     name="gemma3",
@@ -40,8 +40,8 @@ GEMMA3 = replace(
     window=windows(6),
 )
 # A second embedding for each layer, heads of two sizes, and layers that share keys and values. Values are normalised.
-# Rotation of layers that see everything turns few values of a head, by factors that the file has. The mixture has a
-# dense network beside its experts.
+# Layers without a window rotate only part of a head, with frequency factors from the file. The mixture-of-experts model
+# has a dense network beside its experts.
 _GEMMA4 = replace(
     GEMMA3,
     name="gemma4",
@@ -50,7 +50,7 @@ _GEMMA4 = replace(
     window=stated_windows(6),
     value_norms=True,
 )
-# Parallel residual streams, a low-rank path beside attention, sparse gates in the first layers; else like Gemma 4.
+# Like Gemma 4, with parallel residual streams, a low-rank path beside attention, and sparse gates in the first layers.
 _GEMMA3N = replace(_GEMMA4, name="gemma3n", window=windows(5), logit_cap=30.0)
 
 ARCHITECTURES = (_GEMMA, _GEMMA2, GEMMA3, _GEMMA3N, _GEMMA4)

@@ -1,7 +1,7 @@
-"""Decoders like Llama: heads turn in one of two ways, and some have other norms, windows, factors or activations.
+"""Decoders like Llama: they differ in how heads are rotated, and in norms, windows, factors and activations.
 
-Biases, norms of heads, experts and layers without attention show in a file's tensors, so that many of these differ by
-name alone.
+Biases, norms of heads, experts and layers without attention are recognised by a file's tensors, so many of these
+entries differ only in name.
 """
 
 import math
@@ -102,51 +102,51 @@ GRANITE = Architecture(
 _QWEN35 = Architecture("qwen35", HALVES, _OTHER_SECOND_NORM, gated_attention=True, drafts=True)
 
 ARCHITECTURES = (
-    # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which differs by having experts.
+    # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which has experts.
     Architecture("llama", NEIGHBOURS),
     # Ministral 3 and Mistral 3: YaRN, and queries that grow with the logarithm of their position.
     Architecture("mistral3", NEIGHBOURS),
     # InternLM 2 and 2.5.
     Architecture("internlm2", NEIGHBOURS),
-    # ERNIE 4.5, without experts and with some behind the first layers; a bias takes part in their choice.
+    # ERNIE 4.5: dense, and with experts after the first layers, which are chosen with a bias.
     Architecture("ernie4_5", NEIGHBOURS),
     Architecture("ernie4_5-moe", NEIGHBOURS),
-    # GLM 4 (0414): norms before and after each sub-layer, gate and up in one tensor, half of a head turns.
+    # GLM 4 (0414): norms before and after each sub-layer, gate and up in one tensor, half of a head rotated.
     Architecture("glm4", NEIGHBOURS, Norms(after=True)),
     # SmolLM 3: no rotation on every fourth layer.
     Architecture("smollm3", replace(NEIGHBOURS, turns=_smollm3_turns)),
-    # Qwen 2 and 2.5: biases on queries, keys and values. With experts, a shared one has a gate of its own.
+    # Qwen 2 and 2.5: biases on queries, keys and values. With experts, the shared one has its own gate.
     Architecture("qwen2", HALVES),
     Architecture("qwen2moe", HALVES, experts=_ANY_SUM),
-    # Qwen 3: RMSNorm on each head's queries and keys before they turn.
+    # Qwen 3: RMSNorm of each head's queries and keys before rotation.
     Architecture("qwen3", HALVES),
     Architecture("qwen3moe", HALVES),
-    # The language models of Qwen 3 VL, for text: there all parts of a position are the same.
+    # The language models of Qwen 3 VL, for text only, where all components of a position are equal.
     Architecture("qwen3vl", HALVES),
     Architecture("qwen3vlmoe", HALVES),
-    # Phi 3 and 3.5: fused tensors, and rotation factors that depend on how long the context may become.
+    # Phi 3 and 3.5: fused tensors, and rotation factors that depend on the context length.
     Architecture("phi3", HALVES),
     # Seed-OSS: biases on queries, keys and values, and another name for the second norm.
     Architecture("seed_oss", HALVES, _OTHER_SECOND_NORM),
-    # Hunyuan, and A13B with experts beside a shared one: norms of heads after they have turned.
+    # Hunyuan, and A13B with experts and a shared one: norms of heads after rotation.
     Architecture("hunyuan-dense", replace(HALVES, before_norms=True)),
     Architecture("hunyuan-moe", replace(HALVES, before_norms=True)),
     # OLMoE: norms over all queries and all keys together.
     Architecture("olmoe", HALVES, experts=_ANY_SUM),
-    # OLMo 2 and 3: norms as OLMoE's, and after sub-layers. OLMo 3 gives three of four layers a window, whose rotation
-    # is not scaled.
+    # OLMo 2 and 3: OLMoE's norms, and norms after sub-layers. In OLMo 3 three of four layers have a window and unscaled
+    # rotation.
     Architecture("olmo2", replace(HALVES, window_scaling=unstretched), _AFTER_ALONE, window=windows(4)),
-    # EXAONE 3 and 3.5; 4, whose 32B gives three of four layers a window, and turns the heads of those alone.
+    # EXAONE 3 and 3.5; EXAONE 4, whose 32B model has a window, and rotation, in three of four layers only.
     Architecture("exaone", HALVES),
     Architecture("exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, window=_exaone4_window),
-    # Granite 3 and 4 without states: factors of embeddings, residuals, scores and logits in the file.
+    # Granite 3 and 4 without states: the file states factors of embeddings, residuals, scores and logits.
     GRANITE,
     replace(GRANITE, name="granitemoe"),
-    # MiniCPM 1 and 2: Granite's factors, which the first files did not yet state. Their defaults are llama.cpp's.
+    # MiniCPM 1 and 2: Granite's factors. Early files do not state them; the defaults are llama.cpp's.
     Architecture("minicpm", NEIGHBOURS, scales=Scales(_minicpm_embedding, _minicpm_residual, logits=_minicpm_logits)),
     # StarCoder 2: layer norms and products with biases, and a feed-forward network without a gate.
     Architecture("starcoder2", HALVES, Norms(layer_norm=True), activation=Activation.GELU_ALONE),
-    # Phi 1 and 2: StarCoder's, and sub-layers in parallel; a part of each head turns.
+    # Phi 1 and 2: like StarCoder 2, with parallel sub-layers and partly rotated heads.
     Architecture(
         "phi2",
         HALVES,
@@ -154,7 +154,7 @@ ARCHITECTURES = (
         activation=Activation.GELU_ALONE,
         parallel=True,
     ),
-    # Apertus: norms of heads, and xIELU with factors of each layer's own.
+    # Apertus: norms of heads, and xIELU with per-layer factors.
     Architecture("apertus", HALVES, activation=Activation.XIELU_ALONE),
     # Command R7B and A: parallel sub-layers, layer norm, windows on three of four layers, and rotation only on those.
     Architecture(
@@ -165,12 +165,12 @@ ARCHITECTURES = (
         parallel=True,
         window=_cohere2_window,
     ),
-    # LFM2: short convolutions in most layers, and norms of heads where there is attention. With experts behind the
-    # first layers, a bias takes part in their choice and not in their weights.
+    # LFM2: short convolutions in most layers, and norms of heads in attention layers. Experts, after the first layers,
+    # are chosen with a bias that does not affect their weights.
     Architecture("lfm2", HALVES, _LFM2_NORMS, window=windows(0)),
     Architecture("lfm2moe", HALVES, _LFM2_NORMS, experts=Experts(stated_gating)),
-    # Qwen 3.5, for text: gated delta networks in most layers, and attention whose output is gated. With experts, the
-    # shared one has a gate of its own. In Qwen3-Next value heads that share a key head lie side by side.
+    # Qwen 3.5, for text only: gated delta networks in most layers, and gated attention. With experts, the shared one
+    # has its own gate. In Qwen3-Next value heads that share a key head are adjacent.
     _QWEN35,
     replace(_QWEN35, name="qwen35moe"),
     replace(_QWEN35, name="qwen3next", value_heads_together=True),

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose weights come about in another way than by a softmax over all."""
+"""Mixtures of experts that do not weight experts by a plain softmax over all of them."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from models.layer_sizes import ALL_FIRST, slides_in_period
 from models.rope_config import RopeScaling
 from models.rope_tables import magnitude
 
-# GLM 4.7 Flash, whose first files state no gating: its layers and its vocabulary.
+# Layers and vocabulary of GLM 4.7 Flash, to recognise its early files, which state no gating.
 _GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
 _SMALLTHINKER_WINDOW, _SMALLTHINKER_PERIOD = 4096, 4
 
@@ -37,14 +37,14 @@ def _deepseek2_gating(config: ModelConfig) -> Gating:
 
 
 def _unsharpened(scaling: RopeScaling) -> RopeScaling:
-    """What is rotated keeps its size where the file states a multiplier: then scores are sharpened instead."""
+    """Rotation without YaRN's magnitude if the file states a multiplier; the attention scale includes it instead."""
     return replace(scaling, log_multiplier=1.0 if scaling.log_multiplier else 0.0)
 
 
 def _deepseek2_attention(config: ModelConfig) -> float:
-    """By the size of a head before latents, and YaRN's sharpening; files state a tenth of its multiplier.
+    """1 / sqrt(head size), of heads as they are made from latents, times YaRN's sharpening squared.
 
-    Raises UnsupportedModelError for a file without latents.
+    Files state a tenth of the sharpening's multiplier. Raises UnsupportedModelError for a file without latents.
     """
     latents = stated(config, "attention.kv_lora_rank", config.latents)
     scaling = config.rope_scaling
@@ -58,7 +58,7 @@ def _glm4_gating(config: ModelConfig) -> Gating:
 
 
 def _smallthinker_window(config: ModelConfig, layer: int) -> int:
-    """Of all layers but the first of four, unless the file says which; llama.cpp knows one width."""
+    """The window of all layers but the first of each four, unless the file lists them; the width is llama.cpp's."""
     if not config.window:
         return 0
     pattern = _SMALLTHINKER_PERIOD if config.window_pattern is None else config.window_pattern
@@ -71,7 +71,7 @@ def _smallthinker_turns(config: ModelConfig, layer: int) -> bool:
 
 
 ARCHITECTURES = (
-    # DeepSeek 2 and 3, Moonlight, GLM 4.7 Flash: attention on latents, and experts in groups beside a shared one.
+    # DeepSeek 2 and 3, Moonlight, GLM 4.7 Flash: attention on latents, experts in groups, and a shared expert.
     Architecture(
         "deepseek2",
         replace(NEIGHBOURS, scaling=_unsharpened),
@@ -79,7 +79,7 @@ ARCHITECTURES = (
         experts=Experts(_deepseek2_gating, normalise=None, scale=stated_expert_scale),
         drafts=True,
     ),
-    # GLM 4.5 and 4.6: experts behind the first layers beside a shared one, chosen with a bias.
+    # GLM 4.5 and 4.6: after the first layers, experts chosen with a bias, and a shared one.
     Architecture(
         "glm4moe",
         HALVES,
@@ -87,12 +87,12 @@ ARCHITECTURES = (
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
         drafts=True,
     ),
-    # Ling 1 and 1.5: experts beside a shared one.
+    # Ling 1 and 1.5: experts and a shared one.
     Architecture("bailingmoe", NEIGHBOURS, experts=Experts(normalise=None, scale=stated_expert_scale)),
     # Ling 2: GLM 4.5's experts with one tensor for queries, keys and values.
     Architecture("bailingmoe2", HALVES, experts=Experts(stated_gating, normalise=None, scale=stated_expert_scale)),
-    # Laguna: GLM 4.5's experts, and gates of what attention gives. Three of four layers have a window, other numbers of
-    # heads, and a rotation of their own.
+    # Laguna: GLM 4.5's experts, and gates of attention's output. Three of four layers have a window, another number of
+    # heads, and their own rotation.
     Architecture(
         "laguna",
         replace(HALVES, window_scaling=unstretched),
@@ -100,8 +100,8 @@ ARCHITECTURES = (
         window=windows(ALL_FIRST["laguna"], all_first=True),
         softplus_gates=True,
     ),
-    # gpt-oss: attention sinks, a window on every other layer, experts with biases and a clamped gate. The chosen ones'
-    # weights are a softmax over the chosen ones, which is the softmax over all of them normalised.
+    # gpt-oss: attention sinks, a window in every other layer, experts with biases and a clamped gate. Weights are a
+    # softmax over the chosen experts, which equals the normalised softmax over all of them.
     Architecture(
         "gpt-oss",
         HALVES,
@@ -109,7 +109,7 @@ ARCHITECTURES = (
         activation=Activation.CLAMPED,
         window=stated_windows(2),
     ),
-    # SmallThinker: experts with ReLU, chosen before attention; every fourth layer sees all and is not rotated.
+    # SmallThinker: experts with ReLU, chosen before attention; every fourth layer has no window and no rotation.
     Architecture(
         "smallthinker",
         replace(HALVES, turns=_smallthinker_turns),

@@ -1,4 +1,4 @@
-"""Mamba-2's selective scans, alone and in hybrids."""
+"""Models with Mamba-2's selective scans, and hybrids of scans and attention."""
 
 from dataclasses import replace
 
@@ -40,12 +40,12 @@ _NEMOTRON_H = Architecture(
 
 ARCHITECTURES = (
     Architecture("mamba2", HALVES),
-    # Granite 4 H: as Granite, with scans in place of most layers' attention, with and without experts.
+    # Granite 4 H: like Granite, with scans in place of attention in most layers, with and without experts.
     replace(GRANITE, name="granitehybrid", scales=replace(GRANITE.scales, logits=_granite_logits)),
-    # Falcon-H1: in each layer a scan beside attention, and a feed-forward network behind both.
+    # Falcon-H1: each layer has a scan beside attention, followed by a feed-forward network.
     Architecture("falcon-h1", HALVES, Norms(scans=False)),
-    # Nemotron-H: each layer is a scan, attention without positions, or a network of squared ReLU; with experts beside a
-    # shared one in place of these networks.
+    # Nemotron-H: each layer is a scan, attention without positions, or a network with squared ReLU; the second one has
+    # experts and a shared one in place of these networks.
     _NEMOTRON_H,
     replace(
         _NEMOTRON_H,

@@ -6,5 +6,5 @@ FILE_NAME = "localllm-demo-Q8_0.gguf"
 
 
 def path() -> Path:
-    """Where the model's file lies, in the installed package or in the source tree."""
+    """Path of the model's file, in the installed package or in the source tree."""
     return Path(__file__).with_name(FILE_NAME)

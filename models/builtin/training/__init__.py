@@ -1,1 +1,1 @@
-"""How the built-in model was made: its training text, the network, the export. Needs the extra `train`."""
+"""Training of the built-in model: its training text, the network, the export. Needs the extra `train`."""

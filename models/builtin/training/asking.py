@@ -1,4 +1,4 @@
-"""How people ask for a story, and what they want to be told."""
+"""Generates requests for a story, and what they specify of it."""
 
 import random
 
@@ -23,11 +23,11 @@ _PLURAL_CHANGES_WORD = ("s", "y", "x", "sh", "f", "mouse", "goose")
 
 
 def ask(rng: random.Random, mood: str, again: bool) -> tuple[str, Wanted]:
-    """A request for a story in that mood, and what it says of the story; again: it is not the first one of the chat."""
+    """A request for a story in that mood, and what it specifies. again: it is not the chat's first request."""
     any_subject = rng.random() < 0.12
     subject, wanted = ("", Wanted()) if any_subject else _subject(rng)
     name = "ask_any" if any_subject else "ask"
-    if mood == "happy":  # the others have no place for a word that says how the story should be
+    if mood == "happy":  # these templates have no slot for a mood
         plain, another = ("ask_any_plainly", "ask_another_any") if any_subject else ("ask_plainly", "ask_another")
         name = rng.choices((name, plain, another), (80, 10, 0) if not again else (45, 5, 50))[0]
     kind = phrase(rng, _ASKING["kinds"][mood])
@@ -35,7 +35,7 @@ def ask(rng: random.Random, mood: str, again: bool) -> tuple[str, Wanted]:
 
 
 def _subject(rng: random.Random) -> tuple[str, Wanted]:
-    """What follows "a story about", and what it means for the story."""
+    """The text that follows "a story about", and what it specifies."""
     kinds = (
         _creature,
         _only_one,

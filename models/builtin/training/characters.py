@@ -1,4 +1,4 @@
-"""Who stories are about: characters with a name, a pronoun and a place in the grammar of a sentence."""
+"""Characters of stories: their names, pronouns and forms in a sentence."""
 
 import random
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MALE = frozenset({"boy", "king", "prince", "knight", "wizard", "rooster", "fish
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """noun: "brave fox", without an article; name: "Milo", "" for what is the only one of its kind, as the moon."""
+    """noun: "brave fox", without an article. name: "Milo", or "" for something unique, such as the moon."""
 
     noun: str
     name: str
@@ -23,21 +23,21 @@ class Character:
 
     @property
     def short(self) -> str:
-        """How the story calls the character after its first sentence."""
+        """What the story calls the character after its first sentence."""
         return self.name or f"the {self.noun}"
 
     @property
     def introduced(self) -> str:
-        """How the character comes into the story."""
+        """How the story introduces the character."""
         return f"{with_article(self.noun)} named {self.name}" if self.name else f"the {self.noun}"
 
     @property
     def called(self) -> str:
-        """The character by its kind alone: "the fox"."""
+        """The character named by its kind only: "the fox"."""
         return f"the {self.noun.rsplit(' ', 1)[-1]}" if self.name else self.short
 
     def slots(self, role: str) -> dict[str, str]:
-        """What templates write for a character. The hero's pronouns are he, him, his; the helper's she, her, hers."""
+        """Template slots for a character. The hero's pronoun slots are he, him, his; the helper's she, her, hers."""
         keys = ("he", "him", "his") if role == "hero" else ("she", "her", "hers")
         return {
             role: self.short,
@@ -49,13 +49,13 @@ class Character:
 
 
 def invented_word(rng: random.Random) -> str:
-    """A word that is in no list, so that the subject has to be taken from what the user wrote."""
+    """A word that is in no list, so that the model must copy the subject from the user's message."""
     syllables = [rng.choice(WORDS["onsets"]) + rng.choice(WORDS["vowels"]) for _ in range(rng.choice((1, 1, 2)))]
     return "".join(syllables) + str(rng.choice(WORDS["codas"]))
 
 
 def pick_noun(rng: random.Random) -> str:
-    """A noun for a character with a name; now and then one that does not exist."""
+    """A noun for a named character; sometimes an invented one."""
     kind = rng.random()
     if kind < 0.3:
         return invented_word(rng)
@@ -63,7 +63,7 @@ def pick_noun(rng: random.Random) -> str:
 
 
 def named(rng: random.Random, noun: str, name: str = "", taken: str = "") -> Character:
-    """A character of that kind, with a name that is not taken and a pronoun that goes with it."""
+    """A character of that kind. Without a given name, it gets one other than `taken`; the pronoun matches."""
     kind = noun.rsplit(" ", 1)[-1]
     pronoun = "she" if kind in _FEMALE else "he" if kind in _MALE else ""
     if name:
@@ -73,12 +73,12 @@ def named(rng: random.Random, noun: str, name: str = "", taken: str = "") -> Cha
 
 
 def unique(noun: str) -> Character:
-    """The moon, the sea: what needs no name."""
+    """A character without a name, such as the moon or the sea."""
     return Character(noun, "", "it")
 
 
 def any_hero(rng: random.Random) -> Character:
-    """A hero for a story whose subject leaves it open."""
+    """A hero for a story whose request does not specify one."""
     if rng.random() < 0.06:
         return unique(rng.choice(WORDS["unique_things"]))
     noun = pick_noun(rng)
@@ -86,7 +86,7 @@ def any_hero(rng: random.Random) -> Character:
 
 
 def any_helper(rng: random.Random, hero: Character) -> Character:
-    """Somebody with another name and of another kind than the hero."""
+    """A helper with another name and of another kind than the hero."""
     while True:
         noun = rng.choice(WORDS["animals"] if rng.random() < 0.65 else WORDS["people"])
         if noun != hero.noun.rsplit(" ", 1)[-1]:
@@ -94,5 +94,5 @@ def any_helper(rng: random.Random, hero: Character) -> Character:
 
 
 def child_name(rng: random.Random) -> str:
-    """A name, sometimes one that nobody has."""
+    """A child's name, sometimes an invented one."""
     return capitalised(invented_word(rng)) if rng.random() < 0.4 else str(rng.choice(WORDS["he"] + WORDS["she"]))

@@ -16,7 +16,7 @@ from models.builtin.training.story import MOODS, Story, Wanted
 from models.builtin.training.story_talk import go_on, question, retell
 from models.builtin.training.tables import table
 
-# What the terminal chat asks to find a chat's title.
+# The prompt with which the terminal chat asks for a chat's title.
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 _MOOD_WEIGHTS = (60, 8, 7, 6, 9, 4, 6)
 _END = "<|im_end|>"
@@ -31,12 +31,12 @@ class Turn:
 
 
 def render(turns: list[Turn]) -> str:
-    """The conversation as the chat template writes it, without the token that begins a text."""
+    """The conversation as the chat template writes it, without the beginning-of-text token."""
     return "".join(f"<|im_start|>{turn.role}\n{turn.text}{_END}\n" for turn in turns)
 
 
 def _typed(rng: random.Random, text: str) -> str:
-    """As people type: sometimes without capitals, polite, with or without a sign at the end."""
+    """Vary a text as users type: lower case, "please", with or without final punctuation."""
     if text[-1].isalnum() and rng.random() < 0.45:
         text += rng.choice((".", ".", "!", " please", ", please."))
     elif text.endswith(("?", ".")) and rng.random() < 0.2:
@@ -57,7 +57,7 @@ def _title(story: Story | None, first: str) -> str:
 
 
 def conversation(rng: random.Random) -> list[Turn]:
-    """One chat of one to seven questions, each with its answer."""
+    """A chat of one to seven questions with answers, sometimes with a system message or a title request."""
     turns = [Turn("system", phrase(rng, table("small_talk")["systems"]))] if rng.random() < 0.12 else []
     story: Story | None = None
     told = 0
@@ -82,7 +82,7 @@ def conversation(rng: random.Random) -> list[Turn]:
 
 
 def texts(seed: int) -> Iterator[str]:
-    """Training texts without end: conversations, and now and then a bare story, which no chat surrounds."""
+    """An endless stream of training texts: conversations, and sometimes a bare story without a chat."""
     rng = random.Random(seed)
     while True:
         if rng.random() < 0.03:

@@ -1,11 +1,11 @@
-"""Train a head that drafts for the built-in model, and write it as a GGUF file in llama.cpp's EAGLE-3 layout.
+"""Train a draft head for the built-in model, and write it as a GGUF file in llama.cpp's EAGLE-3 layout.
 
     python -m models.builtin.training.draft_head head.gguf --steps 600
 
-Of the built-in model only the file is needed. The head learns to give the model's own probabilities two tokens on, from
-what goes into three of its layers, and is unrolled as it drafts: each further place reads the state that the head
-itself gave before (EAGLE-3, Li et al., 2025). Printed is how often its likeliest token is the model's, on text that it
-was not trained on. One process, one thread.
+Only the built-in model's file is needed. The head learns to predict the model's probabilities two tokens ahead from the
+inputs of three of its layers. Training unrolls it as in drafting: each further place reads the head's own previous
+state (EAGLE-3, Li et al., 2025). Prints how often its likeliest token is the model's, on held-out text. Uses one
+process and one thread.
 """
 
 import argparse
@@ -32,16 +32,16 @@ from models.builtin.training.network import Network, RMSNorm, Shape, turn
 from models.builtin.training.tokens import CONTROL, weights_of
 from models.builtin.training.train import ALLOCATION
 
-READ_LAYERS = (1, 2, 3)  # whose inputs the head reads
-VOCABULARY = 1024  # what the head can draft: the most frequent half of the tokens
-ROWS, LENGTH = 4, 256  # of a step
-PLACES, LATER = 4, 0.8  # guesses in a row that are trained, and how much less each further one counts
+READ_LAYERS = (1, 2, 3)  # layers whose inputs the head reads
+VOCABULARY = 1024  # tokens that the head can draft: the most frequent half
+ROWS, LENGTH = 4, 256  # of a training step
+PLACES, LATER = 4, 0.8  # consecutive drafts that are trained, and the loss factor of each further one
 RATE, WARM_UP = 2e-3, 20
 _HELD_OUT_SEED = 987_654_321
 
 
 class DraftHead(nn.Module):
-    """One layer that reads an embedding and a state side by side; parameters are named as in the file."""
+    """One layer that reads an embedding and a state, concatenated; parameters are named as in the file."""
 
     def __init__(self, shape: Shape, vocabulary: int) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class DraftHead(nn.Module):
         self.blk = nn.ModuleList([layer])
 
     def forward(self, embedded: Tensor, features: Tensor, cosines: Tensor, sines: Tensor) -> Iterator[Tensor]:
-        """Yield logits of PLACES guesses, each (batch, position, vocabulary).
+        """Yield the logits of PLACES consecutive drafts, each (batch, position, vocabulary).
 
-        embedded: of each next token. features: what the head reads of the model, (batch, position, 3 * width). Of place
-        k the first k rows mean nothing.
+        embedded: embedding of each next token. features: the layer inputs that the head reads, (batch, position,
+        3 * width). The first k rows of place k are meaningless.
         """
         layer, heads = self.blk[0], self.shape.heads
         batch, length, width = embedded.shape
@@ -83,7 +83,7 @@ class DraftHead(nn.Module):
             query, key = turn(query, cosines, sines) * (width // heads) ** -0.5, turn(key, cosines, sines)
             keys.append(key)
             values.append(value)
-            # Rows of the text as far as it is known, and then one row of each guess up to this one.
+            # Attend to the rows of the known text, and then to one row of each draft up to this one.
             scores = [(query @ keys[0].mT).masked_fill(~causal.tril(-place), -torch.inf)]
             own = range(1, place + 1)
             scores += [(query * _later(keys[at], place - at, 2)).sum(-1, keepdim=True) for at in own]
@@ -98,7 +98,7 @@ class DraftHead(nn.Module):
 
 
 def begin_with(head: DraftHead, network: Network, kept: Tensor) -> None:
-    """Have the head begin as the model's last layer, which reads its own input and nothing of the next token."""
+    """Initialise the head as the model's last layer, which reads its own input and ignores the next token."""
     layer, last, width = head.blk[0], network.blk[-1], network.shape.width
     head.fc.weight.data.zero_()[:, -width:].copy_(torch.eye(width))
     head.output_norm.load_state_dict(network.output_norm.state_dict())
@@ -111,7 +111,7 @@ def begin_with(head: DraftHead, network: Network, kept: Tensor) -> None:
 
 
 def _later(rows: Tensor, by: int, dimension: int) -> Tensor:
-    """The rows moved to later positions, with zeros before them."""
+    """Shift rows to later positions, filling with zeros."""
     if not by:
         return rows
     length = rows.shape[dimension]
@@ -121,7 +121,7 @@ def _later(rows: Tensor, by: int, dimension: int) -> Tensor:
 
 
 def load_network(file: ModelFile) -> Network:
-    """The model of a file."""
+    """Load a file's model, without gradients."""
     network = Network(Shape())
     network.load_state_dict({name: torch.from_numpy(file.dequantize(name).copy()) for name in file.tensors})
     return network.eval().requires_grad_(False)
@@ -129,7 +129,7 @@ def load_network(file: ModelFile) -> Network:
 
 @torch.no_grad()
 def teach(network: Network, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into READ_LAYERS, (batch, position, 3 * width), and the logits of the model."""
+    """The inputs of READ_LAYERS, (batch, position, 3 * width), and the model's logits."""
     rows, inputs, length = network.token_embd(tokens), [], tokens.shape[1]
     for layer in network.blk:
         inputs.append(rows)
@@ -139,7 +139,7 @@ def teach(network: Network, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pieces(file: ModelFile, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Texts one after the other in pieces of (ROWS, LENGTH) tokens, and how much each token counts."""
+    """Concatenated texts in pieces of (ROWS, LENGTH) tokens, and each token's weight in the loss."""
     tokenizer = load_tokenizer(file)
     control = tuple(tokenizer.encode(name, add_special=False, parse_special=True)[0] for name in CONTROL)
     (assistant,) = tokenizer.encode("assistant", add_special=False)
@@ -156,7 +156,7 @@ def pieces(file: ModelFile, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def guesses(head: DraftHead, network: Network, tokens: Tensor) -> tuple[Iterator[Tensor], Tensor]:
-    """Logits of each place, and those of the model that they should equal: (batch, position, vocabulary)."""
+    """The head's logits of each place, and the model's logits as their target: (batch, position, vocabulary)."""
     features, logits = teach(network, tokens)
     length = tokens.shape[1] - 1
     embedded = network.token_embd(tokens[:, 1:])
@@ -164,7 +164,7 @@ def guesses(head: DraftHead, network: Network, tokens: Tensor) -> tuple[Iterator
 
 
 def loss_of(head: DraftHead, network: Network, batch: tuple[Tensor, Tensor], kept: Tensor) -> Tensor:
-    """Cross entropy of the model's probabilities and the head's, over the tokens that the head has."""
+    """Cross entropy between the model's and the head's probabilities, over the tokens that the head can draft."""
     tokens, weights = batch
     found, wanted = guesses(head, network, tokens)
     probabilities = wanted.softmax(dim=-1)[..., kept]
@@ -178,7 +178,7 @@ def loss_of(head: DraftHead, network: Network, batch: tuple[Tensor, Tensor], kep
 
 @torch.no_grad()
 def agreement(head: DraftHead, network: Network, file: ModelFile, kept: Tensor, count: int) -> list[float]:
-    """How often each place has the model's likeliest token if all before it had, in answers that are held out."""
+    """How often each place drafts the model's likeliest token if all earlier places did, on held-out answers."""
     right, asked = torch.zeros(PLACES), torch.zeros(PLACES)
     for tokens, weights in itertools.islice(pieces(file, _HELD_OUT_SEED), count):
         found, wanted = guesses(head, network, tokens)
@@ -255,7 +255,7 @@ def work(_rank: int, target: Path, steps: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Parse the arguments and train in a process that keeps its memory."""
+    """Parse the arguments and train in a process with ALLOCATION set."""
     parser = argparse.ArgumentParser(description="Train a head that drafts for the built-in model.")
     parser.add_argument("target", type=Path)
     parser.add_argument("--steps", type=int, default=600)

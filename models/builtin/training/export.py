@@ -1,4 +1,4 @@
-"""Write what was trained as a GGUF file.
+"""Write the trained model as a GGUF file.
 
 python -m models.builtin.training.export FOLDER model.gguf --type Q8_0
 """
@@ -36,7 +36,7 @@ def _add_description(writer: gguf.GGUFWriter, parameters: int) -> None:
 
 
 def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """State a network's sizes."""
+    """Write a network's sizes to the metadata."""
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -89,12 +89,12 @@ def write_model(folder: Path, target: Path, kind: str) -> None:
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_shape(writer, Shape())
     _add_tokenizer(writer, load_tokenizer(folder / "tokenizer.json"))
-    add_weights(writer, weights, kind)  # no output matrix: the embedding is also that
+    add_weights(writer, weights, kind)  # without an output matrix: it is tied to the embedding
     finish(writer, unfinished, target)
 
 
 def finish(writer: gguf.GGUFWriter, unfinished: Path, target: Path) -> None:
-    """Write what was added to the unfinished file, and put it in the target's place."""
+    """Write everything that was added to the unfinished file, and rename it to the target."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

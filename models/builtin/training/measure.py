@@ -1,4 +1,4 @@
-"""Perplexity of GGUF files on conversations that training did not see: of the answers, and of everything.
+"""Perplexity of GGUF files on held-out conversations: of the answers, and of all tokens.
 
 python -m models.builtin.training.measure FOLDER model-F32.gguf model-Q8_0.gguf
 """

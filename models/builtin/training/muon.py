@@ -1,7 +1,7 @@
 """The optimiser: Muon for the matrices, Adam for the embedding and the norms.
 
 Muon (Keller Jordan, 2024) replaces a matrix's momentum by the nearest orthogonal matrix, which a Newton-Schulz
-iteration finds with matrix products alone. Each process does its share of the matrices.
+iteration finds with matrix products only. Each process computes its share of the matrices.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from models.builtin.training.network import Network
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MATRIX_RATE, OTHER_RATE, MOMENTUM = 0.012, 3e-3, 0.95
-# Noise in queries and keys multiplies: at full rate attention becomes sharp before it has learned where to look.
+# Noise in queries and keys multiplies: at the full rate attention becomes sharp before it has learned where to attend.
 QUERY_KEY_FACTOR = 0.8
 
 
 def orthogonal(matrix: Tensor, steps: int = 4) -> Tensor:
-    """About the nearest matrix of the same shape whose singular values are one."""
+    """Approximately the nearest matrix whose singular values are all one, of the same shape."""
     first, second, third = _COEFFICIENTS
     rows = matrix / (matrix.norm() + 1e-7)
     tall = rows.shape[0] > rows.shape[1]
@@ -31,7 +31,7 @@ def orthogonal(matrix: Tensor, steps: int = 4) -> Tensor:
 
 
 class Optimiser:
-    """Holds what has to be kept from step to step; the gradients must be the same in all processes."""
+    """Muon and Adam with their state. The gradients must be the same in all processes."""
 
     def __init__(self, network: Network, rank: int, processes: int) -> None:
         named = {name: p for name, p in network.named_parameters() if p.dim() == 2 and "blk" in name}
@@ -44,7 +44,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """Move all parameters; factor scales the learning rates."""
+        """Update all parameters. factor: scales the learning rates."""
         for group in self.adam.param_groups:
             group["lr"] = OTHER_RATE * factor
         self.adam.step()
@@ -64,11 +64,11 @@ class Optimiser:
             start += matrix.numel()
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The optimiser's state for a checkpoint."""
         return {"momenta": self.momenta, "adam": self.adam.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state from a checkpoint."""
         for momentum, kept in zip(self.momenta, state["momenta"], strict=True):
             momentum.copy_(kept)
         self.adam.load_state_dict(state["adam"])

@@ -1,4 +1,4 @@
-"""The Llama architecture in PyTorch, as small as needed to train it and to compare its logits."""
+"""A minimal Llama in PyTorch, for training and for comparing logits."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dimensions of the network; all but the heads' are multiples of 256, the size of the largest quantised blocks."""
+    """Dimensions of the network. Matrix sizes are multiples of 256, the size of the largest quantised blocks."""
 
     vocabulary: int = 2048
     width: int = 256
@@ -30,12 +30,12 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Any shape whose last dimension is the width."""
+        """rows: any shape whose last dimension is the width."""
         return functional.rms_norm(rows, (rows.shape[-1],), self.weight, self.epsilon)
 
 
 def rotations(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, (context, head width / 2) each, of the angles by which position turns a pair of columns."""
+    """Cosines and sines of rotation angles by position and pair of columns: (context, head width / 2) each."""
     size = shape.width // shape.heads
     speeds = shape.rope_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.arange(shape.context, dtype=torch.float64)[:, None] * speeds
@@ -43,13 +43,13 @@ def rotations(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn neighbouring columns (2i, 2i+1) of (batch, head, position, column), which is how GGUF's llama does it."""
+    """Rotate neighbouring columns (2i, 2i+1) of (batch, head, position, column), as GGUF's llama does."""
     even, odd = heads[..., 0::2], heads[..., 1::2]
     return torch.stack((even * cosines - odd * sines, even * sines + odd * cosines), dim=-1).flatten(-2)
 
 
 class Layer(nn.Module):
-    """Attention and a gated feed-forward network, each after a norm and added to what came in."""
+    """Attention and a gated feed-forward network, each with a norm before it and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Layer(nn.Module):
         self.ffn_down = nn.Linear(shape.feed_forward, width, bias=False)
 
     def forward(self, rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """rows: (batch, position, width), also what is returned."""
+        """rows: (batch, position, width). Returns the same shape."""
         batch, length, width = rows.shape
         normed = self.attn_norm(rows)
         query, key, value = (
@@ -81,7 +81,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Token ids in, logits of the next token out; the embedding is also the output matrix.
+    """Maps token ids to logits of the next token; the output matrix is tied to the embedding.
 
     Parameters are named as GGUF names tensors.
     """
@@ -98,7 +98,7 @@ class Network(nn.Module):
         nn.init.normal_(self.token_embd.weight, std=0.05)
         for name, parameter in self.blk.named_parameters():
             if parameter.dim() == 2:
-                # What is added to the residual stream starts smaller, so that depth does not make it grow.
+                # Outputs added to the residual stream start smaller, so that it does not grow with depth.
                 adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 size = parameter.shape[1] * (2 * shape.layers if adds else 1)
                 nn.init.normal_(parameter, std=size**-0.5)

@@ -1,4 +1,4 @@
-"""What happens in stories: six plots, each filled in many ways. Their sentences are in tables/plots.toml."""
+"""The plots of stories: six kinds, each with slots to fill. Their sentences are in tables/plots.toml."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from models.builtin.training.grammar import filled
 from models.builtin.training.tables import table
 
-# The tables of which each plot takes a row, and how the row's cells are called in its sentences.
+# The tables from which each plot takes a row, and the slot names of the row's cells.
 _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "journey": {"goals": ("goal", "reached"), "obstacles": ("obstacle", "why", "gift", "used")},
     "skill": {"skills": ("skill", "failed", "mastered")},
@@ -21,27 +21,27 @@ _KINDS = ("journey", *_ROWS)  # journeys have the most rows
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """kind: one of the six; slots: what this telling chose, in which the characters are still to be filled in."""
+    """kind: one of the six. slots: the chosen texts, in which the characters are still to be filled in."""
 
     kind: str
     slots: dict[str, str]
 
     def part(self, name: str) -> list[str]:
-        """The templates of the sentences of "start", "trouble", "help", or of the ends "happy" and "sad"."""
+        """Sentence templates of a part: "start", "trouble", "help", or one of the endings "happy" and "sad"."""
         return list(table("plots")[self.kind][name])
 
     @property
     def facts(self) -> dict[str, str]:
-        """Templates of what questions about the story are answered with."""
+        """Templates of facts that answer questions about the story."""
         return dict(table("plots")[self.kind]["facts"])
 
     def settled(self, people: dict[str, str]) -> dict[str, str]:
-        """All slots of a story: the characters' and the plot's own."""
+        """All slots of a story: the characters' slots, and the plot's with characters filled in."""
         return people | {name: filled(text, people) for name, text in self.slots.items()}
 
 
 def any_plot(rng: random.Random) -> Plot:
-    """One of the six, with its places filled."""
+    """A random plot with its slots filled."""
     kind = rng.choice(_KINDS)
     slots: dict[str, str] = {}
     for name, columns in _ROWS[kind].items():
@@ -51,7 +51,7 @@ def any_plot(rng: random.Random) -> Plot:
 
 
 def _three_spots(rng: random.Random) -> dict[str, str]:
-    """Where something lost is looked for twice, and where it is."""
+    """Two places where a lost thing is searched for in vain, and where it is found; all different."""
     while True:
         first, second, found = (rng.choice(table("plots")["lost"]["spots"]) for _ in range(3))
         if len({first, second, found}) == 3:
@@ -59,5 +59,5 @@ def _three_spots(rng: random.Random) -> dict[str, str]:
 
 
 def known_skill(rng: random.Random) -> dict[str, str]:
-    """A skill, how learning it goes wrong, and what is done by those who have learned it."""
+    """A skill's slots: its name, how learning it fails, and what mastering it looks like."""
     return dict(zip(_ROWS["skill"]["skills"], rng.choice(table("plots")["skill"]["skills"]), strict=True))

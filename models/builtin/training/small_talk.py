@@ -1,4 +1,4 @@
-"""Greetings, thanks, who the model is, help with localllm, and all that the model cannot answer."""
+"""Turns besides stories: small talk, help with localllm, and questions that the model cannot answer."""
 
 import random
 
@@ -10,11 +10,11 @@ _TALK = table("small_talk")
 _HELP = table("help")
 _ASKS_SMALL = ("How", "What", "Who", "Which", "Are", "Do", "Can", "Where", "Why")
 _ASKS_HELP = ("How", "What", "Which", "Where", "Can", "Is", "Does", "Do", "Will", "Why", "Are", "May", "Under", "On")
-_LITERAL = {"llama": "[llama]"}  # the extra's name is written in the brackets of a slot
+_LITERAL = {"llama": "[llama]"}  # not a slot: the extra's name is written in brackets
 
 
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    """What people say in passing, and a short answer."""
+    """Small talk, and a short answer."""
     row = rng.choice(_TALK["talk"])
     text = phrase(rng, row["asked"])
     if text[-1].isalpha() and " " in text and rng.random() < 0.6:
@@ -23,7 +23,7 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
 
 
 def unknown(rng: random.Random) -> tuple[str, str]:
-    """A question that only a larger model can answer, and the advice to get one."""
+    """A question that only a larger model can answer, and advice to use one."""
     strange = invented_word(rng)
     thing = rng.choice(WORDS["things"]) if rng.random() < 0.7 else invented_word(rng)
     slots = {

@@ -1,4 +1,4 @@
-"""One story: who, where and what are fixed when it is made; it can then be told in several moods and gone on with."""
+"""A story: characters, place and plot are fixed at creation; it can then be told in several moods and continued."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SPICES = {"funny": "funny", "scary": "scary", "long": "details"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user asked for; empty where it is left to the teller. clause: "who loved cake"; topic: "friendship"."""
+    """What the user specified; empty fields are chosen at random. clause: "who loved cake"; topic: "friendship"."""
 
     hero: Character | None = None
     helper: Character | None = None
@@ -25,7 +25,7 @@ class Wanted:
 
 
 class Story:
-    """Its sentences are chosen once, so that a story told again in another mood stays the same story."""
+    """A story whose sentences are chosen once, so that it stays the same when told again in another mood."""
 
     def __init__(self, rng: random.Random, wanted: Wanted) -> None:
         self.hero = wanted.hero or any_hero(rng)
@@ -79,7 +79,7 @@ class Story:
         return " ".join(part for part in parts if part)
 
     def _briefly(self) -> str:
-        """Three to five sentences. Whoever helps is introduced where the name comes first."""
+        """The story in three to five sentences. The helper is introduced at the first mention."""
         introduced = self.slots | {"helper": self.helper.introduced}
         rescue = self._plot.kind == "rescue"
         facts = self._plot.facts
@@ -89,7 +89,7 @@ class Story:
         return " ".join([self._opening, *wish, trouble, helped, self.slots["happy_fact"]])
 
     def next(self, rng: random.Random) -> str:
-        """What happened after the end. After a sad one it is what comforts."""
+        """A continuation after the ending. The first one after a sad ending is comforting."""
         if self.mood == "sad" and not self._comforted:
             self._comforted = True
             played, _ = rng.choice(table("plots")["friend"]["games"])

@@ -1,4 +1,4 @@
-"""What people say after a story: go on, make it sad, who was in it? The texts are in tables/story_talk.toml."""
+"""Turns after a story: continue it, tell it in another mood, answer questions. Texts: tables/story_talk.toml."""
 
 import random
 
@@ -10,13 +10,13 @@ _TALK = table("story_talk")
 
 
 def retell(rng: random.Random, story: Story) -> tuple[str, str]:
-    """Asks for the same story in another mood, and the story told so."""
+    """A request for the same story in another mood, and the story in that mood."""
     mood = rng.choice([mood for mood in _TALK["again"] if mood != story.mood])
     return phrase(rng, _TALK["again"][mood]), story.tell(rng, mood)
 
 
 def go_on(rng: random.Random, story: Story) -> tuple[str, str]:
-    """Asks what happened next, and what did."""
+    """A request to continue the story, and the continuation."""
     return phrase(rng, _TALK["next"]), story.next(rng)
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens: the byte-pair tokenizer, and the stream of tokens that the network is trained on."""
+"""The byte-pair tokenizer, and the stream of tokens that the network is trained on."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from models.builtin.training.corpus import texts
 BEGIN, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (BEGIN, TURN, END)
 VOCABULARY = 2048
-# Of what users say only a little is learned: the model is to answer, not to ask.
+# User turns have a low weight in the loss: the model should learn to answer, not to ask.
 QUESTION_WEIGHT = 0.1
 
 
 def train_tokenizer(seed: int, count: int = 8000) -> Tokenizer:
-    """Byte pairs of GPT-2's alphabet, learned from that many texts; the control tokens come first."""
+    """Train a byte-pair tokenizer with GPT-2's alphabet on `count` texts; control tokens get the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,12 +33,12 @@ def train_tokenizer(seed: int, count: int = 8000) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer that training has written."""
+    """Load the tokenizer that training wrote."""
     return Tokenizer.from_file(str(path))
 
 
 def weights_of(tokens: list[int], control: tuple[int, ...], assistant: int) -> list[float]:
-    """How much each token counts in the loss: answers and bare stories in full, the rest by QUESTION_WEIGHT."""
+    """Each token's weight in the loss: 1 for answers and bare stories, QUESTION_WEIGHT for the rest."""
     begin, turn, end = control
     weights = []
     weight = 1.0
@@ -56,7 +56,7 @@ def weights_of(tokens: list[int], control: tuple[int, ...], assistant: int) -> l
 def stream(
     tokenizer: Tokenizer, seed: int, size: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
-    """Texts one after the other, cut into pieces of size tokens, each with the tokens' weights; both (size,)."""
+    """Concatenated texts cut into pieces of `size` tokens, each with the tokens' weights; both (size,)."""
     control = tuple(tokenizer.encode(name).ids[0] for name in CONTROL)
     (assistant,) = tokenizer.encode("assistant").ids
     tokens: list[int] = []

@@ -1,10 +1,10 @@
-"""Train the built-in model on the CPU: one thread in each of several processes, which share the gradients.
+"""Train the built-in model on the CPU: several processes with one thread each, which average their gradients.
 
     python -m models.builtin.training.train FOLDER --steps 1400
 
-The learning rate rises for a few steps, stays, and falls to zero over the last part of the steps, while the pieces of
-text get longer. What was interrupted goes on from FOLDER/checkpoint.pt; --steps may then be another number, as
-long as the falling part has not begun.
+The learning rate rises for a few steps, stays constant, and decays to zero over the last part of the steps, while the
+pieces of text get longer. An interrupted run continues from FOLDER/checkpoint.pt; --steps may be changed then, as long
+as the decay has not started.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from models.builtin.training.muon import Optimiser
 from models.builtin.training.network import Network, Shape
 from models.builtin.training.tokens import load_tokenizer, stream, train_tokenizer
 
-TOKENS = 1024  # a step and process
-# Pieces are short at first, where attention finds sooner where to look, and as long as the context in the end.
+TOKENS = 1024  # per step and process
+# Pieces are short at first, since attention learns faster on them, and as long as the context in the end.
 SHORT, MIDDLE, LONG = 256, 512, 1024
 MIDDLE_FROM, LONG_FROM = 0.7, 0.87
 WARM_UP, FALLING = 30, 0.45
-# glibc would return the large buffers of every operation to the system and fault them in again: three times slower.
+# Otherwise glibc returns each operation's large buffers to the system and faults them in again: three times slower.
 ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -43,14 +43,14 @@ def factor_at(step: int, steps: int) -> float:
 
 
 def length_at(step: int, steps: int) -> int:
-    """The number of tokens that attention sees at most."""
+    """The length of a step's pieces in tokens."""
     if step < MIDDLE_FROM * steps:
         return SHORT
     return MIDDLE if step < LONG_FROM * steps else LONG
 
 
 def weighted_loss(network: Network, tokens: np.ndarray, weights: np.ndarray, length: int) -> torch.Tensor:
-    """Mean negative log-likelihood of the tokens after the first of each row of that length, by their weights."""
+    """Weighted mean negative log-likelihood of all tokens but the first of each row of `length` tokens."""
     rows = torch.from_numpy(tokens).view(-1, length)
     counts = torch.from_numpy(weights).view(-1, length)[:, 1:].flatten()
     logits = network(rows[:, :-1])
@@ -59,7 +59,7 @@ def weighted_loss(network: Network, tokens: np.ndarray, weights: np.ndarray, len
 
 
 def average_gradients(network: Network, processes: int) -> None:
-    """Make every process's gradients the mean of all."""
+    """Replace every process's gradients by their mean over all processes, clipped to norm 1."""
     gradients = [parameter.grad for parameter in network.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
@@ -72,7 +72,7 @@ def average_gradients(network: Network, processes: int) -> None:
 
 
 def work(rank: int, folder: Path, steps: int, processes: int, seed: int) -> None:
-    """One process's part of the training."""
+    """Run one process of the training."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     dist.init_process_group(
@@ -113,7 +113,7 @@ def work(rank: int, folder: Path, steps: int, processes: int, seed: int) -> None
 
 
 def main() -> None:
-    """Train the tokenizer if it is not there, then the network."""
+    """Train the tokenizer if it does not exist, then the network."""
     parser = argparse.ArgumentParser(description="Train the built-in model.")
     parser.add_argument("folder", type=Path, help="where checkpoints go")
     parser.add_argument("--steps", type=int, default=1400)

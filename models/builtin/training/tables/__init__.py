@@ -1,4 +1,4 @@
-"""The texts of the grammar, one TOML file for each kind."""
+"""The texts of the grammar, one TOML file per kind."""
 
 import tomllib
 from functools import cache
@@ -8,5 +8,5 @@ from typing import Any
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """What the file of that name holds; callers leave it as it is."""
+    """The content of the TOML file of that name; callers must not modify it."""
     return tomllib.loads((resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"))
