@@ -80,7 +80,7 @@ def _permuted(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint8], low:
 def _points_from_planes(
     builder: ir.IRBuilder, name: str, entries: NDArray[np.uint32], low: ir.Value, high: ir.Value
 ) -> Values:
-    """Each of two planes holds two bytes of every entry in one: their nibbles have two bits, or only the lower one is used."""
+    """Each of two planes packs two bytes of every entry into one: their nibbles have two bits, or only one is used."""
     shift, mask = (4, 0x0F0F0F0F) if not (entries & 0xF0F0F0F0).any() else (2, 0x33333333)
     if (entries & ~np.uint32(mask)).any():
         raise ValueError(f"the points of {name} do not fit into two planes")
