@@ -104,7 +104,7 @@ def _values(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float3
         bits = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32)
         numbers = bits * 2 - 1 if name == "Q1_0" else bits[..., ::2] + bits[..., 1::2] * 2 - 1
         return blocks["d"][..., None].astype(np.float32) * numbers
-    from gguf import GGMLQuantizationType, quants  # here: it brings sentencepiece and yaml, which headers do without
+    from gguf import GGMLQuantizationType, quants  # here: it imports sentencepiece and yaml, which headers do not need
 
     values: NDArray[np.float32] = quants.dequantize(data, GGMLQuantizationType(block_type.type_id))
     return values
