@@ -31,7 +31,7 @@ from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore
 
-SPEED = 400  # tokens a second
+SPEED = 400  # tokens per second
 SECONDS = 8
 LONG = 10_000  # messages
 PROMPT = b"sk anything"  # the cursor is on the A

@@ -83,7 +83,7 @@ def dequantize(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.flo
     """The values of whole rows as a new float32 array.
 
     data: uint8, C-contiguous, shape (..., row_bytes). Returns shape (..., row_items). Values equal gguf.quants to
-    the bit where it has the format. A damaged scale yields NaN or infinity, without a warning.
+    the bit for the formats that it supports. A damaged scale yields NaN or infinity, without a warning.
     """
     if data.shape[-1] % block_type.bytes:
         raise ValueError(f"{block_type.name} rows are multiples of {block_type.bytes} bytes, not {data.shape[-1]}")

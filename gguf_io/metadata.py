@@ -52,7 +52,7 @@ class MetadataArray(Sequence[Scalar]):
         return cls(struct.pack(f"<{len(items)}{code}", *items), len(items), code, where)
 
     def head(self, count: int) -> "MetadataArray":
-        """The first `count` items; self where it has no more."""
+        """The first `count` items; self if there are no more."""
         if count >= self._count:
             return self
         data, stop = self.raw(), 0

@@ -100,7 +100,7 @@ class ModelFile:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; ModelFileError where it is missing or absurdly long."""
+        """`general.architecture`. Raises ModelFileError if it is missing or absurdly long."""
         name = self.metadata.get_str("general.architecture")
         if len(name) > MAX_NAME:
             raise ModelFileError(

@@ -107,7 +107,7 @@ class Estimate:
 
     @property
     def _mask(self) -> int:
-        """Bytes of the attention masks (float16), a second one where layers have sliding windows."""
+        """Bytes of the attention masks (float16); models with sliding windows have two."""
         return self._rows * self._cells * 2 * (2 if self._needs.number("attention.sliding_window", 0) else 1)
 
     def _buffer(self, logits: bool) -> int:

@@ -117,7 +117,7 @@ class ModelNeeds:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all tensors as they are stored."""
+        """Bytes of all tensors in the file."""
         return sum(tensor.nbytes for tensor in self.model.tensors.values())
 
     @cached_property

@@ -17,7 +17,7 @@ class LlamaOptions:
     max_sequences: sequences alive at once, at most 255, or 127 for models with sliding windows.
     batch_rows: most rows of one run, and of one pass of the computation.
     threads: None means one per core that this process may use.
-    gpu_layers: layers on GPUs, counted from the end; the output layer counts as one. None means all, 0 none.
+    gpu_layers: layers on GPUs, counted from the end, beginning with the output layer. None means all, 0 none.
     main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's matrices
     ("row") are split across several; tensor_split gives the proportions, empty means by free memory. An image projector
     is always on main_gpu.

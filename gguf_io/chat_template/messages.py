@@ -18,7 +18,7 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> list[Message]:
-    """Copies of the messages with all fields filled in.
+    """Copies of the messages with all expected fields.
 
     `developer` becomes `system` unless the template knows it. Reasoning is stored under both names that templates
     read. Tool calls have type, id and name, and results name the call that they answer. Raises TemplateError naming a
@@ -65,7 +65,7 @@ class _OpenCalls:
         self._closed: set[int] = set()
 
     def add(self, calls: Sequence[Message]) -> None:
-        """Add calls in order. The caller keeps each alive: closed ones are told apart by `id()`."""
+        """Add calls in order. The caller must keep each alive, since closed ones are identified by `id()`."""
         for call in calls:
             key, name = repr(call["id"]), repr(call["function"]["name"])
             for queue in ((key, name), (key, None), (None, name), (None, None)):

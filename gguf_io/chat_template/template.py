@@ -45,10 +45,10 @@ class ChatTemplate:
     BOS token only if the template writes it: encode it with special tokens parsed, and add BOS unless it is there.
 
     source: the Jinja text, at most `sandbox.MAX_SOURCE_CHARS` characters; TemplateError if longer.
-    bos_token, eos_token: their texts, "" where the model has none.
+    bos_token, eos_token: their texts, "" if the model has none.
     tool_use_source: the template to use when tools are given, for files that have a separate one.
     warning: set when `source` is a default because the file has no template of its own.
-    stop_strings: texts that end the assistant's turn where no token does.
+    stop_strings: texts that end the assistant's turn if no token does.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Draft:
 
     @property
     def architecture(self) -> str:
-        """The name that keys begin with; empty where the file gives none."""
+        """The name that keys begin with; empty if the file gives none."""
         return self.text(ARCHITECTURE) or ""
 
     def error(self, key: str, problem: str) -> ModelFileError:
@@ -54,12 +54,12 @@ class Draft:
         return value if isinstance(value, str) else None
 
     def number(self, key: str) -> int | None:
-        """An integer from 0 to 2^31 - 1, None where the key is missing or anything else."""
+        """An integer from 0 to 2^31 - 1, None if the key is missing or has another value."""
         value = self.values.get(self.key(key))
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
     def numbers(self, key: str) -> list[int]:
-        """An array of such integers, empty where the key is missing or anything else."""
+        """An array of such integers, empty if the key is missing or has another value."""
         value = self.values.get(self.key(key))
         if not isinstance(value, MetadataArray) or value.code in "fd?s":
             return []

@@ -105,7 +105,7 @@ class Partition:
                     yield stop, right, None
 
     def _longest(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """(start, length) of the longest token at each place of text[begin:end] where one begins."""
+        """(start, length) of the longest token at each position of text[begin:end] where one begins."""
         if self._first is None:
             return
         for match in self._first.finditer(text, begin, end):

@@ -252,7 +252,7 @@ PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer:
-    """The row for a value of `tokenizer.ggml.pre`; TokenizerError naming it where it is unknown."""
+    """The row for a value of `tokenizer.ggml.pre`. Raises TokenizerError naming the value if it is unknown."""
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
             f"tokenizer.ggml.pre is '{shortened(name)}', which this version does not know. "

@@ -75,7 +75,7 @@ def _model(vocabulary: Vocabulary) -> bytes:
 def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
     """Types other than normal by id, and whether characters without a token fall back to bytes.
 
-    User-defined tokens merge by score where they were not found whole.
+    User-defined tokens that were not found whole merge by score.
     """
     byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
     has_bytes = None not in byte_ids

@@ -78,7 +78,7 @@ _FIM = {
 }
 _NAMES = {"eot_id": _EOT, "eom_id": _EOM, **_FIM}
 
-# Parts of a message whose text must be decoded, whatever type the file gives them. They still frame messages.
+# Parts of a message that must appear in decoded text, whatever type the file gives them. They still frame messages.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 FRAMING = (*_SHOWN, "<|end|>")
 
@@ -102,7 +102,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Token ids by role; None where the vocabulary has no such token."""
+    """Token ids by role; None if the vocabulary has no such token."""
 
     bos_id: int | None = None
     eos_id: int | None = None

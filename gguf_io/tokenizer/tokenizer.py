@@ -40,7 +40,7 @@ class Tokenizer:
     Ids and text agree with llama.cpp's, except that text becomes a control token only with `parse_special`, and that
     characters that the vocabulary cannot express are not fatal. Several threads may use it at once.
 
-    eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" where the file has none.
+    eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" if the file has none.
     """
 
     def __init__(self, metadata: Metadata) -> None:

@@ -68,7 +68,7 @@ class Vocabulary:
         return self.pre_tokenizer is not None and self.pre_tokenizer.byte_level
 
     def need_unk_id(self) -> int:
-        """The unknown token; TokenizerError where there is none."""
+        """The unknown token. Raises TokenizerError if there is none."""
         if self.special.unk_id is None:
             raise TokenizerError(
                 "tokenizer.ggml.unknown_token_id is missing. The file is incomplete: convert it again."
@@ -76,7 +76,7 @@ class Vocabulary:
         return self.special.unk_id
 
     def scores(self) -> list[float]:
-        """One score per token; zeros where the file has none."""
+        """One score per token; zeros if the file has none."""
         key = "tokenizer.ggml.scores"
         if key not in self.metadata:
             return [0.0] * len(self.tokens)

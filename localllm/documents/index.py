@@ -197,7 +197,7 @@ def _is_known(file: FoundFile, row: sqlite3.Row | None) -> bool:
 
 
 def _read_all(files: Sequence[FoundFile], digests: dict[str, str]) -> Iterator[_Read]:
-    """Read files on up to eight cores, in order, reading a few ahead."""
+    """Read files on up to eight threads, and yield the results in order."""
     workers = min(os.cpu_count() or 1, 8)
     local = threading.local()
     extractors: list[Extractor] = []

@@ -195,7 +195,7 @@ class QuotationChecker:
         return match.end(), self._held[: match.end()] + ("" if known else f" ({NOT_CHECKED})")
 
     def _names(self, excerpt: Excerpt, reference: str) -> bool:
-        """Whether a reference is to lines of an excerpt."""
+        """Whether a reference names lines of an excerpt."""
         if reference == excerpt.label:
             return True
         name, _, lines = reference.rpartition(":")

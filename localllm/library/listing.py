@@ -68,7 +68,7 @@ def describe(
 
 
 def fits(summary: ModelSummary, available: int | None = None) -> bool | None:
-    """Whether main memory holds the model and a short conversation; None for a file without layers."""
+    """Whether the model and a short conversation fit into main memory; None for a file without layers."""
     if summary.memory is None:
         return None
     try:

@@ -85,7 +85,7 @@ class OwnStore:
     def manifest_path(self, name: ModelName) -> Path:
         """Where the manifest of a name is, or would be; found case-insensitively.
 
-        Raises LibraryError for the name of the built-in model, which is in no store.
+        Raises LibraryError for the name of the built-in model, which no store may contain.
         """
         if name.key == ModelName(BUILT_IN).key:
             raise LibraryError(

@@ -49,7 +49,7 @@ def resolved(schema: Any, root: Schema) -> Schema:
 
 
 def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
-    """Whether all values of a schema are texts, and whether null is one as well."""
+    """Whether all values of a schema other than null are strings, and whether it allows null."""
     schema = resolved(schema, root)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list) and values:

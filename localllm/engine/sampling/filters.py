@@ -84,7 +84,7 @@ def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def _contenders(values: NDArray[np.floating], count: int, highest: NDArray[np.floating]) -> NDArray[np.intp]:
-    """Return positions, ascending, among which are those of the `count` largest values. highest: the values' peaks.
+    """Return ascending positions that include those of the `count` largest values. highest: the values' peaks.
 
     Only columns whose peak reaches the count-th highest peak can hold them, so the rest is not read again, and no array
     of all values is allocated.
@@ -210,7 +210,7 @@ def xtc(
 
 
 def scale(candidates: Candidates, temperature: float) -> Candidates:
-    """Divide the logits, less their maximum, by the temperature, which is above 0."""
+    """Subtract the maximum from the logits and divide by the temperature, which is above 0."""
     distance = candidates.logits.astype(np.float64) - float(candidates.logits.max())
     return Candidates(candidates.ids, distance / max(temperature, LEAST_TEMPERATURE))
 
