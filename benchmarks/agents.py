@@ -1,19 +1,18 @@
-"""Sessions of coding agents replayed: how many tokens are computed, beside those that are new, and what llama.cpp does.
+"""Replays sessions of coding agents: how many tokens are computed, how many are new, and the same for llama.cpp.
 
     agents.py MODEL.gguf [--turns 40] [--system 2500] [--tools 24] [--compact 9000] [--kv-mib 160] [--threads 2]
         [--llama-server PROGRAM | --peer PYTHON] [--seed 0]
 
-A session has the shape of the real ones, in words of its own: a system text of several blocks, the first of which
-changes with every request and says nothing; tools with schemas; turns with one call or several at once and their
-results; sub-agents with a system text of their own, two at a time; a compaction whenever the conversation has more than
-so many tokens, which starts again from a summary; other chats in between, which fill the cache; a restart of the server
-in the middle; and a second session of the same program in the last quarter. Requests go to /v1/messages, one token is
-generated for each.
+A session has the shape of real ones, with random words: a system text of several blocks, the first of which changes
+with every request and is meaningless; tools with schemas; turns with one call or several at once and their results;
+sub-agents with a system text of their own, two at a time; a compaction to a summary whenever the conversation exceeds
+--compact tokens; other chats in between, which fill the cache; a restart of the server in the middle; and a second
+session of the same program in the last quarter. Requests go to /v1/messages, and each generates one token.
 
-New are the tokens behind the longest beginning that any earlier prompt had, without the block that says nothing: what a
-cache of any size would have to compute. The peer gets the same: llama-server, or llama-cpp-python's server by the
-interpreter that --peer names, to whose /v1/chat/completions the same conversation goes, with the block that changes,
-and whose log says how many tokens it computes.
+New tokens are those after the longest prefix that any earlier prompt had, without the meaningless block: what a cache
+of any size would have to compute. The peer gets the same: llama-server, or llama-cpp-python's server run by the
+interpreter that --peer names. The latter gets the same conversation at /v1/chat/completions, with the changing block,
+and its log says how many tokens it computes.
 """
 
 import argparse
@@ -49,7 +48,7 @@ Body = dict[str, Any]
 
 
 class Words:
-    """Sentences that nobody wrote, the same for the same seed."""
+    """Random sentences, the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -71,7 +70,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Requests that are sent at once; none for a restart of the server. kind: for the table."""
+    """Requests that are sent at once; none means a restart of the server. kind: for the table."""
 
     kind: str
     bodies: Sequence[Body] = ()
@@ -79,7 +78,7 @@ class Step:
 
 @dataclass(slots=True)
 class Agent:
-    """A program's side of a session: what it sends in each turn is all that was said so far."""
+    """A program's side of a session: each turn sends the whole conversation so far."""
 
     words: Words
     system: str
@@ -91,7 +90,7 @@ class Agent:
         self.messages.append({"role": "user", "content": text})
 
     def work(self, calls: int) -> None:
-        """What the model would have answered, and the results of its calls."""
+        """Add what the model would have answered, and the results of its calls."""
         ids = [f"toolu_{len(self.messages)}_{at}" for at in range(calls)]
         uses = [
             {"type": "tool_use", "id": one, "name": self.tools[self.words.number(0, len(self.tools) - 1)]["name"]}
@@ -106,7 +105,7 @@ class Agent:
         self.messages.append({"role": "user", "content": results})
 
     def compact(self) -> None:
-        """Go on from a summary."""
+        """Continue from a summary."""
         self.messages = [{"role": "user", "content": f"What was done so far: {self.words.text(150)}"}]
 
     def body(self) -> Body:
@@ -151,7 +150,7 @@ def session(arguments: argparse.Namespace, length: Callable[[Body], int]) -> Ite
 
 
 class Prompts:
-    """The tokens of bodies, and how many of them are new."""
+    """The prompt tokens of bodies, and how many of them are new."""
 
     def __init__(self, model: Path) -> None:
         with open_model(model) as file:
@@ -164,7 +163,7 @@ class Prompts:
         return RenderedChat(self._tokenizer, self._template, asked["messages"], options).tokens
 
     def new(self, bodies: Sequence[Body]) -> list[int]:
-        """For requests that are sent at once: what no earlier one and no other of them has."""
+        """New tokens of each request: those that neither an earlier one nor another of these has computed."""
         found = []
         for body in bodies:
             tokens = self.tokens(body)
@@ -175,7 +174,7 @@ class Prompts:
 
 @dataclass(slots=True)
 class Tally:
-    """What requests of one kind took. refused: responses other than 200."""
+    """Totals of the requests of one kind. refused: responses other than 200."""
 
     requests: int = 0
     prompt: int = 0
@@ -186,7 +185,7 @@ class Tally:
 
 
 def ask(server: Server, body: Body) -> tuple[int, int, bool]:
-    """A prompt's tokens, those that were computed, and whether it was refused."""
+    """A prompt's tokens, how many were computed, and whether it was refused."""
     if server.name == "llama-cpp-python":
         return ask_in_chat(server, body)
     response = httpx.post(f"{server.url}/v1/messages", json={**body, "model": server.model}, timeout=3600)
@@ -199,8 +198,8 @@ def ask(server: Server, body: Body) -> tuple[int, int, bool]:
 
 
 def ask_in_chat(server: Server, body: Body) -> tuple[int, int, bool]:
-    """The same for llama-cpp-python's server, which answers one request after the other."""
-    # A blank before the block that changes keeps it in the text, as for any server that does not know it.
+    """The same for llama-cpp-python's server, which answers one request after another."""
+    # A space before the changing block keeps it in the text, as in any server that does not recognize it.
     shown = {**body, "system": [{**block, "text": f" {block['text']}"} for block in body.get("system", ())]}
     asked = conversation(CountBody(model="m", **{key: value for key, value in shown.items() if key != "max_tokens"}))
     for message in asked["messages"]:
@@ -219,14 +218,14 @@ def ask_in_chat(server: Server, body: Body) -> tuple[int, int, bool]:
 
 
 def _log(server: Server, start: int) -> bytes:
-    """What a server has logged from a place on; its own position in the file stays as it is."""
+    """What a server has logged from an offset on; its own file position does not change."""
     return os.pread(server.log.fileno(), os.fstat(server.log.fileno()).st_size - start, start)
 
 
 def replay(
     steps: Sequence[Step], new: Sequence[Sequence[int]], start: Callable[[], AbstractContextManager[Server]]
 ) -> dict[str, Tally]:
-    """Send a session to a server, which a restart ends and starts again; tallies by the kind of step."""
+    """Send a session to a server, restarting it where a step says so; return tallies by kind of step."""
     tallies: dict[str, Tally] = {}
     at = 0
     with ThreadPoolExecutor() as pool:

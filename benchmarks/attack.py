@@ -1,12 +1,12 @@
-"""Attacks on a running `localllm serve` and on the files that it keeps: what each of them gets.
+"""Attacks a running `localllm serve` and the files that it keeps, and shows the outcome of each attack.
 
     attack.py [MODEL.gguf] [OTHER.gguf] [--only WORD]
 
 Without models, the built-in one and a copy with another template are served. Sends what attackers send, over plain
 sockets where a client library would correct it; damages files that the server left and starts it again; fills a disk
-and kills by memory where it may mount file systems and make control groups (as root on Linux). After each attack the
-server must answer /health, and a prompt as it did before. Shows a row for each attack, and ends with status 1 where one
-succeeded.
+and makes the server run out of memory, where it may mount file systems and make control groups (as root on Linux).
+After each attack the server must answer /health, and a prompt as before. Shows a row for each attack; the exit status
+is 1 if one succeeded.
 """
 
 import argparse
@@ -38,12 +38,12 @@ Attack = Callable[[Served], str]
 
 
 def statuses(answers: list[int]) -> str:
-    """How often each status came."""
+    """How often each status occurred."""
     return ", ".join(f"{count} x {status}" for status, count in sorted(Counter(answers).items()))
 
 
 def raw(served: Served, data: bytes, seconds: float = 10) -> int:
-    """Send bytes as they are; the status of the answer, 0 for a closed connection."""
+    """Send raw bytes; return the status of the answer, 0 for a closed connection."""
     with socket.create_connection(("127.0.0.1", served.port), seconds) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(data)
@@ -61,7 +61,7 @@ def request(path: str, body: Any) -> bytes:
 
 
 def refused(connection: socket.socket) -> bool:
-    """Whether a server that says nothing else yet has said that it is busy."""
+    """Whether the server has answered at once that it is busy (503)."""
     connection.settimeout(0.5)
     try:
         return b" 503 " in connection.recv(100)
@@ -70,13 +70,13 @@ def refused(connection: socket.socket) -> bool:
 
 
 def posted(served: Served, path: str, body: Any) -> int:
-    """The status of a body; what is no text is sent as JSON."""
+    """Post a body and return the status; anything but bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(served.url + path, content=data, timeout=PATIENCE_S).status_code
 
 
 def hosts_and_origins(served: Served) -> str:
-    """Names that a page could have rebound, and pages of others, on every route."""
+    """Host names that a page could have rebound, and foreign origins, on every route."""
     paths = httpx.get(served.url + "/openapi.json").json()["paths"]
     found = []
     for path, methods in paths.items():
@@ -93,7 +93,7 @@ def hosts_and_origins(served: Served) -> str:
 
 
 def keys(served: Served) -> str:
-    """Wrong keys on a server with one, and how long a key takes that begins as the right one does."""
+    """Wrong keys, and whether a key that begins like the right one takes longer to refuse."""
     with served.stage.serve("--api-key-file", str(served.stage.key_file)) as other, httpx.Client() as client:
         key = served.stage.key
 
@@ -114,7 +114,7 @@ def keys(served: Served) -> str:
 
 
 def paths_as_names(served: Served) -> str:
-    """Paths and what is no digest, in every place for a name or digest."""
+    """Paths and invalid digests, wherever a name or digest is expected."""
     names = [
         "../../../etc/passwd",
         "/etc/passwd",
@@ -157,7 +157,7 @@ def local_registry(served: Served) -> str:
 
 
 def framing(served: Served) -> str:
-    """Bodies and headers that are too large, packed, or framed twice."""
+    """Bodies and headers that are too large, compressed, or framed twice."""
     megabyte = b"fffff\r\n" + b"x" * 0xFFFFF + b"\r\n"
     start = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\n"
     found = {
@@ -175,7 +175,7 @@ def framing(served: Served) -> str:
 
 
 def json_bombs(served: Served) -> str:
-    """Depth, values, digits and numbers in JSON."""
+    """Excessive depth, values, digits and numbers in JSON."""
     bombs = [b"[" * 1_000_000, b'{"a":' * 100_000, b"[" + b"1," * 3_000_000 + b"1]", b"[" + b"[]," * 3_000_000 + b"[]]",
              b'{"model": "x", "prompt": ' + b"9" * 100_000 + b"}", b'{"num": 1e999999}', b'{"a": NaN}', b"\xff\xfe{}",
              b'{"model": "%s"}' % (b"x" * 10_000_000), b"{" + b'"a": 1, ' * 1_000_000 + b'"b": 1}']  # fmt: skip
@@ -187,7 +187,7 @@ def json_bombs(served: Served) -> str:
 
 
 def numbers(served: Served) -> str:
-    """Counts and options out of all bounds."""
+    """Counts and options far out of range."""
     values = (10**9, -(10**9), 10**400, 1e308, -1, "many", None, [], {}, True)
     found = []
     for value in values:
@@ -225,7 +225,7 @@ def grammars(served: Served) -> str:
 
 
 def pictures(served: Served) -> str:
-    """A PNG of 50,000 x 50,000 in a few bytes, what is no base64, 12 MB of it, and addresses of pictures."""
+    """A PNG of 50,000 x 50,000 in a few bytes, invalid base64, 12 MB of base64, and addresses of pictures."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -252,7 +252,7 @@ def pictures(served: Served) -> str:
 
 
 def templates(served: Served) -> str:
-    """Templates and their arguments in requests."""
+    """Hostile templates and template arguments in requests."""
     loop = "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     body = {"model": served.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": False}
@@ -287,7 +287,7 @@ def connections(served: Served) -> str:
 
 
 def one_client(served: Served) -> str:
-    """A client that asks without end, and another one."""
+    """A client that floods the server with requests, and a second one."""
     with served.stage.serve(LOCALLLM_MAX_QUEUE="20", LOCALLLM_PARALLEL="1") as other:
         answer_of(other)  # it is loaded
         body = {"model": other.model, "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": False}
@@ -305,7 +305,7 @@ def one_client(served: Served) -> str:
 
 
 def long_text(served: Served) -> str:
-    """10 MB of text, from a client that leaves at once, three times; what the processor does afterwards."""
+    """10 MB of text from a client that disconnects at once, three times; the server must become idle afterwards."""
     text = "once upon a time " * 600_000
     data = request("/api/generate", {"model": served.model, "prompt": text, "stream": False})
     for _ in range(3):
@@ -324,12 +324,12 @@ SERVER_ATTACKS: tuple[Attack, ...] = (
 
 
 def tried(name: str, attack: Callable[[], str]) -> tuple[str, str, str]:
-    """A row: the attack, whether it was held off, and what happened."""
+    """A row: the attack, whether it was repelled, and what happened."""
     try:
         row = (name, "held", attack())
     except SkippedError as why:
         row = (name, "skipped", str(why))
-    except Exception as error:  # whatever it is, it is shown, and the next attack follows
+    except Exception as error:  # show any error, and continue with the next attack
         row = (name, "DEFECT", f"{type(error).__name__}: {error}")
     sys.stderr.write(f"{row[0]}: {row[1]}: {row[2]}\n")
     return row

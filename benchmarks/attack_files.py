@@ -40,12 +40,12 @@ def token_redirect(stage: Stage) -> str:
 
 
 def damaged_kv(stage: Stage) -> str:
-    """Segments of the KV cache: bits turned, cut, emptied, exchanged with another model's and with each other."""
+    """KV cache segments with flipped bits, truncated, emptied, and swapped with each other and another model's."""
 
     def answers() -> list[str]:
         with stage.serve() as served:
             found = [answer_of(served, model, LONG, 24) for model in (served.model, served.other)]
-            time.sleep(1)  # what is due is written when nothing else is to do
+            time.sleep(1)  # KV is written to disk while the server is idle
             return found
 
     expected = answers()
@@ -72,7 +72,7 @@ def damaged_kv(stage: Stage) -> str:
 
 
 def foreign_links(stage: Stage) -> str:
-    """Links in the store and cache that lead to files of the user's."""
+    """Links in the store and cache that point to the user's files."""
     letter = stage.home / "letter.txt"
     letter.write_text("dear")
     with ModelServer().running() as registry:
@@ -98,7 +98,7 @@ def foreign_links(stage: Stage) -> str:
 
 
 def hostile_templates(stage: Stage) -> str:
-    """Files whose templates loop, grow, and reach for Python."""
+    """Files whose templates loop, grow, and try to reach Python objects."""
     found = []
     for text in (
         "{% for a in range(10**9) %}{% for b in range(10**9) %}{% endfor %}{% endfor %}",
@@ -178,7 +178,7 @@ def _chat(path: Path, turns: int) -> SessionStore:
 
 
 def damaged_chats(stage: Stage) -> str:
-    """A chat database with bits turned, cut, that is another program's, and locked by one."""
+    """A chat database with flipped bits, truncated, of another program, and locked by another program."""
     whole = stage.home / "whole.db"
     _chat(whole, 5).close()
     data, dice = whole.read_bytes(), random.Random(2)
@@ -218,7 +218,7 @@ def damaged_chats(stage: Stage) -> str:
 
 
 def killed_while_all_is_written(stage: Stage) -> str:
-    """kill -9 of a server and a pull, ten times, while answers, KV and a model are being written."""
+    """kill -9 of a server and a pull, ten times, while they write answers, KV and a model."""
     data = stage.models[0].read_bytes()
     with ModelServer().running() as registry:
         registry.add_ollama("library/x", "latest", {"model": data})
@@ -232,7 +232,7 @@ def killed_while_all_is_written(stage: Stage) -> str:
 
 
 def out_of_memory(stage: Stage) -> str:
-    """A server in a control group whose memory is taken away in the middle of an answer: the kernel kills it."""
+    """A server in a control group that runs out of memory in the middle of an answer, so that the kernel kills it."""
     limit = CGROUP / "memory.limit_in_bytes"
     if not limit.exists() or not os.access(CGROUP, os.W_OK):
         raise SkippedError("there is no control group of memory that may be written")
@@ -247,10 +247,10 @@ def out_of_memory(stage: Stage) -> str:
             (group / limit.name).write_text(str(1200 << 20))
 
             def starve(served: Served) -> None:
-                """Let a process of the group take what is left; the kernel ends the largest."""
+                """Let a process in the group take the remaining memory, so that the kernel kills the server."""
                 script = f"open('{group}/cgroup.procs', 'w').write('0'); held = bytearray(3 << 30)"
                 hungry = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-                Path(f"/proc/{served.process.pid}/oom_score_adj").write_text("1000")  # it goes first
+                Path(f"/proc/{served.process.pid}/oom_score_adj").write_text("1000")  # the kernel kills it first
                 try:
                     served.process.wait(60)
                 finally:
@@ -278,7 +278,7 @@ def _slowly(_path: str, answer: Answer) -> None:
 def _serve_and_kill(
     stage: Stage, registry: ModelServer, seconds: float, kill: Callable[[Served], None], before: list[str] | None = None
 ) -> int:
-    """Start a server, have it answer, write KV and pull; a command pulls too; end both. The server's status."""
+    """Start a server and a pull, kill both while the server answers and writes KV; return the server's status."""
     with stage.serve(before=before or []) as served:
         pull = stage.start("pull", f"{registry.host}/library/x")
         model = {"model": served.model, "options": {"num_predict": 2000, "seed": 1}}
@@ -302,9 +302,9 @@ def _serve_and_kill(
 
 
 def _after(stage: Stage, registry: ModelServer, expected: str, what: str) -> str:
-    """After the kills: the pull goes on, all is read, the answer is the same, and nothing is left over."""
+    """After the kills: the pull resumes, everything is readable, the answer is the same, and nothing is left over."""
     segments, left = len(stage.kv_files()), stage.temporary()
-    for path in left:  # an hour passes
+    for path in left:  # make them look old enough to be removed
         os.utime(path, (time.time() - 7200,) * 2)
     pulled = stage.command("pull", f"{registry.host}/library/x")
     check(pulled.returncode == 0, pulled.stderr[-300:])
@@ -314,7 +314,7 @@ def _after(stage: Stage, registry: ModelServer, expected: str, what: str) -> str
     with stage.serve() as served:
         check(answer_of(served, None, LONG, 24) == expected, "another answer")
         answer_of(served, None, "Then " + LONG, 24)
-        time.sleep(2)  # what is new is written, and what is old removed
+        time.sleep(2)  # new KV is written, and old files are removed
     still = [*stage.temporary(), *(stage.home / "data").rglob("*.part")]
     check(not still, f"left over: {[str(path.relative_to(stage.home)) for path in still]}")
     clean = f"the pull goes on, verify and list are clean, the answer is the same, {segments} segments of KV"

@@ -1,4 +1,4 @@
-"""Where attacks take place: a home of its own, servers and commands in it. Used by benchmarks/attack.py."""
+"""The environment of an attack: a home folder of its own, with servers and commands. Used by benchmarks/attack.py."""
 
 import contextlib
 import json
@@ -23,11 +23,11 @@ BUILTIN = Path(__file__).resolve().parents[1] / "models/builtin"
 
 
 class SkippedError(Exception):
-    """An attack that needs what this machine does not give."""
+    """An attack needs something that this machine does not provide."""
 
 
 def check(held: bool, otherwise: str) -> None:
-    """Raise AssertionError, also where Python leaves out assertions."""
+    """Raise AssertionError unless `held`, even if Python runs with assertions disabled."""
     if not held:
         raise AssertionError(otherwise)
 
@@ -44,11 +44,11 @@ class Served:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self.url.rpartition(":")[2])
 
     def quiet(self) -> None:
-        """Wait until the server uses no processor."""
+        """Wait until the server uses no processor time."""
         process = psutil.Process(self.process.pid)
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -60,7 +60,7 @@ class Served:
 
 
 def answer_of(served: Served, model: str | None = None, prompt: str = "Once upon a time", length: int = 16) -> str:
-    """What the server answers to a prompt without chance."""
+    """The server's greedy answer to a prompt."""
     options = {"num_predict": length, "temperature": 0}
     body = {"model": model or served.model, "prompt": prompt, "raw": True, "stream": False, "options": options}
     answer = httpx.post(served.url + "/api/generate", json=body, timeout=PATIENCE_S)
@@ -69,7 +69,7 @@ def answer_of(served: Served, model: str | None = None, prompt: str = "Once upon
 
 
 def with_template(source: Path, target: Path, template: str) -> None:
-    """Write a model with another chat template."""
+    """Write a copy of a model with another chat template."""
     reader, writer = copying(source, target, without=("tokenizer.chat_template",))
     writer.add_chat_template(template)
     for tensor in reader.tensors:
@@ -78,12 +78,12 @@ def with_template(source: Path, target: Path, template: str) -> None:
 
 
 class Stage:
-    """A home folder with settings, models and caches of its own, in which everything of an attack happens."""
+    """A home folder with settings, models and caches of its own, for one attack."""
 
     key = "correct-horse-battery-staple"
 
     def __init__(self, home: Path, models: Sequence[Path]) -> None:
-        """models: up to two that are served; by default the built-in one and a copy with another template."""
+        """models: up to two models to serve; by default the built-in one and a copy with another template."""
         self.home = home
         builtin = next(BUILTIN.glob("*.gguf"))
         if not models:
@@ -95,7 +95,7 @@ class Stage:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of what runs here."""
+        """The environment variables of processes that run here."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("LOCALLLM_", "OLLAMA_", "HF_"))}
         folders = {f"XDG_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE")}
         fixed = {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_KV_MIB": "64", "LOCALLLM_BACKEND": "native"}
@@ -103,7 +103,7 @@ class Stage:
 
     @contextlib.contextmanager
     def serve(self, *flags: str, before: Sequence[str] = (), **variables: str) -> Iterator[Served]:
-        """Start a server. before: a command that starts it."""
+        """Start a server. before: a command line to prefix."""
         named = [flag for path in self.models for flag in ("--model", str(path))]
         log = self.home / "server.log"
         with log.open("wb") as told:
@@ -126,7 +126,7 @@ class Stage:
             process.wait()
 
     def command(self, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end."""
+        """Run a command and wait for it."""
         return subprocess.run(
             [*MAIN, *arguments], env=self.variables | variables, capture_output=True, text=True, check=False,
             timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
@@ -144,11 +144,11 @@ class Stage:
         return sorted(self.home.rglob("*.kv"))
 
     def temporary(self) -> list[Path]:
-        """Files that are being written, or were left."""
+        """Temporary files, in use or left behind."""
         return sorted({*self.home.rglob(".localllm-*"), *self.home.rglob("*.unfinished"), *self.home.rglob("*.tmp")})
 
 
 def line_of(text: str) -> str:
-    """The last line of what a command said, shortened."""
+    """The last line of a command's output, shortened."""
     lines = text.strip().splitlines() or ["(nothing)"]
     return json.dumps(lines[-1][-200:])[1:-1]

@@ -1,4 +1,4 @@
-"""Clocks that jump, and a server that is stopped for a while, as a laptop that sleeps. Used by benchmarks/attack.py."""
+"""Clocks that jump, and a server that is suspended, as when a laptop sleeps. Used by benchmarks/attack.py."""
 
 import json
 import os
@@ -22,9 +22,9 @@ STOPPED_S = 20.0
 
 
 def clock_jumps(stage: Stage) -> str:
-    """A clock that is years ahead, then behind, while answers are written, models wait and KV is kept.
+    """A clock that jumps years ahead and back, while answers are written, models are idle and KV is stored.
 
-    Needs the library of Debian's package faketime. It changes the time of day alone, as setting a clock does.
+    Needs the library of Debian's package faketime. It changes only the wall clock, as setting the time does.
     """
     library = next((path for folder in LIBRARIES if (path := Path(folder) / "libfaketime.so.1").exists()), None)
     if library is None:
@@ -49,10 +49,10 @@ def clock_jumps(stage: Stage) -> str:
             ahead = int(loaded["expires_at"][:4]) - datetime.now(UTC).year
             check(abs(ahead - jump) <= 1, f"the server's clock is {ahead} years ahead, and not {jump}")
         answer_of(served, None, "Then " + LONG, 24)
-        time.sleep(1)  # what is due is written when nothing else is to do
+        time.sleep(1)  # KV is written to disk while the server is idle
     segments = len(stage.kv_files())
     check(segments > 0, "nothing was kept")
-    with stage.serve() as served:  # at the right time again, with files of all times
+    with stage.serve() as served:  # with the right time again, and files from all of these times
         check(answer_of(served, None, LONG, 24) == expected, "another answer afterwards")
         reused = _cached(served)
     check(reused > len(LONG.split()) // 2, f"only {reused} tokens were kept")
@@ -62,7 +62,7 @@ def clock_jumps(stage: Stage) -> str:
 
 
 def suspended(stage: Stage) -> str:
-    """A server that is stopped in the middle of an answer, for longer than models are kept, and goes on."""
+    """A server that is stopped in the middle of an answer, for longer than its keep-alive time, and continued."""
     with stage.serve(OLLAMA_KEEP_ALIVE="5s") as served:
         text = _streamed(served)
 
@@ -85,7 +85,7 @@ def _body(served: Served, length: int) -> dict[str, Any]:
 
 
 def _streamed(served: Served, heard: Callable[[], None] = lambda: None) -> str:
-    """A long answer, token by token. heard: called at each."""
+    """A long answer, streamed. heard: called at each token."""
     pieces = []
     with httpx.stream("POST", served.url + "/api/generate", json=_body(served, 400), timeout=PATIENCE_S) as answer:
         for line in answer.iter_lines():
@@ -96,7 +96,7 @@ def _streamed(served: Served, heard: Callable[[], None] = lambda: None) -> str:
 
 @contextmanager
 def _while_streaming(served: Served) -> Iterator[list[str]]:
-    """Do something after the first tokens of an answer; the list holds the whole of it afterwards."""
+    """Run the block once an answer has begun to stream; the list has the whole answer afterwards."""
     begun, found = threading.Event(), list[str]()
     client = threading.Thread(target=lambda: found.append(_streamed(served, begun.set)))
     client.start()

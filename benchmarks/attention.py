@@ -1,8 +1,8 @@
-"""Attention alone, one row of tokens or many: products a second and bytes of keys and values a second, by their types.
+"""Attention alone, for one row or many: products per second and bytes of keys and values per second, by KV types.
 
     attention.py [--depth 4096] [--rows 1] [--kv f16/f16,q8_0/q8_0,q4_0/q4_0] [--rounds 7]
 
-One thread; its processor time counts, of which other programs take less than of the clock's, and the best round. The
+Uses one thread and reports the best round in processor time, which other programs disturb less than wall time. The
 shapes are a layer of TinyLlama 1.1B (4 key-value heads for 32) and of Qwen3 0.6B (8 for 16), repeated until the pages
 of all layers exceed the caches.
 """
@@ -22,7 +22,7 @@ from cpu_kernels.records import Op, Step
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads of a layer: key-value heads, query heads to each, numbers of a head; and layers."""
+    """A model's attention shape: key-value heads, query heads per key-value head, head size, and layers."""
 
     name: str
     kv_heads: int
@@ -35,13 +35,13 @@ SHAPES = (Shape("TinyLlama 1.1B", 4, 8, 64, 22), Shape("Qwen3 0.6B", 8, 2, 128, 
 
 
 def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, rounds: int) -> tuple[float, float]:
-    """Billions of products, and gigabytes of keys and values, a second."""
+    """Billions of products, and gigabytes of keys and values, per second."""
     random = np.random.default_rng(0)
     count = (depth + rows) // PAGE_TOKENS + 1
     layouts = key_layout(types[0], shape.size), value_layout(types[1], shape.size)
     pages = [aligned_zeros((shape.layers, shape.kv_heads, count, layout.page_bytes), np.uint8) for layout in layouts]
     for part in pages:
-        # Any bytes will do, but as halves they should be ordinary numbers, or arithmetic might be slower.
+        # Any bytes will do, but as float16 they should be normal numbers, or arithmetic might be slower.
         part[...] = random.integers(0x30, 0x38, part.shape, np.uint8)
     width = shape.kv_heads * shape.group * shape.size
     queries, out = (aligned_zeros((rows, width), np.float32) for _ in range(2))

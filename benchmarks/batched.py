@@ -1,9 +1,9 @@
-"""Eight sequences decoded together, on our engine's runner and on llama.cpp, alternating; prints medians and ratios.
+"""Decodes eight sequences together, on our engine's runner and on llama.cpp, alternating; prints medians and ratios.
 
     batched.py MODEL.gguf ... [--threads 1,2] [--sequences 8] [--prompt 32] [--decode 16] [--rounds 5]
 
-All sequences have the same prompt and then tokens of their own. llama.cpp decodes them in one llama_decode a step, with
-and without flash attention; its better median counts. Ours alone is one sequence of the same length.
+All sequences have random tokens of their own. llama.cpp decodes them with one llama_decode per step, with and without
+flash attention; its better median counts. "Alone" is one sequence of the same length on our engine.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class Batch(Protocol):
     """Several sequences that grow together."""
 
     def step(self, tokens: list[int], position: int) -> None:
-        """Compute one token for each sequence, with logits of all."""
+        """Compute one token for each sequence, with logits for all."""
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -49,7 +49,7 @@ class Ours:
 
 
 class LlamaBatch(LlamaPeer):
-    """Sequences on llama.cpp, whose rows go into one batch."""
+    """Sequences on llama.cpp, computed in one batch."""
 
     def __init__(self, path: Path, threads: int, sequences: int, context: int, *, flash_attention: bool) -> None:
         super().__init__(path, threads, sequences * context, flash_attention=flash_attention, sequences=sequences)
@@ -74,7 +74,7 @@ class LlamaBatch(LlamaPeer):
 
 
 def speed(batch: Batch, tokens: list[list[int]], prompt: int) -> float:
-    """Tokens a second of all sequences after a prompt. tokens: those of each step, one for each sequence."""
+    """Tokens per second of all sequences after a prompt. tokens: for each step, one per sequence."""
     batch.clear()
     for position, step in enumerate(tokens[:prompt]):
         batch.step(step, position)
@@ -85,7 +85,7 @@ def speed(batch: Batch, tokens: list[list[int]], prompt: int) -> float:
 
 
 def compare(path: Path, threads: int, arguments: argparse.Namespace) -> tuple[object, ...]:
-    """Measure one file at one number of threads; a row of the table."""
+    """Measure one file at one thread count; return a row of the table."""
     sequences, prompt = arguments.sequences, arguments.prompt
     steps = np.random.default_rng(1).integers(100, 20_000, (prompt + arguments.decode, sequences)).tolist()
     single = [step[:1] for step in steps]

@@ -1,11 +1,11 @@
-"""How much code a newcomer meets: on the way from `localllm run` to its first token, and in the whole product.
+"""How much code a newcomer has to read: from `localllm run` to its first token, and in the whole product.
 
     code_path.py [--files]
 
-Prints the product's files and lines without tests, benchmarks and what the wheel leaves out; circles of imports
-between its files and between its folders; and, traced in a child process, the files and the lines of all functions that
-`localllm run builtin` executes until the sampler returns its first token, with the switches from file to file that the
-submitting and the engine's thread make after `Engine.submit` begins. --files lists the traced files with their lines.
+Prints the product's files and lines, without tests, benchmarks and what the wheel leaves out; import cycles between its
+files and between its folders; and, traced in a child process, the files and the lines of all functions that
+`localllm run builtin` executes until the sampler returns its first token, and how often the submitting and the engine's
+thread switch from file to file after `Engine.submit` begins. --files lists the traced files with their lines.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path, known: set[str]) -> set[str]:
-    """Modules of the product that a file imports anywhere in it, also in functions and for type checking."""
+    """The product's modules that a file imports anywhere, including in functions and for type checking."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -71,7 +71,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_circles() -> tuple[list[list[str]], list[list[str]]]:
-    """Circles between files, and between folders that share a parent (a package's own `__init__` aside)."""
+    """Import cycles between files, and between folders that share a parent."""
     files = {module_of(path): path for path in product_files()}
     graph = {name: imports_of(path, set(files)) for name, path in files.items()}
     folders: dict[str, set[str]] = defaultdict(set)
@@ -96,7 +96,7 @@ def _folder(module: str, files: dict[str, Path]) -> list[str]:
 
 
 class Tracer:
-    """Notes functions of the product as they are called, in all threads, until the first token is sampled."""
+    """Records the product's functions as they are called, in all threads, until the first token is sampled."""
 
     def __init__(self) -> None:
         self._prefixes = tuple(str(ROOT / package) + os.sep for package in PACKAGES)

@@ -1,19 +1,19 @@
-"""Prefill and decode of our engine and of llama.cpp on the same files, alternating; prints medians and ratios.
+"""Prefill and decode speed of our engine and of llama.cpp on the same files, alternating; prints medians and ratios.
 
     compare_llama_cpp.py MODEL.gguf ... [--threads 1,2] [--prefill 512] [--decode 128] [--rounds 5] [--depth 0]
                          [--prefill-depth 0] [--kv-type-k f16] [--kv-type-v f16] [--processor-time] [--json]
 
-Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
-hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
-with and without flash attention and its better median counts. Every round decodes from --depth tokens on: what prefill
-left is repeated up to there, since prompts of that length would take llama.cpp minutes and what is attended to does not
-change the time; states of recurrent layers are computed. Prefill may begin behind such tokens too: what a token costs
-grows linearly with its depth, so that 512 tokens in the middle of a long prompt cost what all its tokens do on average.
-A turn's decode counts by the median of its tokens, as reading does by that of its samples: what takes a core away for
-some milliseconds falls on few of them. Before each turn all threads of the one before have stopped spinning.
+Both run in this process with the same number of threads, one after the other within a round, so that a busy machine
+slows both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
+with and without flash attention, and its better median counts. Every round decodes from --depth tokens on: the KV of
+the prefill is repeated up to there, since prompts of that length would take llama.cpp minutes and the content of the KV
+does not change the time; states of recurrent layers are computed. Prefill may also begin at a depth: a token's cost
+grows linearly with its depth, so 512 tokens in the middle of a long prompt cost as much as its average tokens. Decode
+speed is that of a turn's median token, and memory reading also counts by its median sample: whatever takes a core away
+for some milliseconds affects few of them. Before each turn, all threads of the previous one have stopped spinning.
 
-The machine's limits are measured before and after every turn of ours, on as many threads, and reading between its
-tokens too: what we read in decode is given as a share of reading memory, our products in prefill as a share of
+The machine's limits are measured before and after each of our turns, with the same number of threads, and reading also
+between its tokens: our reads in decode are given as a share of memory reading, our products in prefill as a share of
 multiplying (see `localllm bench`).
 """
 
@@ -40,23 +40,23 @@ from models.kv_layout import bytes_of_tokens, stored_types
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7
-# Reading is measured before each so many tokens of ours, and our threads have parked again before they go on.
+# Memory reading is measured once per this many of our tokens; and seconds until our threads are parked again.
 _TOKENS_A_READING, _PARKED = 6, 0.004
-# Tokens computed before decode where no prefill is measured.
+# Tokens computed before decode if no prefill is measured.
 _FILLED = 512
 
 
 class Subject(Protocol):
-    """Something that computes one sequence."""
+    """An engine that computes one sequence."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Compute tokens after what is there."""
+        """Compute tokens and append them to the sequence."""
 
     def cut(self, length: int) -> None:
-        """Forget the sequence's tokens from `length` on."""
+        """Drop the sequence's tokens from `length` on."""
 
     def repeat(self, length: int) -> None:
-        """Fill the sequence up to `length` tokens with the keys and values of those that it has."""
+        """Fill the sequence up to `length` tokens by repeating its keys and values."""
 
     def close(self) -> None:
         """Free everything."""
@@ -75,7 +75,7 @@ class Ours:
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Compute tokens after what is there, 512 at a time, with logits of the last."""
+        """Compute tokens and append them, 512 at a time, with logits of the last."""
         for first in range(0, len(tokens), 512):
             piece = tokens[first : first + 512]
             start = self.runner.sequence_length(self._sequence)
@@ -83,11 +83,11 @@ class Ours:
             self.runner.run(piece, positions, [self._sequence] * len(piece), [len(piece) - 1])
 
     def cut(self, length: int) -> None:
-        """Forget the sequence's tokens from `length` on."""
+        """Drop the sequence's tokens from `length` on."""
         self.runner.truncate_sequence(self._sequence, length)
 
     def repeat(self, length: int) -> None:
-        """Fill the sequence up to `length` tokens with the keys and values of those that it has."""
+        """Fill the sequence up to `length` tokens by repeating its keys and values."""
         have = self.runner.sequence_length(self._sequence)
         if self._recurs:
             self.append([100 + i % 1000 for i in range(have, length)])
@@ -98,7 +98,7 @@ class Ours:
             self.runner.import_kv(self._sequence, start, start + count, data)
 
     def work(self) -> ModelWork:
-        """What tokens cost, once one has been decoded."""
+        """The work per token; call it after a token has been decoded."""
         return ModelWork(*self.runner.last_step().products(), self._looks)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in tokens a second. of_limit: our share of reading memory (decode) or of multiplying (prefill)."""
+    """Medians in tokens per second. of_limit: our share of memory reading (decode) or of multiplying (prefill)."""
 
     model: str
     threads: int
@@ -128,9 +128,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Turns:
-    """Tokens a second of each subject's turns, what the work is called, and the machine's limits meanwhile.
+    """Tokens per second of each subject's turns, and the machine's limits meanwhile. label: names the work.
 
-    decoded: tokens one by one, else 0.
+    decoded: tokens decoded one by one, 0 for prefill.
     """
 
     label: str
@@ -141,10 +141,10 @@ class Turns:
 
 
 class Comparison:
-    """One file at one number of threads."""
+    """One file at one thread count."""
 
     def __init__(self, path: Path, threads: int, arguments: argparse.Namespace) -> None:
-        """Load the model for us, and for llama.cpp with and without flash attention, which q8_0 values need."""
+        """Load the model on our engine, and on llama.cpp with and without flash attention, which q8_0 values need."""
         self._depth = max(arguments.prefill_depth + arguments.prefill, arguments.depth)
         self._arguments = arguments
         self._types = arguments.kv_type_k, arguments.kv_type_v
@@ -177,7 +177,7 @@ class Comparison:
         return rows
 
     def _prefill(self, count: int, rounds: int) -> Turns:
-        """Prompts of so many tokens, or parts of longer ones; the last one is left in the sequences."""
+        """Prompts of `count` tokens, or parts of longer ones; the last one stays in the sequences."""
         found: dict[str, list[float]] = {name: [] for name in self._subjects}
         behind = self._arguments.prefill_depth
         if behind:
@@ -191,18 +191,18 @@ class Comparison:
         return Turns(f"prefill {count}", behind, 0, found, self._limits())
 
     def _start(self, depth: int) -> None:
-        """Compute the first of `depth` tokens in every sequence."""
+        """Compute the first of `depth` tokens, at most _FILLED, in every sequence."""
         for subject in self._subjects.values():
             subject.append(self._tokens[: min(depth, _FILLED)])
 
     def _fill(self, depth: int) -> None:
-        """Have `depth` tokens in every sequence, the others being copies of those that were computed."""
+        """Fill every sequence up to `depth` tokens, with copies of those that were computed."""
         for subject in self._subjects.values():
             if depth:
                 subject.repeat(depth)
 
     def _decode(self, depth: int, count: int, rounds: int) -> Turns:
-        """So many tokens one by one after `depth` others; a turn's speed is that of its median token."""
+        """Decode `count` tokens one by one after `depth` others; a turn's speed is that of its median token."""
         found: dict[str, list[float]] = {name: [] for name in self._subjects}
         for _ in range(rounds):
             for name, subject in self._subjects.items():
@@ -214,7 +214,7 @@ class Comparison:
         return Turns(f"decode {count}", depth, count, found, self._limits())
 
     def _turn(self, name: str, work: Callable[[], None]) -> float:
-        """How long something takes once nobody's threads spin; the machine's limits are measured around ours."""
+        """How long `work` takes once no threads spin; the machine's limits are measured before and after our turns."""
         time.sleep(_SETTLED)
         if name == "ours":
             self._probes.sample()
@@ -231,13 +231,13 @@ class Comparison:
         time.sleep(_PARKED)
 
     def _limits(self) -> Limits:
-        """What was measured since the last call: memory gives more in one minute than in another."""
+        """The limits measured since the last call, since memory bandwidth changes from minute to minute."""
         limits = self._probes.limits()
         self._probes.forget()
         return limits
 
     def _row(self, turns: Turns) -> Row:
-        """Medians of all rounds but the first, if there are more; of llama.cpp's ways the better one."""
+        """Medians of all rounds except the first, if there are more; llama.cpp's better variant."""
         medians = {name: statistics.median(figures[1:] or figures) for name, figures in turns.found.items()}
         ours = medians.pop("ours")
         flag = max(medians, key=lambda name: medians[name])
@@ -260,7 +260,7 @@ def one_by_one(
     times: list[float],
     pause: Callable[[], None] | None,
 ) -> None:
-    """Decode, and write down what each token took; before each few of them, pause is called."""
+    """Decode, and append each token's time to `times`; call `pause` once per _TOKENS_A_READING tokens."""
     for at, token in enumerate(tokens):
         if pause and at % _TOKENS_A_READING == 0:
             pause()

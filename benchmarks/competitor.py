@@ -1,8 +1,8 @@
-"""Decoding while other processes spin: throughput should fall with the share of the processor that is left.
+"""Decodes while other processes spin: throughput should fall only with the share of the processor that is left.
 
     competitor.py MODEL.gguf [--threads 2] [--competitors 0,1,2] [--decode 16] [--rounds 5]
 
-For each number of spinning processes, decoding on the threads asked for and on one thread, alternating; medians. "fair"
+For each number of spinning processes, decodes with --threads threads and with one, alternating; medians. "fair share"
 is what equal shares of the cores would leave of the speed without competitors.
 """
 
@@ -17,13 +17,13 @@ from cpu_kernels.cores import usable_processors
 
 
 def spin() -> None:
-    """Keep one core busy for ever."""
+    """Keep one core busy forever."""
     while True:
         pass
 
 
 def speed(subject: Ours, tokens: int) -> float:
-    """Tokens a second from an empty sequence on."""
+    """Tokens per second, starting from an empty sequence."""
     subject.cut(0)
     began = time.perf_counter()
     for token in range(100, 100 + tokens):
@@ -32,7 +32,7 @@ def speed(subject: Ours, tokens: int) -> float:
 
 
 def fair(threads: int, competitors: int) -> float:
-    """The share of the processors that this many threads get among competitors of one thread each."""
+    """The share of the processors that `threads` threads get among competitors of one thread each."""
     return min(1.0, usable_processors() / (threads + competitors))
 
 

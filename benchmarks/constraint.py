@@ -1,9 +1,9 @@
-"""Decode speed under a constraint against without, one request at a time and several at once.
+"""Decode speed with a constraint against without, one request at a time and several at once.
 
     constraint.py MODEL.gguf TEXT.txt [--tokens 64] [--rounds 5] [--threads N]
 
-The constraints are JSON that has no end within so many tokens: any object, and a schema of many strings and numbers.
-Speculation is off on both sides. The ways alternate; medians.
+The constraints are JSON that cannot end within --tokens tokens: any object, and a schema of many strings and numbers.
+Speculation is off on both sides. The variants alternate; medians.
 """
 
 import argparse
@@ -33,7 +33,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def speed(engine: Engine, prompt: Sequence[int], tokens: int, streams: int, constraint: Constraint | None) -> float:
-    """Tokens a second of one stream, from its first token on, where so many run at once."""
+    """Tokens per second of one stream, from its first token on, with `streams` running at once."""
     request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=tokens, ignore_eos=True, constraint=constraint)
     running = [engine.submit(request) for _ in range(streams)]
     lasts = [stream.collect().last for stream in running]

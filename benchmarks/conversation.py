@@ -1,10 +1,10 @@
-"""A chat that never pays twice: what its next turn costs, an edited one, and one in a new process.
+"""A chat whose prefix is never computed twice: the cost of its next turn, an edited one, and one in a new process.
 
     conversation.py MODEL.gguf TEXT.txt [--tokens 3000] [--threads N]
 
-The first message quotes so many tokens of the text. For every turn: where its prompt's KV came from, how many tokens
-were computed, and the time to the first token; at last the time of restoring against that of the prefill it saves, and
-the most memory that the process had taken before its restart.
+The first message quotes --tokens tokens of the text. For every turn: where its prompt's KV came from, how many tokens
+were computed, and the time to the first token; finally the time to restore from disk against the prefill that it saves,
+and the process's peak memory before its restart.
 """
 
 import argparse
@@ -26,14 +26,14 @@ TURNS = ("1", "2", "2, its last message edited", RESTARTED, "4")
 
 @dataclass
 class Chat:
-    """The tokens of a chat's next prompt, as its turns make it longer."""
+    """The tokens of a chat's next prompt, which grows with its turns."""
 
     text: tuple[int, ...]
     prompt: list[int]
     before: int = 0  # tokens before the last message
 
     def turns(self) -> Iterator[tuple[str, list[int]]]:
-        """Each turn's name and prompt; `answered` is to be called between them."""
+        """Each turn's name and prompt; the caller calls `answered` between them."""
         for at, turn in enumerate(TURNS):
             if "edited" in turn:
                 self.prompt = self.prompt[: self.before] + self._question(at)
@@ -43,7 +43,7 @@ class Chat:
             yield turn, self.prompt
 
     def answered(self, turn: str, said: tuple[int, ...]) -> None:
-        """Append an answer, unless the turn is to be edited."""
+        """Append an answer, unless the next turn edits this one."""
         if turn != "2":
             self.prompt += said
 
@@ -54,7 +54,7 @@ class Chat:
 def measure(path: Path, chat: Chat, warm_up: tuple[int, ...], threads: int | None, folder: Path) -> None:
     """Run the chat, with a restart before its third turn, and print the table."""
     served = serve(path, threads, folder)
-    ask(served.engine, warm_up, 4)  # wakes threads and pages
+    ask(served.engine, warm_up, 4)  # starts threads and touches pages
     rows: list[list[object]] = []
     ttft: dict[str, float] = {}
     for turn, prompt in chat.turns():

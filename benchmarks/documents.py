@@ -1,10 +1,10 @@
-"""Questions to a folder: indexing, finding and embedding, and the first token when the same documents are asked again.
+"""Questions about a folder: indexing, search and embedding, and the time to first token when questions overlap.
 
     documents.py [--files 10000] [--kib 6] [--pdf 0.02] [--embeddings MODEL.gguf] [--model MODEL.gguf]
 
-The folder is made of random words of a fixed list, some of them rare, in Markdown, Python, HTML and PDF; the index lies
-in a temporary data folder. --embeddings embeds chunks for a minute. --model asks questions whose excerpts overlap, each
-in a process of its own as `localllm ask` does, with the disk cache and without.
+The folder has random words of a fixed list, some of them rare, in Markdown, Python, HTML and PDF; the index is in a
+temporary data folder. --embeddings embeds chunks for a minute. --model asks questions whose excerpts overlap, each with
+a `localllm ask` process of its own and the disk cache.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 
 def word(number: int) -> str:
-    """A word that no other number has."""
+    """A word that is different for every number."""
     letters = "bcdfghjklmnprstvz"
     found = ""
     while number or not found:
@@ -49,7 +49,7 @@ def word(number: int) -> str:
 
 
 def make_folder(root: Path, files: int, kib: float, pdfs: float) -> list[str]:
-    """Write the files; returns a rare word of each."""
+    """Write the files; return a rare word of each."""
     source, rare = random.Random(1), []
     for number in range(files):
         words = [word(int(source.random() ** 3 * _COMMON)) for _ in range(int(kib * 1024 / 4.5))]
@@ -68,7 +68,7 @@ def make_folder(root: Path, files: int, kib: float, pdfs: float) -> list[str]:
 
 
 def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
-    """Index, find and embed; prints what it took."""
+    """Index, search and embed; print the times."""
     with DocumentIndex(root) as index:
         rows: list[tuple[object, ...]] = [("", "files", "read", "chunks", "seconds", "files/s")]
 
@@ -109,7 +109,7 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
 
 
 def asking(root: Path, rare: list[str], model: Path) -> None:
-    """Ask in new processes; prints the times to the first token."""
+    """Ask in new processes; print the times to the first token."""
     questions = [
         ("first", f"What is {rare[0]} {word(700)} {word(800)}?"),
         ("the same again", f"What is {rare[0]} {word(700)} {word(800)}?"),
@@ -122,7 +122,7 @@ def asking(root: Path, rare: list[str], model: Path) -> None:
         done = subprocess.run([*command, "--max-tokens", "8", "--json"], capture_output=True, text=True, check=True)
         told = json.loads(done.stdout)
         rows.append((what, told["prompt_tokens"], told["cached_tokens"], f"{told['timings']['ttft_s']:.2f}"))
-        time.sleep(2)  # what is kept is written behind the answer
+        time.sleep(2)  # KV is written to disk after the answer
     say(table([tuple(map(str, row)) for row in rows]))
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--embeddings", type=Path)
     parser.add_argument("--model", type=Path)
     given = parser.parse_args()
-    # The compiled kernels stay from run to run; keys and values do not.
+    # Runs share compiled kernels, but not keys and values.
     os.environ.setdefault(CACHE_VARIABLE, platformdirs.user_cache_dir("localllm"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_DATA_HOME"] = os.environ["XDG_CACHE_HOME"] = str(Path(folder, "own"))

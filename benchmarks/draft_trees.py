@@ -1,11 +1,12 @@
-"""What trees of drafts could gain over chains, from what rows cost on this machine and how often guesses are right.
+"""What draft trees could gain over chains, from the cost of rows on this machine and how often guesses are right.
 
     draft_trees.py MODEL.gguf [--rank 0.81 0.066 0.02] [--drafting 0.15] [--rounds 5] [--threads N] [--processor-time]
 
-A chain drafts the likeliest token at each place; a tree also others, which are checked in the same step. --rank: how
-often the model's token is the drafter's first, second, third guess, at each place. --drafting: time of a place's guess,
-in steps of one row; of a tree, all guesses of one depth are taken to cost as one. So trees are as good as they can be:
-their rows cost what rows of a chain cost, as if attention had masks for them. The best of each, by size, is printed.
+A chain drafts the likeliest token at each position; a tree also drafts others, verified in the same step. --rank: how
+often the model's token is the drafter's first, second, third guess, at each position. --drafting: time to draft one
+position, in steps of one row; in a tree, all guesses of one depth are assumed to cost as much as one. So trees are
+rated at their best: their rows cost as much as rows of a chain, as if attention had masks for them. Prints the best
+size of each.
 """
 
 import argparse
@@ -22,9 +23,9 @@ PREFIX, MOST_ROWS = 256, 16
 
 
 def tree_tokens(ranks: list[float], nodes: int) -> tuple[float, int]:
-    """Tokens that a step gives on average with the best tree of so many drafted tokens, and its depth."""
+    """The average tokens per step with the best tree of `nodes` drafted tokens, and its depth."""
     expected, deepest, number = 1.0, 0, 0
-    waiting = [(-ranks[0], 1, number, 0)]  # chance that it is reached and right, depth, order, rank
+    waiting = [(-ranks[0], 1, number, 0)]  # probability that it is reached and right, depth, order, rank
     for _ in range(nodes):
         chance, depth, _, rank = heapq.heappop(waiting)
         expected, deepest = expected - chance, max(deepest, depth)
@@ -37,7 +38,7 @@ def tree_tokens(ranks: list[float], nodes: int) -> tuple[float, int]:
 
 
 def row_costs(path: Path, rounds: int, threads: int | None, clock: Callable[[], float]) -> list[float]:
-    """Seconds of a step of 1, 2, ... MOST_ROWS rows behind PREFIX tokens."""
+    """Seconds of a step of 1, 2, ... MOST_ROWS rows after PREFIX tokens."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=KV_BYTES // 4, threads=threads, drafts=False)
     sequence = runner.create_sequence()
@@ -80,7 +81,7 @@ def main() -> None:
     rows = []
     for scale in (1.0, 0.75, 0.5):
         ranks = [arguments.rank[0] * scale, *arguments.rank[1:]]
-        if scale < 1:  # what the first guess loses goes to the others
+        if scale < 1:  # the first guess's loss goes to the others
             rest = (1 - ranks[0]) / (1 - arguments.rank[0])
             ranks = [ranks[0], *(each * rest for each in arguments.rank[1:])]
         chain, tree = best(ranks[:1]), best(ranks)

@@ -1,11 +1,11 @@
-"""Texts into vectors on our engine and on llama.cpp, alternating; prints tokens a second, medians, and ratios.
+"""Embeds texts on our engine and on llama.cpp, alternating; prints medians of tokens per second, and ratios.
 
     embeddings.py MODEL.gguf ... [--threads 2] [--rounds 5] [--processor-time]
 
-Texts are random tokens: one short text, many short ones, some of 8 to 250 tokens, and a few of 512. llama.cpp is given
-1, 8 or all of them at a time, of which it computes up to 32 in a batch, as far as the model's longest text has room for
-them; its best median counts. --processor-time counts what the process computes instead of the clock's time, for one
-thread on a machine that others use too. "differs" is the largest difference between vectors of length 1.
+Texts are random tokens: one short text, many short ones, some of 8 to 250 tokens, and a few of 512. llama.cpp gets 1, 8
+or all of them at a time and computes up to 32 in a batch, as long as they fit into the model's longest text; its best
+median counts. --processor-time measures processor time instead of wall time, for one thread on a machine that others
+use too. "differs" is the largest difference between vectors of length 1.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def workloads(vocabulary: int) -> dict[str, list[list[int]]]:
 def speed(
     encoder: TextEncoder | LlamaTextEncoder, texts: Sequence[list[int]], together: int, clock: Callable[[], float]
 ) -> float:
-    """Tokens a second, so many texts at a time."""
+    """Tokens per second, with `together` texts at a time."""
     began = clock()
     for first in range(0, len(texts), together):
         encoder.pooled(texts[first : first + together])
@@ -53,12 +53,12 @@ def speed(
 
 
 def unit(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows of length 1."""
+    """The rows scaled to length 1."""
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def compare(path: Path, threads: int, rounds: int, clock: Callable[[], float]) -> list[tuple[object, ...]]:
-    """Measure one file; rows of the table."""
+    """Measure one file; return rows of the table."""
     rows: list[tuple[object, ...]] = []
     with (
         open_model(path) as file,

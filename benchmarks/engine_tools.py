@@ -1,4 +1,4 @@
-"""What the engine's benchmarks share: loading, one request, text of a wanted length, tables."""
+"""Shared code of the engine's benchmarks: loading, one request, text of a given length, tables."""
 
 import argparse
 import statistics
@@ -20,14 +20,14 @@ KV_BYTES = 2 * 2**30
 
 
 class Served(NamedTuple):
-    """A model on the native engine, which runs."""
+    """A model on the native engine, which is running."""
 
     engine: Engine
     tokenizer: Tokenizer
 
 
 def serve(path: Path, threads: int | None = None, folder: Path | None = None, **options: Any) -> Served:
-    """Load a model. folder: where the disk tier keeps its files, None for no such tier. options: the engine's."""
+    """Load a model. folder: of the disk tier, None for no disk tier. options: the engine's."""
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
         runner = NativeRunner(file, kv_bytes=KV_BYTES, threads=threads)
@@ -50,7 +50,7 @@ def answer(engine: Engine, prompt: Sequence[int], max_tokens: int, **others: Any
 
 
 def text_tokens(tokenizer: Tokenizer, text: str, count: int, start: int = 0) -> tuple[int, ...]:
-    """So many tokens of a text, from a place in it on."""
+    """The first `count` tokens of a text from character `start` on. Raises ValueError if it is too short."""
     tokens = tokenizer.encode(text[start : start + 12 * count], add_special=False)
     if len(tokens) < count:
         raise ValueError("the text is too short")
@@ -58,7 +58,7 @@ def text_tokens(tokenizer: Tokenizer, text: str, count: int, start: int = 0) -> 
 
 
 def medians(rounds: int, subjects: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Run the subjects in turn, so many rounds after one that does not count; the median of each."""
+    """Run the subjects in turn, `rounds` rounds after a warm-up round; return the median of each."""
     figures: dict[str, list[float]] = {name: [] for name in subjects}
     for at in range(rounds + 1):
         for name, subject in subjects.items():
@@ -69,14 +69,14 @@ def medians(rounds: int, subjects: dict[str, Callable[[], float]]) -> dict[str, 
 
 
 def chosen_clock(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Callable[[], float]:
-    """The clock that --processor-time chooses. Ends the program where that goes with other --threads than one."""
+    """The clock that --processor-time selects. Exits with an error if it is used with --threads other than 1."""
     if arguments.processor_time and arguments.threads != 1:
         parser.error("--processor-time needs --threads 1: threads that wait take time, too")
     return time.process_time if arguments.processor_time else time.monotonic
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed, the nearest of them."""
+    """The nearest value that `share` of the values do not exceed; NaN without values."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 

@@ -1,10 +1,10 @@
-"""How far quantised computing is from computing in floats, ours beside llama.cpp's, on a real model and text.
+"""How far quantised computation is from computation in floats, ours and llama.cpp's, on a real model and text.
 
     fidelity.py MODEL.gguf TEXT [--tokens 512]
 
-The reference is llama.cpp with the same weights as F32, written to a temporary file. Shown of each: the mean, median
+The reference is llama.cpp with the same weights as F32, written to a temporary file. Shown for each: the mean, median
 and 99th percentile of the Kullback-Leibler divergence of its next-token probabilities from the reference's, in nats,
-how often both hold the same token for likeliest, and the perplexity of the text.
+how often both have the same likeliest token, and the perplexity of the text.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def as_floats(source: Path, target: Path) -> None:
-    """Write a model's file with all weights in F32."""
+    """Write a copy of a model's file with all weights in F32."""
     reader, writer = copying(source, target, without=("general.file_type",))
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
@@ -44,7 +44,7 @@ def of_peer(path: Path, tokens: tuple[int, ...]) -> Floats:
 
 
 def of_ours(path: Path, tokens: tuple[int, ...]) -> Floats:
-    """Our log-probabilities after each token, of a prompt."""
+    """Our log-probabilities after each token, computed as one prompt."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=256 << 20, threads=2)
     sequence, count = runner.create_sequence(), len(tokens)
@@ -54,7 +54,7 @@ def of_ours(path: Path, tokens: tuple[int, ...]) -> Floats:
 
 
 def log_probabilities(logits: Floats) -> Floats:
-    """Of each row."""
+    """The log-softmax of each row."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 

@@ -1,10 +1,11 @@
-"""Every weight format on every instruction set of this processor, beside its limits and llama.cpp.
+"""Every weight format on every instruction set of this processor, compared with its limits and llama.cpp.
 
     formats.py [--formats Q4_K,Q8_0] [--isas native,avx2] [--threads 1] [--rounds 3] [--floors]
 
 Each format gets a model of random blocks, as wide as one of 1.5 B parameters, in a temporary folder (up to 1 GB). Shown
-are the share of reading memory in decode, the share of multiplying in prefill, and both as multiples of llama.cpp,
-which always uses all instructions of the processor. --floors ends with 1 where a figure is below its floor.
+are the share of memory reading in decode, the share of multiplying in prefill, and both speeds as multiples of
+llama.cpp's, which always uses all instructions of the processor. With --floors, the exit status is 1 if a figure is
+below its floor.
 """
 
 import argparse
@@ -39,14 +40,14 @@ SHAPE = Synthetic(
     extra={"rope.dimension_count": 128},
 )
 NATIVE = "native"
-# The least share of reading and of multiplying, by format; formats that are not named here have the last.
-# Lookups in grids cost more than reading does, those in IQ1's of 2,048 points most; NVFP4 adds up activations anew for
-# each sixteen rows, since its scales are for 16 values.
+# The lowest shares of reading and of multiplying, by prefix of the format; "" is for all others.
+# Grid lookups cost more than reading does, IQ1's 2,048 points most. NVFP4 sums activations again for every sixteen
+# rows, since its scales cover 16 values.
 FLOORS = {"IQ4": (0.6, 0.4), "IQ1": (0.1, 0.3), "IQ": (0.2, 0.3), "TQ": (0.5, 0.4), "NV": (0.6, 0.25), "": (0.6, 0.4)}
 
 
 def write(path: Path, kind: str) -> None:
-    """Write the model with all matrices of a type."""
+    """Write the model with all matrices in the format `kind`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(SHAPE.vocabulary)
@@ -70,7 +71,7 @@ def write(path: Path, kind: str) -> None:
 
 
 def measure(path: Path, isa: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prefill and decode of one file, in a process of its own, as compare_llama_cpp prints them."""
+    """Prefill and decode rows of compare_llama_cpp for one file, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.compare_llama_cpp", str(path), "--json"]
     command += ["--prefill", "256", "--decode", "12", "--threads", arguments.threads, "--rounds", str(arguments.rounds)]
     if arguments.threads == "1":
@@ -88,7 +89,7 @@ def floors(kind: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Parse the command line, measure, print; 1 where a figure is below its floor and floors are asked for."""
+    """Parse the command line, measure, print; return 1 if --floors is given and a figure is below its floor."""
     here = [isa.value for isa in Isa if not POLICIES[isa].requires - target_features()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", default=",".join(WEIGHT_FORMATS))

@@ -1,11 +1,11 @@
-"""Decoding a model that memory has no room for, beside the same with room, and whether the logits are the same.
+"""Decodes a model that does not fit into memory, and the same with enough memory, and compares speed and logits.
 
     from_disk.py MODEL.gguf --memory MIB [--tokens 150] [--distinct 6] [--rounds 3]
 
-Needs Linux with control groups of version 1 and the right to make one. The model is loaded within a generous limit;
-then the limit falls to MIB, of the process and the pages of files that it reads, and random tokens are decoded. Of a
-mixture of experts, few distinct tokens choose few experts, as real texts do; 0 makes all tokens distinct, the worst
-that routing can do. The model's packed weights have to be on the disk: load it once before.
+Needs Linux with control groups of version 1 and the right to create one. The model is loaded within a generous limit;
+then the limit, which covers the process and its file pages, is lowered to MIB, and random tokens are decoded. In a
+mixture of experts, few distinct tokens select few experts, as real texts do; --distinct 0 makes all tokens distinct,
+the worst case for routing. The model's packed weights must be on disk: load it once before.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""Damaged and hostile model files on the native engine: each is refused with a reason or computes, and kills nothing.
+"""Runs damaged and hostile model files on the native engine: each must compute or be refused with a reason.
 
     fuzz.py [MODEL.gguf ...] [--files 5000] [--seed 1] [--processes 2] [--first 0] [--keep FOLDER]
 
-Small models of every architecture that the engine computes, and the models named, are mutated: values, tensor
+Small models of every architecture that the engine supports, and the given models, are mutated: values, tensor
 descriptions and bytes of the header, numbers in the tensors, the length of the file, tensors and metadata that another
 architecture would need. Each file is opened, planned, loaded and runs a few tokens, many files in each child process. A
-child that dies is followed by another, and its signal is put down to the file it was at. Shows what became of them all,
-and ends with status 1 where one ended a child, hung, or raised anything but an error that says what is wrong with it.
-Warnings count as errors.
+child that dies is replaced, and its signal is attributed to the current file. Shows all outcomes; the exit status is 1
+if a file ended a child, hung, or raised anything but an error that says what is wrong. Warnings count as errors.
 """
 
 import argparse
@@ -42,12 +41,12 @@ from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 
 ROOT = Path(__file__).resolve().parents[1]
-# A file may need kernels of a format that was not compiled yet; a child that says nothing for this long hangs.
+# A file may need kernels that are not compiled yet; a child that is silent for this long hangs.
 PATIENCE_S = 300.0
 ADDRESS_SPACE = 16 << 30
 PROMPT_TOKENS, ANSWER_TOKENS = 20, 4
 COMPUTED, REFUSED = "computed", "refused"
-# Integers and floats at the borders of what readers and kernels compute with.
+# Integers and floats at the limits of what readers and kernels handle.
 INTEGERS = [0, 1, 2, 3, 7, 8, 16, 31, 32, 33, 63, 64, 65, 128, 255, 256, 320, 2**15, 2**16, 2**20]
 INTEGERS += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-30, 1e30, 3.4e38, float("inf"), -float("inf"), float("nan")]
@@ -56,7 +55,7 @@ _SMALL = {"embedding": 256, "feed_forward": 256, "vocabulary": 320}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a file. kind: COMPUTED, REFUSED, or what went wrong."""
+    """The outcome of a file. kind: COMPUTED, REFUSED, or what went wrong."""
 
     index: int
     base: str
@@ -66,7 +65,7 @@ class Outcome:
 
     @property
     def faulty(self) -> bool:
-        """Whether the file met a defect."""
+        """Whether the file revealed a defect."""
         return self.kind not in (COMPUTED, REFUSED)
 
 
@@ -74,7 +73,7 @@ class Outcome:
 class Base:
     """A valid file to mutate. spots: (offset, bytes, whether a float) of the values in its header.
 
-    infos: spots of the tensors' dimensions, types and offsets. data: where tensors begin.
+    infos: the same for the tensors' dimensions, types and offsets. data: offset of the tensor data.
     """
 
     name: str
@@ -85,7 +84,7 @@ class Base:
 
     @classmethod
     def read(cls, name: str, path: Path) -> "Base":
-        """Read a file and find what can be changed in it."""
+        """Read a file and find the values that can be changed in it."""
         reader = gguf.GGUFReader(path)
         spots, infos = [], []
         for field in reader.fields.values():
@@ -110,7 +109,7 @@ def _parts(field: Any) -> Iterator[tuple[int, Any]]:
 
 
 class Fuzzer:
-    """Makes mutated files, the same ones for the same seed and index. folder: for files."""
+    """Makes mutated files, the same for the same seed and index. folder: where to write them."""
 
     def __init__(self, folder: Path, models: Sequence[Path], seed: int) -> None:
         self._folder = folder
@@ -130,7 +129,7 @@ class Fuzzer:
         source = self.sources[name]
         if isinstance(source, Synthetic) and rng.random() < 0.15:
             path = self._folder / "structure.gguf"
-            # The writer cannot write everything that is asked of it: sizes that no tensor of the model has.
+            # The writer rejects some combinations: sizes that no tensor of the model has.
             with suppress(KeyError, ValueError, TypeError), np.errstate(all="ignore"):
                 write(_restructured(source, rng), path, tokens=_vocabulary(source))
                 return path, name, "structure"
@@ -157,7 +156,7 @@ def _vocabulary(model: Synthetic) -> list[str]:
 
 
 def _restructured(model: Synthetic, rng: random.Random) -> Synthetic:
-    """The model with its tensors and metadata as another architecture, or none, has them."""
+    """The model with tensors and metadata of another architecture, or of none."""
     for _ in range(rng.randint(1, 3)):
         kind = rng.randrange(6)
         if kind == 0:
@@ -207,7 +206,7 @@ def _mutated(base: Base, rng: random.Random) -> tuple[str, bytes]:
 
 
 def _other(value: bytes, is_float: bool, rng: random.Random) -> bytes:
-    """Another value of the same size: one at a border, or a neighbour."""
+    """Another value of the same size: one at a limit, or a neighbour."""
     size = len(value)
     if is_float:
         return struct.pack("<f" if size == 4 else "<d", rng.choice(FLOATS))
@@ -228,7 +227,7 @@ def try_file(path: Path) -> tuple[str, str]:
             model.engine.check_integrity()
     except LocalLLMError as error:
         return REFUSED, str(error)
-    except Exception as error:  # whatever else it is, it is the defect that is looked for
+    except Exception as error:  # any other exception is a defect
         return "foreign exception", f"{type(error).__name__}: {error}"
     if last.finish_reason is FinishReason.ERROR:
         kind = REFUSED if isinstance(last.cause, LocalLLMError) else "foreign exception"
@@ -237,7 +236,7 @@ def try_file(path: Path) -> tuple[str, str]:
 
 
 def work(options: argparse.Namespace, folder: Path) -> None:
-    """A child's work: say which file is next and what became of it, a line each."""
+    """A child's work: write which file is next, and its outcome, one line each."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     fuzzer = Fuzzer(folder, options.models, options.seed)
@@ -248,7 +247,7 @@ def work(options: argparse.Namespace, folder: Path) -> None:
 
 
 def outcomes(options: argparse.Namespace, lane: int) -> Iterator[Outcome]:
-    """Every `processes`th file from the `lane`th on, in one child after another."""
+    """Outcomes of every `processes`th file from the `lane`th on, in one child after another."""
     first, last = options.first + lane, options.first + options.files
     while first < last:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
@@ -275,7 +274,7 @@ def outcomes(options: argparse.Namespace, lane: int) -> Iterator[Outcome]:
 
 
 def outcomes_of(child: "subprocess.Popen[str]") -> Iterator[Outcome]:
-    """A child's outcomes; the last one is its death where it does not end by itself."""
+    """A child's outcomes; the last one is its death if it did not end normally."""
     assert child.stdout
     at: tuple[int, str, str] | None = None
     while True:
@@ -297,7 +296,7 @@ def outcomes_of(child: "subprocess.Popen[str]") -> Iterator[Outcome]:
 
 
 def _keep(folder: Path, outcome: Outcome, target: Path) -> None:
-    """Copy the file that an outcome is of."""
+    """Move the file of an outcome to the folder of kept files."""
     target.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.gguf"):
         os.replace(path, target / f"{outcome.index}-{path.name}")
@@ -338,7 +337,7 @@ def main() -> None:
 
 
 def _shown(options: argparse.Namespace, lane: int) -> Iterator[Outcome]:
-    """A lane's outcomes; defects are shown as they come."""
+    """A lane's outcomes; defects are shown at once."""
     for outcome in outcomes(options, lane):
         if outcome.faulty:
             _say(str(outcome))

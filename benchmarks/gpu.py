@@ -1,20 +1,20 @@
-"""Everything about a GPU in one go: speed by layers, memory against the plan, prefixes, overhead, images; and the CPU.
+"""Measures all about a GPU in one run: speed by layers, memory against the plan, prefixes, overhead, images; the CPU.
 
     gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 8] [--only speed,memory,...]
 
-For each model, every section in a process of its own, so that one that fails or hangs stops no other:
+Every section of each model runs in a process of its own, so that one that fails or hangs does not stop the others:
 
-- speed: tokens a second of a prompt and of decoding after it, with no, half and all layers on the GPUs.
-- memory: the same loads, in MiB: what localllm estimates from the file, plans with llama.cpp's dry run, llama.cpp
-  allocates, and the driver says has gone, after loading and after a prompt.
+- speed: tokens per second of a prompt and of decoding after it, with no, half and all layers on the GPUs.
+- memory: the same loads, in MiB: localllm's estimate from the file, its plan with llama.cpp's dry run, llama.cpp's
+  allocations, and the memory in use according to the driver, after loading and after a prompt.
 - prefix: time to the first token of a prompt: computed, with its prefix in the KV cache, after other prompts have
-  pushed it out, and from the disk after a restart. On the CPU the next prompt moves it to a copy in main memory.
-- overhead: what our engine takes above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
+  evicted it, and from disk after a restart. On the CPU the next prompt moves it to a copy in main memory.
+- overhead: what our engine costs above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
 - images: an image through a projector of random weights, encoder and model on the GPU and on the processor.
-- cpu: the native engine beside llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
+- cpu: the native engine and llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
 
-Without a GPU the sections run with no layers there. What is printed also goes to --output as it comes. A section that
-does not fit into --minutes is left out, and the report says so.
+Without a GPU the sections run with no layers on one. The output also goes to --output as it appears. A section that
+does not fit into --minutes is skipped, and the report says so.
 """
 
 import argparse
@@ -52,14 +52,14 @@ from localllm.engine.engine import Engine
 MIB = 2**20
 CONTEXT, PROMPT, DECODE, ROUNDS = 4096, 512, 64, 3
 THREADS = (1, 2, 4, 8, 16)
-_LEAST_SECONDS = 15  # a section that has less is left out
-# A device's buffers may be of several kinds, as "MTL0_Mapped"; "CUDA_Host" is main memory.
+_LEAST_SECONDS = 15  # a section with less time is skipped
+# A device's buffers may be of several kinds, such as "MTL0_Mapped"; "CUDA_Host" is main memory.
 _BUFFER = re.compile(r"(\S+?)(?:_Mapped|_Private)? +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _TEXT = "The quick brown fox jumps over the lazy dog, and number {} follows it through field {} until evening. "
 
 
 class Allocated(logging.Handler):
-    """The buffers that llama.cpp names while it loads, in MiB, by device."""
+    """The buffers that llama.cpp logs while it loads, in MiB by device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def allocations() -> Iterator[dict[str, float]]:
 
 
 def planned(path: Path, layers: int | None, **wishes: object) -> Plan:
-    """A plan for this machine; layers None is as many as fit, 0 the processor alone."""
+    """A plan for this machine. layers: None means as many as fit, 0 none."""
     request = PlanRequest(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
     with open_model(path) as model:
         devices = [] if layers == 0 else gpus()
@@ -99,14 +99,14 @@ def opened(path: Path, made: Plan, **wishes: object) -> LlamaCppRunner:
 
 
 def layer_counts(path: Path) -> tuple[int, ...]:
-    """None, half and all of the layers, the output as one; none alone without a GPU."""
+    """Layer counts to measure: none, half and all, counting the output as one; only none without a GPU."""
     with open_model(path) as model:
         units = model.metadata.get_int(f"{model.architecture}.block_count") + 1
     return (0, units // 2, units) if gpus() else (0,)
 
 
 def driver_mib() -> float:
-    """Memory in use on the first GPU as its driver sees it: all programs'."""
+    """MiB in use on the first GPU by all programs, according to its driver."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
         return float(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout)
@@ -115,7 +115,7 @@ def driver_mib() -> float:
 
 
 def prompt_once(runner: LlamaCppRunner, tokens: int, decode: int) -> tuple[float, float]:
-    """Tokens a second of a prompt, and of decoding after it."""
+    """Tokens per second of a prompt, and of decoding after it."""
     sequence = runner.create_sequence()
     began = time.perf_counter()
     for first in range(0, tokens, runner.info.max_rows):
@@ -130,7 +130,7 @@ def prompt_once(runner: LlamaCppRunner, tokens: int, decode: int) -> tuple[float
 
 
 def row(*cells: object) -> None:
-    """Print a row of a Markdown table at once: what comes after it may fail."""
+    """Print a row of a Markdown table and flush it, since what follows may fail."""
     texts = (f"{cell:,.{1 if abs(cell) < 100 else 0}f}" if isinstance(cell, float) else str(cell) for cell in cells)
     sys.stdout.write(f"| {' | '.join(texts)} |\n")
     sys.stdout.flush()
@@ -143,7 +143,7 @@ def head(*cells: str) -> None:
 
 
 def speed(path: Path) -> None:
-    """Prefill and decode by layers on GPUs."""
+    """Prefill and decode speed by layers on GPUs."""
     head("layers on GPUs", f"prefill {PROMPT}, tok/s", "decode, tok/s")
     for layers in layer_counts(path):
         decode = DECODE if layers else 16
@@ -154,13 +154,13 @@ def speed(path: Path) -> None:
 
 
 def memory(path: Path) -> None:
-    """The plan against what is taken."""
+    """The planned memory against the memory used."""
     names = {gpu.name for gpu in gpus()}
     parts = "estimate", "dry run", "allocated", "driver, loaded", "driver, after a prompt", "loaded above plan"
     head("layers", "MiB of", *parts, "measured")
     for layers in layer_counts(path):
         guess, made = planned(path, layers, dry_run=False), planned(path, layers)
-        before = driver_mib()  # asking for devices has opened them, which takes memory of its own
+        before = driver_mib()  # after listing the devices, which opens them and takes memory
         with allocations() as sizes:
             runner = opened(path, made)
         loaded = driver_mib() - before
@@ -176,7 +176,7 @@ def memory(path: Path) -> None:
 
 
 def prefix(path: Path) -> None:
-    """Time to the first token by where a prompt's prefix is."""
+    """Time to the first token by where a prompt's prefix is stored."""
     text = "".join(_TEXT.format(number, 7 * number % 1000) for number in range(4000))
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
@@ -202,7 +202,7 @@ def prefix(path: Path) -> None:
         engine = engine_on(folder)
         turn = [*prompts[0], *note(engine, "computed", prompts[0]), *warm]
         note(engine, "in the KV cache", turn)
-        time.sleep(3)  # copies are made when nothing is computed
+        time.sleep(3)  # copies are made while the engine is idle
         ask(engine, prompts[1], 2)
         note(engine, "after another prompt", [*turn, *warm[:20]])
         for other in prompts[2:]:
@@ -216,7 +216,7 @@ def prefix(path: Path) -> None:
 
 
 def overhead(path: Path) -> None:
-    """Our engine above llama.cpp's own functions."""
+    """Our engine's cost above llama.cpp's own functions."""
     layers = layer_counts(path)[-1]
     sizes = ("256", "64", "3") if layers else ("96", "12", "3")
     flags = [f"--{name}={value}" for name, value in zip(("prompt", "answer", "rounds"), sizes, strict=True)]
@@ -225,7 +225,7 @@ def overhead(path: Path) -> None:
 
 
 def images(path: Path) -> None:
-    """An image through a projector, encoded and read, and what both files take."""
+    """An image through a projector: times to encode it and to compute its rows, and the memory of both files."""
     from tests.gpu_offload import projector_files
 
     with open_model(path) as model:
@@ -262,7 +262,7 @@ def images(path: Path) -> None:
 
 
 def cpu(path: Path) -> None:
-    """The native engine beside llama.cpp."""
+    """The native engine against llama.cpp."""
     for threads in (count for count in THREADS if count <= usable_processors()):
         flags = f"--threads={threads}", f"--prefill={64 if threads == 1 else 128}", "--decode=16", "--rounds=1"
         _child("benchmarks.compare_llama_cpp", str(path), *flags)
@@ -272,13 +272,13 @@ SECTIONS = {one.__name__: one for one in (speed, memory, prefix, overhead, image
 
 
 def _child(module: str, *arguments: str) -> None:
-    """Run another benchmark, its output as it comes."""
+    """Run another benchmark with its output on ours."""
     sys.stdout.flush()
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 
 
 def run_section(name: str, path: Path, seconds: float, tell: Callable[[str], None]) -> None:
-    """Run a section as a process; it is ended, with all that it has started, when its time is over."""
+    """Run a section as a process, which is killed with its children after `seconds`."""
     began = time.monotonic()
     tell(f"\n## {name}, {path.stem}\n\n")
     command = [sys.executable, "-m", "benchmarks.gpu", str(path), "--section", name]
@@ -318,7 +318,7 @@ def main() -> None:
 
         found = ", ".join(f"{gpu.name} {gpu.description}, {gpu.free_bytes // MIB:,} MiB free" for gpu in gpus())
         tell(f"GPUs: {found or 'none'}. {usable_processors()} processors, load {os.getloadavg()[0]:.1f}.\n")
-        # All models' sections about GPUs first: the processor's take longest.
+        # By section, then by model: the sections about GPUs come first, since the processor's take longest.
         for name in arguments.only.split(","):
             for path in arguments.models:
                 left = deadline - time.monotonic()

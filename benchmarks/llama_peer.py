@@ -1,7 +1,7 @@
-"""llama.cpp as the peer of a benchmark: prompts and tokens computed through its C interface, nothing in between.
+"""llama.cpp as the peer of a benchmark: computes prompts and tokens directly through its C interface.
 
 Set LOCALLLM_PEER to a folder with another build of llama-cpp-python to measure that one, e.g. one without AMX kernels,
-which on some processors end the process: there the default build must leave weights as they lie in the file.
+which end the process on some processors: there the default build must not repack weights.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ class LlamaPeer:
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
         settings = self._llama.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
-        # A lone sequence shares its cells with a second one, which `repeat` copies through.
+        # A single sequence shares its cells with a second one, through which `repeat` copies.
         settings.n_seq_max, settings.kv_unified = max(2, sequences), sequences == 1
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash_attention)
@@ -49,14 +49,14 @@ class LlamaPeer:
         self._context = self._llama.llama_init_from_model(self._model, settings)
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         self._vocabulary = int(self._llama.llama_vocab_n_tokens(vocabulary))
-        # States of recurrent layers cannot be cut: a copy of all that the sequence has is put back instead.
+        # States of recurrent layers cannot be truncated: a copy of the whole sequence is restored instead.
         self._recurs = bool(
             self._llama.llama_model_is_recurrent(self._model) or self._llama.llama_model_is_hybrid(self._model)
         )
         self._kept, self._kept_length = b"", 0
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Compute tokens after what is there, 512 at a time, with logits of the last."""
+        """Compute tokens and append them, 512 at a time, with logits of the last."""
         for first in range(0, len(tokens), 512):
             piece = tokens[first : first + 512]
             array = (ctypes.c_int32 * len(piece))(*piece)
@@ -75,9 +75,9 @@ class LlamaPeer:
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
 
     def cut(self, length: int) -> None:
-        """Forget the first sequence's tokens from `length` on.
+        """Drop the first sequence's tokens from `length` on.
 
-        Raises ValueError for a recurrent model and a length that is neither 0 nor what `repeat` filled it up to.
+        Raises ValueError for a recurrent model if length is neither 0 nor what `repeat` filled the sequence up to.
         """
         if length not in (0, self._kept_length) and self._recurs:
             raise ValueError(f"states of {self._kept_length} tokens are kept, not of {length}")
@@ -89,9 +89,9 @@ class LlamaPeer:
                 raise RuntimeError("llama.cpp refused its own sequence's state")
 
     def repeat(self, length: int) -> None:
-        """Fill the lone sequence up to `length` tokens with the keys and values of those that it has.
+        """Fill the single sequence up to `length` tokens by repeating its keys and values.
 
-        llama.cpp turns the keys to their places when it decodes next. States of recurrent layers are computed, and
+        llama.cpp rotates the keys to their positions on the next decode. States of recurrent layers are computed, and
         kept for `cut`.
         """
         memory = self._llama.llama_get_memory(self._context)
@@ -113,7 +113,7 @@ class LlamaPeer:
             self._llama.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def keep(self, length: int) -> None:
-        """Leave a second sequence of this many tokens in the cells; the first is empty then."""
+        """Leave a second sequence of `length` tokens in the cells, and the first one empty."""
         memory = self._llama.llama_get_memory(self._context)
         self.append(range(100, 100 + min(length, 512)))
         self.repeat(length)

@@ -1,9 +1,9 @@
-"""What it costs to load a model in another program's layout with llama.cpp: the file mapped, read, and served.
+"""The cost of loading a model in another program's layout with llama.cpp: the file mapped, read, and served.
 
     python -m benchmarks.other_layouts model.gguf --rounds 6
 
-Served means that a header is made and tensors are read through gpu_offload/served_file.py, as for a file in a layout
-of Ollama's. It is measured on any file, whose own header is made anew, so that all three load the same.
+Served means that a header is generated and tensors are read through gpu_offload/served_file.py, as for a file in one of
+Ollama's layouts. It works on any file by regenerating its own header, so that all three load the same.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
+"""Our engine's overhead above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
     overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0] [--gpu-layers 0]
     overhead.py MODEL.gguf ... --http [--llama-server PROGRAM] [--starts 1] [--control]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
---http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
-`localllm serve --backend llama`, each asked by the same client. They take turns within a round, a second apart,
-and every round has a new prompt, so that no cache helps; speculative decoding is off. CPU seconds are of the whole
-process that computes and say more than the clock on a busy machine. Two instances of one program differ by some percent
+--http: llama-cpp-python's server (or llama.cpp's own llama-server, if --llama-server names the program) and
+`localllm serve --backend llama`, with the same client. They take turns within a round, a second apart, and every round
+has a new prompt, so that no cache helps; speculative decoding is off. CPU seconds are of the whole process that
+computes, and are more reliable than wall time on a busy machine. Two instances of one program differ by some percent
 for as long as they run: --starts starts the servers several times, in changing order, with --rounds each, and --control
 runs the peer's server twice. --kept measures llama.cpp and our engine again with that many tokens of another prompt
 cached, and llama.cpp with as many tokens of another sequence in its cells.
@@ -43,12 +43,12 @@ from localllm.engine.speculation import DraftLength
 from localllm.remote.connection import Endpoint
 from localllm.remote.openai import OpenAIServer
 
-SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
+SETTLED_S = 1.0  # llama.cpp's threads keep spinning for a while when idle
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Seconds to the first token and of a token after it: by the clock, and of the CPU."""
+    """Seconds to the first token and per token after it: wall time, and CPU time."""
 
     ttft: float
     per_token: float
@@ -56,12 +56,12 @@ class Measure:
     token_cpu: float
 
 
-# Answers a prompt of token ids with so many tokens; yields at each of them.
+# Called with a prompt's token ids and the number of tokens to generate; yields at each token.
 Subject = Callable[[list[int], int], Iterator[object]]
 
 
 def plain(path: Path, context: int, threads: int, gpu_layers: int, kept: int = 0) -> Subject:
-    """llama.cpp's own functions and nothing else. kept: tokens of another sequence that stay in its cells."""
+    """llama.cpp's own functions only. kept: tokens of another sequence that stay in its cells."""
     peer = LlamaPeer(path, threads, context, flash_attention=True, gpu_layers=gpu_layers)
     if kept:
         peer.keep(kept)
@@ -78,7 +78,7 @@ def plain(path: Path, context: int, threads: int, gpu_layers: int, kept: int = 0
 
 
 def binding(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
-    """llama-cpp-python as its users know it."""
+    """llama-cpp-python's usual interface."""
     from llama_cpp import Llama
 
     options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": gpu_layers, "flash_attn": True}
@@ -107,7 +107,7 @@ def ours(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
 
 
 def over_http(server: Server, tokenizer: Tokenizer) -> Subject:
-    """A server; the prompt goes as text: numbers, cut at as many tokens."""
+    """A server; the prompt is sent as a text of numbers, cut to the same number of tokens."""
     remote = OpenAIServer(Endpoint.parse(server.url))
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
@@ -125,13 +125,13 @@ def over_http(server: Server, tokenizer: Tokenizer) -> Subject:
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """CPU seconds that the process has taken."""
+    """CPU seconds that the process has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def draw(random: np.random.Generator, count: int) -> list[int]:
-    """Token ids of a prompt that nobody has seen."""
+    """Token ids of a new random prompt."""
     ids: list[int] = random.integers(1000, 9000, count).tolist()
     return ids
 
@@ -139,7 +139,7 @@ def draw(random: np.random.Generator, count: int) -> list[int]:
 def measure(
     subjects: dict[str, tuple[Subject, psutil.Process]], arguments: argparse.Namespace, random: np.random.Generator
 ) -> dict[str, list[Measure]]:
-    """Every subject in turn, each round with another prompt and another first; the first round does not count."""
+    """Measure the subjects in turn, with a new prompt and a new order each round; the first round does not count."""
     order = deque(subjects.items())
     rounds: list[dict[str, Measure]] = []
     while len(rounds) <= arguments.rounds:
@@ -153,7 +153,7 @@ def measure(
 
 
 def time_one(subject: Subject, process: psutil.Process, prompt: list[int], answer: int) -> Measure | None:
-    """One prompt and its answer; None where it ended with its first token, as random words sometimes do."""
+    """Measure one prompt and its answer; None if it ended with its first token, as random prompts sometimes do."""
     time.sleep(SETTLED_S)
     times = [(time.perf_counter(), cpu_of(process))]
     for _ in subject(prompt, answer):
@@ -171,7 +171,7 @@ def time_one(subject: Subject, process: psutil.Process, prompt: list[int], answe
 
 
 def show(found: dict[str, list[Measure]]) -> None:
-    """Medians, and what each takes more than the first, from the ratios within a round."""
+    """Print medians, and each subject's excess over the first, from the ratios within a round."""
     base = [astuple(figure) for figure in next(iter(found.values()))]
     rows = []
     for name, figures in found.items():
@@ -206,7 +206,7 @@ def main() -> None:
     random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
-    # Our engine keeps every prompt; half as many tokens may have copies in main memory as there are cells.
+    # Our engine caches every prompt; copies in main memory may hold half as many tokens as there are cells.
     context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     if arguments.http:
         show(measure_servers(arguments, context, random))
@@ -232,7 +232,7 @@ def main() -> None:
 def measure_servers(
     arguments: argparse.Namespace, context: int, random: np.random.Generator
 ) -> dict[str, list[Measure]]:
-    """The servers' figures over all starts; tells what each start's TTFT is beside the first server's."""
+    """The servers' figures over all starts; prints each start's TTFT relative to the first server's."""
     model, threads, program = arguments.model, arguments.threads, arguments.llama_server
     with open_model(model) as file:
         tokenizer = load_tokenizer(file)

@@ -1,10 +1,10 @@
-"""What everything above the compiled forward pass takes of a decoding step: the engine, sampling, text, events.
+"""The share of a decoding step outside of the compiled forward pass: the engine, sampling, text, events.
 
     python_share.py MODEL.gguf TEXT.txt [--tokens 96] [--rounds 3] [--threads N]
 
-A step lasts from one to the next; of that, the compiled part is the time inside the call that runs the program on all
-threads. The rest is Python and NumPy, the waiting for the interpreter's lock and for the reader included. Ways of
-choosing a token alternate; medians over the rounds. Speculation is off.
+A step lasts from one call of the compiled program, which runs on all threads, to the next; the compiled part is the
+time inside the call. The rest is Python and NumPy, including waits for the interpreter lock and for the reader.
+Sampling methods alternate; medians over the rounds. Speculation is off.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LONG_STRINGS = {"type": "array", "items": {"type": "string", "minLength": 24}, "
 
 @contextmanager
 def timed_calls() -> Iterator[list[tuple[float, float]]]:
-    """Note when each call of a compiled program begins and ends."""
+    """Record when each call of a compiled program begins and ends."""
     calls: list[tuple[float, float]] = []
     run = ThreadTeam.run
 
@@ -47,12 +47,12 @@ def timed_calls() -> Iterator[list[tuple[float, float]]]:
 
 
 def measure(engine: Engine, request: GenerationRequest, streams: int) -> tuple[float, float]:
-    """Median milliseconds of a step of all streams, and of what is not compiled in it."""
+    """Median milliseconds of a step of all streams, and of its part that is not compiled."""
     with timed_calls() as calls:
         running = [engine.submit(request) for _ in range(streams)]
         for stream in running:
             stream.collect()
-    # The prompts' steps are over by the eighth; the last may lack streams that have ended.
+    # The prompts' steps are over by the eighth; in the last one, some streams may have ended.
     steps = list(pairwise(calls[8:-1]))
     whole = statistics.median(following[0] - began for (began, _), following in steps)
     rest = statistics.median(following[0] - ended for (_, ended), following in steps)

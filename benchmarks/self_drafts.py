@@ -1,13 +1,13 @@
-"""Decode speed of a model that drafts for itself against the same model without drafts of its own.
+"""Decode speed of a model that drafts for itself against the same model without its own drafts.
 
     self_drafts.py MODEL.gguf TEXT.txt [--acceptance 0 0.5 0.8] [--prompt 400] [--tokens 96] [--rounds 5] [--threads N]
                    [--head HEAD.gguf] [--processor-time]
 
-MODEL has layers of multi-token prediction, of any weights, or HEAD is an EAGLE-3 head for it. What is written is given,
-as in benchmarks.speculation: the runner computes every row, and then the next token of the text is made the likeliest.
-The layer computes every guess, and then each is made the text's next token, or another one, so that it is right with
-the given chance if all before it are. So costs are the model's own. On and off alternate in one run; medians.
---processor-time counts what the processor spent, for machines that others use too; with one thread only.
+MODEL has multi-token prediction layers with any weights, or HEAD is an EAGLE-3 head for it. The output is scripted, as
+in benchmarks.speculation: the runner computes every row, and then the next token of the text is made the likeliest. The
+layer computes every guess, and then each is replaced by the text's next token or another one, so that it is right with
+the given probability if all before it are. So the costs are the model's own. On and off alternate in one run; medians.
+--processor-time measures processor time, for machines that others use too; with one thread only.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from models import NativeRunner
 
 
 class Guessing(Scripted):
-    """A scripted runner whose guesses are right with the chance `acceptance`."""
+    """A scripted runner whose guesses are right with the probability `acceptance`."""
 
     def __init__(self, runner: NativeRunner) -> None:
         super().__init__(runner)
@@ -36,7 +36,7 @@ class Guessing(Scripted):
         self._random = np.random.default_rng(1)
 
     def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-        """Compute, then follow the script, or leave it."""
+        """Compute the guesses, then replace each by the script's token or a wrong one."""
         guesses = self._runner.draft(wanted)
         for (sequence, _, _), guess in zip(wanted, guesses, strict=True):
             first = self._runner.sequence_length(sequence) + 1

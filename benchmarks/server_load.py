@@ -1,16 +1,16 @@
-"""`localllm serve` beside a server of llama.cpp's on the same file, 1, 4 and 8 clients streaming at once.
+"""`localllm serve` against a llama.cpp server on the same file, with 1, 4 and 8 clients streaming at once.
 
     server_load.py MODEL.gguf TEXT.txt [--clients 1,4,8] [--prompt 600] [--tokens 64] [--rounds 3] [--threads 2]
         [--llama-server PROGRAM | --peer PYTHON] [--plain]
 
-All servers run all the time and are asked in turn, a second apart. In a round each client sends one request to
-/v1/completions, with a prompt of its own (`prompt` characters of the text, at another place each time, so that no
-prefix is known) and greedy sampling; no answer may end before `tokens` tokens. TTFT runs from sending to the first
-piece of text; ITL is the mean time between the tokens after it; tokens a second are all clients' together, from the
-first request to the last byte. The figures are medians over all requests, or rounds. The peer is llama.cpp's own
-llama-server where --llama-server names the program, or llama-cpp-python's server by the interpreter that --peer names,
-this one by default. With --plain a second `localllm serve`, one that does not speculate, is asked too: models of random
-weights repeat themselves, which prompt lookup guesses.
+All servers run all the time and are measured in turn, a second apart. In a round each client sends one request to
+/v1/completions, with a prompt of its own (--prompt characters from a new place in the text, so that no prefix is
+cached) and greedy sampling; no answer may end before --tokens tokens. TTFT is from sending to the first piece of text;
+ITL is the mean time between the tokens after it; tokens per second are of all clients together, from the first request
+to the last byte. The figures are medians over all requests, or rounds. The peer is llama.cpp's own llama-server if
+--llama-server names the program, else llama-cpp-python's server run by the interpreter that --peer names, by default
+this one. With --plain a second `localllm serve` without speculation is measured too: models with random weights repeat
+themselves, which prompt lookup predicts.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
 
 STRIDE = 977  # characters between the prompts' beginnings
-SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
+SETTLED_S = 1.0  # llama.cpp's threads keep spinning for a while when idle
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds until each client's first text, between its tokens, and for all of them together."""
+    """Seconds until each client's first text, between its tokens, and of the whole round."""
 
     ttft: list[float]
     itl: list[float]
@@ -44,7 +44,7 @@ class Round:
 
 
 async def one(client: httpx.AsyncClient, server: Server, prompt: str, tokens: int, ends: Sequence[int]) -> list[float]:
-    """When pieces of one answer came, in seconds from sending."""
+    """When the pieces of one answer arrived, in seconds from sending."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     body["logit_bias"] = {str(token): -100 for token in ends}
     began, came = time.monotonic(), []
@@ -59,7 +59,7 @@ async def one(client: httpx.AsyncClient, server: Server, prompt: str, tokens: in
 
 
 async def play(server: Server, prompts: Sequence[str], tokens: int, ends: Sequence[int]) -> Round:
-    """All clients at once."""
+    """Run all clients at once."""
     async with httpx.AsyncClient(timeout=None) as client:
         began = time.monotonic()
         came = await asyncio.gather(*(one(client, server, prompt, tokens, ends) for prompt in prompts))
@@ -69,7 +69,7 @@ async def play(server: Server, prompts: Sequence[str], tokens: int, ends: Sequen
 
 
 def measure(servers: Sequence[Server], text: str, arguments: argparse.Namespace, ends: Sequence[int]) -> None:
-    """Ask in turn and print a table; the last server is the peer of all others."""
+    """Measure the servers in turn and print a table; the last server is the peer of all others."""
     at = 0
     rows: list[list[object]] = []
     for clients in (int(count) for count in arguments.clients.split(",")):
@@ -81,7 +81,7 @@ def measure(servers: Sequence[Server], text: str, arguments: argparse.Namespace,
             for server in servers:
                 time.sleep(SETTLED_S)
                 done = asyncio.run(play(server, prompts, arguments.tokens, ends))
-                if number:  # the first wakes everything up
+                if number:  # the first is a warm-up
                     rounds[server.name].append(done)
         rates = {
             name: statistics.median(clients * arguments.tokens / one.took for one in played)

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, for benchmarks that speak HTTP to them."""
+"""Servers in processes of their own, for benchmarks that use HTTP."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ STOP_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that listens, its process and what it logs. model: the name to ask it for."""
+    """A listening server, its process and its log. model: the name to request."""
 
     name: str
     url: str
@@ -42,9 +42,9 @@ def localllm(
     speculates: bool = True,
     home: Path | None = None,
 ) -> Iterator[Server]:
-    """`localllm serve` of one file and others, away from this user's settings, models and cached keys and values.
+    """`localllm serve` of one file and others, isolated from this user's settings, models and cached keys and values.
 
-    home: a folder in which keys and values are kept on disk, for servers one after the other; None keeps none.
+    home: a folder for the disk cache of keys and values, shared by successive servers; None means no disk cache.
     """
     plainly, usually = ["-m", "benchmarks.serve_plainly"], ["-c", "from localllm.cli.main import main; main()"]
     command = [sys.executable, *(usually if speculates else plainly), "serve", "--model", str(model)]
@@ -53,7 +53,7 @@ def localllm(
     with tempfile.TemporaryDirectory() as fresh:
         place = fresh if home is None else str(home)
         own = {"HOME": place, **{f"XDG_{kind}_HOME": place for kind in ("CONFIG", "DATA", "CACHE")}}
-        # Compiling kernels anew is no part of any figure.
+        # No figure includes compiling kernels, so the kernel cache is shared.
         own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false" if home is None else "true"}
         own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
         name = "localllm" if speculates else "localllm, no speculation"
@@ -63,7 +63,7 @@ def localllm(
 
 @contextlib.contextmanager
 def llama_server(program: str, model: Path, threads: int, context: int, slots: int = 1) -> Iterator[Server]:
-    """llama.cpp's own server of the same file. context: tokens for each of the slots, as many answers at once."""
+    """llama.cpp's own server of the same file. context: tokens per slot. slots: answers at once."""
     command = [program, "--model", str(model), "--alias", "peer", "--ctx-size", str(context * slots)]
     command += ["--parallel", str(slots), "--threads", str(threads), "--threads-batch", str(threads)]
     command += ["--gpu-layers", "0", "--no-ui", "--offline"]
@@ -75,10 +75,10 @@ def llama_server(program: str, model: Path, threads: int, context: int, slots: i
 def llama_cpp(
     python: str, model: Path, threads: int, context: int, flags: Sequence[str] = ("--verbose", "false")
 ) -> Iterator[Server]:
-    """llama-cpp-python's own server of the same file. python: an interpreter that has it with its `server` extra."""
+    """llama-cpp-python's server of the same file. python: an interpreter that has it with its `server` extra."""
     command = [python, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(context)]
     command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_gpu_layers", "0"]
-    # By default a request ends the one before it, and attention is computed as llama.cpp does not do by default.
+    # By default a request interrupts the one before it, and flash attention is off, unlike llama.cpp's default.
     command += ["--interrupt_requests", "false", "--flash_attn", "true", *flags]
     with _running("llama-cpp-python", command, {}, "/v1/models", "peer") as server:
         yield server

@@ -1,12 +1,12 @@
-"""Many users at once: Poisson arrivals with the lengths of real requests, batching and shared prefixes on and off.
+"""Many users at once: Poisson arrivals with the lengths of real requests, with batching and prefix sharing on and off.
 
     serving.py MODEL.gguf TEXT.txt TRACE.csv [--requests 40] [--load 1.5] [--scale 8] [--system 96]
         [--ttft 0.25] [--tpot 0.02] [--threads N]
 
 Lengths come from the Azure conversation trace (columns TIMESTAMP, ContextTokens, GeneratedTokens), divided by `scale`.
-Every prompt begins with a system prompt of `system` tokens; with the prefix cache off, the first token differs, so that
-nothing can be reused. `load` is the arrival rate in units of what one request at a time could serve. The same arrivals
-serve all four settings. SLO: TTFT within 10 times, time a token within 4 times what a request takes alone.
+Every prompt begins with a system prompt of `system` tokens; with prefix sharing off, the first token differs, so that
+nothing can be reused. `load` is the arrival rate in multiples of what serving one request at a time could handle. The
+same arrivals are used for all four settings. SLO: TTFT within --ttft seconds, time per token within --tpot seconds.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass
 class Visit:
-    """One request and when its tokens came, in seconds after its submission."""
+    """One request, and when its tokens arrived, in seconds after its submission."""
 
     arrival: float
     prompt: tuple[int, ...]
@@ -37,7 +37,7 @@ class Visit:
 
     @property
     def per_token(self) -> float:
-        """Mean time of a token after the first."""
+        """Mean time per token after the first."""
         return (self.came[-1] - self.came[0]) / max(len(self.came) - 1, 1)
 
 
@@ -60,7 +60,7 @@ def visits(served: Served, text: str, trace: Path, arguments: argparse.Namespace
 
 
 def play(served: Served, visits: Sequence[Visit], shared: bool) -> float:
-    """Send every request at its time, wait for all, and return how long that took."""
+    """Send every request at its time, wait for all, and return the seconds taken."""
     began = time.monotonic()
 
     def follow(visit: Visit, number: int) -> None:
@@ -82,7 +82,7 @@ def play(served: Served, visits: Sequence[Visit], shared: bool) -> float:
 
 
 def figures(visits: Sequence[Visit]) -> dict[str, list[float]]:
-    """Milliseconds by measure, one value a request or a token."""
+    """Milliseconds by measure, one value per request or per token."""
     return {
         "TTFT": [1e3 * visit.came[0] for visit in visits],
         "ITL": [1e3 * gap for visit in visits for gap in np.diff(visit.came).tolist()],
@@ -107,7 +107,7 @@ def main() -> None:
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     served = serve(arguments.model, arguments.threads)
-    for start in (0, 40_000):  # the first wakes everything up
+    for start in (0, 40_000):  # the first is a warm-up
         alone = ask(served.engine, text_tokens(served.tokenizer, text, 120, start), 24).timings
     wanted = visits(served, text, arguments.trace, arguments, alone.ttft_s + alone.decode_s)
     served.engine.close()

@@ -1,15 +1,15 @@
-"""Mixed load on a real server for minutes: answers stay right, and nothing is left behind.
+"""Mixed load on a real server for minutes: answers must stay correct, and nothing may leak.
 
     soak.py MODEL.gguf [OTHER.gguf ...] [--minutes 10] [--clients 8] [--warm 1] [--every 30] [--threads 1]
             [--kv-mib 16]
 
-Clients generate, chat, embed (where llama.cpp is there), tokenise, keep to formats and ask for several choices; they
-leave while they are queued, read in, and answered; some read slowly, some send half a request and some nonsense.
-Other models are loaded, asked, let go and left while they load; three at most are in memory at once. What does not
-depend on chance is compared with what the server said before the load. Memory, descriptors, threads and tasks are shown
-as they go. Ends with status 1 where an answer was wrong, where a request, page or descriptor is left when all is quiet,
-or where memory, after the first `warm` minutes in which the cache of keys and values should have filled, was larger by
-more than 5 % in the last third of what is left than in its first.
+Clients generate, chat, embed (if llama.cpp is installed), tokenise, use formats and request several choices; they
+disconnect while queued, during prefill and while answered; some read slowly, some send half a request and some
+nonsense. Other models are loaded, used, unloaded and abandoned while they load; at most three are in memory at once.
+Deterministic answers are compared with those from before the load. Memory, descriptors, threads and tasks are shown
+over time. The exit status is 1 if an answer was wrong, if a request, page or descriptor is left when the server is
+idle, or if memory grew by more than 5 % from the first to the last third of the time after the first --warm minutes, in
+which the KV cache should have filled.
 """
 
 import argparse
@@ -52,7 +52,7 @@ NONSENSE: tuple[tuple[str, bytes], ...] = (
 
 
 class Load:
-    """What the clients do, what they expect, and what went wrong."""
+    """The clients' actions, the expected answers, and what went wrong."""
 
     def __init__(self, server: Server, others: list[Path]) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class Load:
                 self._expected[f"{kind} {number}"] = self._answer(client, kind, number)
 
     def work(self, number: int) -> None:
-        """One client, until it is told to stop."""
+        """Run one client until `stop` is set."""
         dice = random.Random(number)
         kinds: list[Callable[[httpx.Client, random.Random], None]] = [
             *([self._check] * 6), self._leave_a_stream, self._leave_early, self._read_slowly, self._say_half,
@@ -89,7 +89,7 @@ class Load:
         return ["generate", "chat", "seeded", "tokenise", "format", *(["embed"] if self.embeds else [])]
 
     def _check(self, client: httpx.Client, dice: random.Random) -> None:
-        """What does not depend on chance must be what it was."""
+        """Check that a deterministic answer is the same as before the load."""
         kind, number = dice.choice(self._checked()), dice.randrange(4)
         found = self._answer(client, kind, number)
         if found != self._expected[f"{kind} {number}"]:
@@ -126,7 +126,7 @@ class Load:
                     break
 
     def _leave_early(self, client: httpx.Client, dice: random.Random) -> None:
-        """In the queue or while the prompt is read, streamed or not."""
+        """Disconnect in the queue or during prefill, streamed or not."""
         body = {"model": self.server.model, "prompt": f"{dice.random()} " * 40, "stream": dice.random() < 0.5}
         with contextlib.suppress(httpx.TimeoutException):
             client.post("/api/generate", json=body, timeout=dice.random() * 0.2 + 0.005)
@@ -180,7 +180,7 @@ class Watch:
         self.rows: list[list[Any]] = []
 
     def look(self) -> dict[str, Any]:
-        """Take the figures now."""
+        """Record the current figures."""
         metrics = httpx.get(f"{self._server.url}/metrics", timeout=60).text
 
         def of(name: str) -> int:
@@ -200,7 +200,7 @@ class Watch:
         return {**dict(zip(self.COLUMNS, found, strict=True)), **cached}
 
     def memory_since(self, first: int) -> tuple[float, float]:
-        """The mean MiB in the first and in the last third of the rows since one."""
+        """The mean MiB in the first and in the last third of the rows from `first` on."""
         found = [row[self.COLUMNS.index("RSS MiB")] for row in self.rows[first:]]
         third = max(len(found) // 3, 1)
         return statistics.mean(found[:third]), statistics.mean(found[-third:])
@@ -212,7 +212,7 @@ def _request(path: str, body: bytes) -> bytes:
 
 
 def quiet(watch: Watch, idle: dict[str, Any]) -> dict[str, Any]:
-    """Wait until nothing runs and no descriptor is held any more; the figures then, whatever they are."""
+    """Wait up to QUIET_S until nothing runs and no extra descriptor is open; return the figures then."""
     deadline = time.monotonic() + QUIET_S
     while True:
         found = watch.look()
@@ -225,7 +225,7 @@ def quiet(watch: Watch, idle: dict[str, Any]) -> dict[str, Any]:
 
 
 def complaints(load: Load, idle: dict[str, Any], early: float, late: float, end: dict[str, Any]) -> list[str]:
-    """What should not have happened. early, late: MiB of memory."""
+    """Everything that went wrong. early, late: MiB of memory."""
     wrong = [*load.wrong, *(load.others.wrong if load.others else [])]
     found = [f"{len(wrong)} wrong answers, the first: {wrong[0]}"] if wrong else []
     found += [f"{end[name]} are {name} when all is quiet" for name in ("running", "waiting") if end[name]]
@@ -234,7 +234,7 @@ def complaints(load: Load, idle: dict[str, Any], early: float, late: float, end:
         for name in ("descriptors", "tasks")
         if end[name] > idle[name]
     ]
-    # Of each prefix, the last page may be partly filled, and the one where it leaves another is its own.
+    # A prefix's last page may be partly filled, and it has its own copy of the page where it diverges from another.
     explained = end["cached tokens"] // PAGE_TOKENS + 2 * end["prefixes"]
     if end["pages used"] > explained:
         found.append(f"{end['pages used']} pages are used, and cached prefixes explain {explained}")

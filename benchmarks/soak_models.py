@@ -1,4 +1,4 @@
-"""Models that come and go while a server is under load: loaded on demand, let go, waited for and not waited for."""
+"""Models that are loaded and unloaded while a server is under load, with clients that wait or disconnect."""
 
 import contextlib
 import json
@@ -11,12 +11,12 @@ import httpx
 
 PATIENCE_S = 60
 PROMPT = "Once upon a time there was a"
-# Kept for good, for a moment, and let go at once.
+# keep_alive values: forever, for a moment, and unload at once.
 KEPT = (-1, 0.5, 0)
 
 
 class ComingModels:
-    """Models beside the one that all others ask, and what each of them answers when nothing else goes on."""
+    """Models besides the one that the other clients use, and the answer of each on an idle server."""
 
     def __init__(self, url: str, models: list[Path]) -> None:
         self.names = [path.name.removesuffix(".gguf") for path in models]
@@ -27,24 +27,24 @@ class ComingModels:
         self.unload()
 
     def ask(self, client: httpx.Client, dice: random.Random) -> None:
-        """Load a model if it is not there; its answer must be what it was."""
+        """Load a model if needed; its answer must be the same as before."""
         name = dice.choice(self.names)
         found = self._answer(client, name, dice.choice(KEPT))
         if found != self._expected[name]:
             self.wrong.append(f"{name}: {found!r:.300}")
 
     def leave_a_load(self, client: httpx.Client, dice: random.Random) -> None:
-        """Go away while a model loads, or just after."""
+        """Disconnect while a model loads, or just after."""
         body = {"model": dice.choice(self.names), "prompt": PROMPT, "progress": True, "keep_alive": dice.choice(KEPT)}
         with contextlib.suppress(httpx.TimeoutException):
             client.post("/api/generate", json=body, timeout=dice.random() * 0.3 + 0.01)
 
     def let_go(self, client: httpx.Client, dice: random.Random) -> None:
-        """Unload a model as soon as nobody uses it."""
+        """Unload a model as soon as it is idle."""
         self._let_go(client, dice.choice(self.names))
 
     def unload(self) -> None:
-        """Unload all of them, and wait until they are gone."""
+        """Unload all of them, and wait until they are unloaded."""
         deadline = time.monotonic() + PATIENCE_S
         with httpx.Client(base_url=self._url, timeout=None) as client:
             for name in self.names:

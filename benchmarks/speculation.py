@@ -1,10 +1,10 @@
-"""Decode speed with speculation by prompt lookup against without, on text that is copied and on text that is not.
+"""Decode speed with prompt lookup against without speculation, on text that is copied and on text that is not.
 
     speculation.py MODEL.gguf TEXT.txt [--prompt 400] [--tokens 96] [--rounds 3] [--threads N]
 
-What is written is given: the runner computes every row, and then the next token of real text is made the likeliest.
-So the texts are those of a model that copies its prompt with an edit now and then, or tells something else, and the
-costs are the model's own. On and off alternate; medians, and the acceptance rate.
+The output is scripted: the runner computes every row, and then the next token of real text is made the likeliest. So
+the texts are those of a model that copies its prompt with occasional edits, or writes something else, and the costs are
+the model's own. On and off alternate; medians, and the acceptance rate.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EDIT_EVERY = 30
 
 
 class Scripted:
-    """A runner whose logits favour the next token of a script, whatever it computed."""
+    """A runner whose logits make the next token of a script the likeliest, whatever it computed."""
 
     def __init__(self, runner: NativeRunner) -> None:
         self._runner = runner
@@ -38,7 +38,7 @@ class Scripted:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Compute, then favour the script."""
+        """Compute, then make the script's tokens the likeliest."""
         logits = self._runner.run(tokens, positions, sequences, wanted)
         for row, index in enumerate(wanted):
             logits[row, self.script[positions[index] + 1]] = 1e4
@@ -48,7 +48,7 @@ class Scripted:
 def speed(
     engine: Engine, runner: Scripted, prompt: Sequence[int], text: Sequence[int], on: bool
 ) -> tuple[float, float]:
-    """Decoded tokens a second, and the acceptance rate."""
+    """Decoded tokens per second, and the acceptance rate."""
     choose = DraftLength.choose
     if not on:
         DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]

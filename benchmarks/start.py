@@ -1,15 +1,15 @@
-"""Where the time goes from starting a process to its first token, with kernels and file in their caches.
+"""Where time goes from the start of a process to its first token, with kernels and file in their caches.
 
     start.py MODEL.gguf [--threads N] [--rounds 5] [--json]
     start.py builtin --cold [--rounds 3]
 
-Each round is a new process that does what `localllm run` does, a stage after the other, and stops at the first token of
-a prompt of one token. Stages are told in milliseconds of wall time and of processor time of all threads, medians of the
-rounds: on a busy machine the second says more. In turn, one process maps packed weights and the next packs the model's.
-The first process, which fills the caches, does not count. The last row is `localllm run` itself, from its start to the
-first character of its answer.
+Each round is a new process that does what `localllm run` does, stage by stage, and stops at the first token of a prompt
+of one token. Stages are shown in milliseconds of wall time and of processor time of all threads, as medians of the
+rounds: on a busy machine the second is more reliable. Processes that map packed weights and processes that pack the
+model's alternate. The first process, which fills the caches, does not count. The last row is `localllm run` itself,
+from its start to the first character of its answer.
 
---cold is the first start after an installation: the cache is empty in each round, so that kernels are compiled.
+--cold measures the first start after an installation: the cache is empty in each round, so kernels are compiled.
 """
 
 import argparse
@@ -71,9 +71,9 @@ os._exit(0)
 def start(
     model: Path, threads: int, *, packed: bool = True, fills: bool = False, cold: bool = False
 ) -> dict[str, tuple[float, float]]:
-    """Wall and processor seconds of each stage of one process. fills: it waits until packed weights are written.
+    """Wall and processor seconds of each stage of one process. fills: wait until packed weights are written.
 
-    cold: it has an empty cache. `localllm run` itself is measured last, with nothing else to do meanwhile.
+    cold: use an empty cache. `localllm run` itself is measured last, with nothing else running.
     """
     command = [sys.executable, "-c", CHILD, str(model), str(threads), *(["fill"] if fills else [])]
     given = [str(threads)] if threads else []
@@ -96,13 +96,13 @@ def start(
 
 @contextlib.contextmanager
 def _cache(cold: bool) -> Iterator[dict[str, str]]:
-    """Variables of a process with an empty cache of its own, or none."""
+    """Environment variables for an empty temporary cache if cold, else none."""
     with tempfile.TemporaryDirectory() as folder:
         yield {"XDG_CACHE_HOME": folder} if cold else {}
 
 
 def _first_character(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
-    """Wall seconds until a process writes something, and its and its children's processor seconds until it ends."""
+    """Wall seconds until a process's first output, and processor seconds of it and its children until it ends."""
     began, before = time.time(), os.times()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables

@@ -1,9 +1,10 @@
-"""Figures that textbooks and papers give for an inference engine, measured on this one, beside what they say.
+"""Measures figures that textbooks and papers give for an inference engine, and shows them beside the published ones.
 
     textbook.py MODEL.gguf DRAFT.gguf TEXT.txt [--threads N] [--only ROW,...]
 
-DRAFT has the same vocabulary as MODEL. All but the figure on speculation is measured without it. Times depend on the
-machine; the expectations do not. ROW is the name of a function of this script that measures a row of the table.
+DRAFT has the same vocabulary as MODEL. Everything except the figure on speculation is measured without speculation.
+Times depend on the machine; the expectations do not. ROW is the name of the function of this script that measures a
+row of the table.
 """
 
 import argparse
@@ -32,7 +33,7 @@ Row = tuple[str, str, str, str]
 
 
 def kv_waste(served: Served, tokens: Sequence[int]) -> Row:
-    """Memory that holds no token, with pages and with num_ctx reserved for everybody."""
+    """Wasted KV memory, with pages and with the whole context reserved for every request."""
     lengths = [int(length) for length in np.random.default_rng(1).integers(20, len(tokens), 8)]
     runner = served.engine.runner
     before = runner.pages_free()
@@ -49,7 +50,7 @@ def kv_waste(served: Served, tokens: Sequence[int]) -> Row:
 
 
 def kv_size(model: Path, served: Served) -> Row:
-    """Bytes of KV a token against the formula."""
+    """KV bytes per token against the formula."""
     with open_model(model) as file:
         name, data = file.architecture, file.metadata
         heads = data.get_int(f"{name}.attention.head_count_kv")
@@ -66,7 +67,7 @@ def kv_size(model: Path, served: Served) -> Row:
 
 
 def batching(model: Path, tokens: Sequence[int], threads: int | None) -> Row:
-    """Total tokens a second of 32 requests: one at a time, static batches of SLOTS, continuous with as many slots."""
+    """Total tokens per second of 32 requests: one at a time, in static batches of SLOTS, and continuously batched."""
     answers = [int(length) for length in np.random.default_rng(2).geometric(1 / 24, 32).clip(2, 120)]
     served = serve(model, threads, max_running=SLOTS)
 
@@ -94,7 +95,7 @@ def batching(model: Path, tokens: Sequence[int], threads: int | None) -> Row:
 
 
 def cached_prefix(served: Served, tokens: Sequence[int], cached: int, new: int) -> Row:
-    """TTFT with most of the prompt cached against none."""
+    """TTFT with most of the prompt cached, against nothing cached."""
     cold, warm = [], []
     for at in range(3):
         prefix = (tokens[at], *tokens[1:cached])
@@ -104,13 +105,13 @@ def cached_prefix(served: Served, tokens: Sequence[int], cached: int, new: int) 
     saved = 1 - statistics.median(warm) / statistics.median(cold)
     share = cached / (cached + new)
     label = f"TTFT with {cached} tokens cached and {new} new, against none cached"
-    # Every new token attends to all before it: of attention's work more is left than of the tokens.
+    # Every new token attends to all before it, so a larger share of attention's work remains than of the tokens.
     expected = f"-{share:.0%} by tokens, -{share * share:.1%} by attention"
     return label, expected, f"-{saved:.0%}", f"{1e3 * statistics.median(warm):.0f} ms"
 
 
 def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | None) -> Row:
-    """Tokens a round with a draft model that always guesses GUESSES tokens, against the formula."""
+    """Tokens per round with a draft model that always drafts GUESSES tokens, against the formula."""
     with open_model(draft) as file:
         guesser = DraftModel(NativeRunner(file, kv_bytes=KV_BYTES, threads=threads))
     choose, observe = DraftLength.choose, ModelDraftLength.observe
@@ -131,7 +132,7 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
     full = [accepted for drafted, accepted in rounds if drafted == GUESSES]
     tried = sum(min(accepted + 1, GUESSES) for accepted in full)
     rate = sum(full) / tried
-    expected = sum(rate**power for power in range(GUESSES + 1))  # the formula, and right for a = 1
+    expected = sum(rate**power for power in range(GUESSES + 1))  # the formula as a sum, which also works for a = 1
     label = f"tokens a round, {GUESSES} guesses, acceptance {rate:.2f}"
     return (
         label,
@@ -142,7 +143,7 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
 
 
 def bandwidth(model: Path, served: Served, tokens: Sequence[int], threads: int | None) -> Row:
-    """Decode speed against reading the file once a token, as fast as as many threads can read; in turn, medians."""
+    """Decode speed against reading the file once per token with the same number of threads; alternating, medians."""
     probes = LimitProbes(threads or usable_cores(), time.perf_counter)
     speeds = []
     for _ in range(5):
@@ -161,9 +162,9 @@ def bandwidth(model: Path, served: Served, tokens: Sequence[int], threads: int |
 
 
 def chunked_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
-    """TTFT of a short request that comes during a long prefill, with chunks and with steps as large as there can be.
+    """TTFT of a short request that arrives during a long prefill, with chunks and with the largest possible steps.
 
-    A chunk's time is the median of the steps from the arrival to the short one's first token.
+    A chunk's time is the median of the steps from the arrival to the short request's first token.
     """
 
     def measure(first_id: int) -> tuple[float, float]:
@@ -196,7 +197,7 @@ def chunked_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
 
 
 def cancelled_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
-    """How long a request that is cancelled during its prefill goes on."""
+    """How long a request continues after it is cancelled during its prefill."""
     waits = []
     for at in range(5):
         stream = served.engine.submit(GenerationRequest((tokens[long + at], *tokens[1:long]), GREEDY, max_tokens=1))

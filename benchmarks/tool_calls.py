@@ -1,10 +1,10 @@
-"""Sample tool calls of a weak model in every family's format, and count those that are read back and fit the schema.
+"""Samples tool calls of a weak model in every family's format, and counts those that parse and match the schema.
 
     python -m benchmarks.tool_calls [--calls 10000] [--with-model] [--temperature 1.2]
 
-The weakest model has random logits, drawn anew for every token of the built-in model's vocabulary. --with-model lets
-the built-in model itself compute them, which takes ten times as long. Either is given the marker that opens a call;
-from there on it is held as in an answer that opens one by itself.
+The weakest model has random logits over the built-in model's vocabulary, drawn anew for every token. With --with-model
+the built-in model itself computes them, which takes ten times as long. Either is given the marker that opens a call;
+from there it is constrained as in an answer that opens a call by itself.
 """
 
 import argparse
@@ -37,7 +37,7 @@ MAX_TOKENS = 600
 
 
 def tool(name: str, required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
-    """A tool as OpenAI defines them."""
+    """A tool in OpenAI's format."""
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
@@ -94,7 +94,7 @@ def main() -> None:
 def sample(
     loaded: LoadedModel, form: CallFormat, wanted: int, temperature: float, write: Callable[..., list[Written]]
 ) -> "Counter[str]":
-    """Sample until so many calls are complete."""
+    """Sample until `wanted` calls are complete; return the counts of outcomes."""
     constraint = CallConstraints(loaded).held(form, SCHEMAS).constraint
     reasoning = [("<|channel|>analysis<|message|>", "<|end|>")] if form is HARMONY else []
     found: Counter[str] = Counter()
@@ -132,7 +132,7 @@ def by_model(
 def at_random(
     loaded: LoadedModel, form: CallFormat, constraint: Constraint, temperature: float, seeds: Sequence[int]
 ) -> list[Written]:
-    """Answers of normally distributed logits, of which a trained model's spread is some three."""
+    """Answers of normally distributed logits with standard deviation 3, about that of a trained model."""
     tokenizer, found = loaded.tokenizer, []
     for seed in seeds:
         rng = np.random.default_rng([seed, FORMS.index(form)])

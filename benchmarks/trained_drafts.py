@@ -1,10 +1,10 @@
-"""Speed of a model with a trained head that drafts for it against the same model without, on what it really writes.
+"""Speed of a model with a trained draft head against the same model without, on text that it really writes.
 
     trained_drafts.py HEAD.gguf [--model MODEL.gguf] [--rounds 5] [--threads N] [--temperature T] [--processor-time]
 
-Stories that the built-in model is asked for, or another model. Texts with and without must be the same; on and off
-alternate in one run; medians. Prompt lookup drafts in both. --processor-time counts what the processor spent, for
-machines that others use too; with one thread only.
+The built-in model, or another one, writes stories. Texts with and without the head must be the same; on and off
+alternate in one run; medians. Prompt lookup drafts in both. --processor-time measures processor time, for machines that
+others use too; with one thread only.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """How fast the terminal chat is: first paint, typing echo while an answer streams, flush lag, memory of a long chat.
 
-Run it on an idle machine: `python -m benchmarks.tui [MODEL]`. The answers are scripted, so that the screen alone is
-measured; only what a restart costs a long chat is asked of a model, the built-in one by default.
+Run it on an idle machine: `python -m benchmarks.tui [MODEL]`. The answers are scripted, so that only the screen is
+measured; only the cost of a restart of a long chat is measured with a model, the built-in one by default.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore
 
-SPEED = 400  # tokens a second
+SPEED = 400  # tokens per second
 SECONDS = 8
 LONG = 10_000  # messages
-PROMPT = b"sk anything"  # the cursor stands on the A
+PROMPT = b"sk anything"  # the cursor is on the A
 CHAT = "from tui.main import main; main()"
 LEAST = """
 from textual.app import App
@@ -48,7 +48,7 @@ TEXT = "Some **words** of an answer, `code` among them, go on and on.\n\n"
 
 
 class TimedAnswer:
-    """Gives 4-character tokens at SPEED by the clock, as fast as the screen asks for them."""
+    """Returns the 4-character tokens that are due at SPEED by the clock, however often the screen polls."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -68,7 +68,7 @@ class TimedAnswer:
         return [AnswerEvent((AnswerPart(PartKind.CONTENT, text),), counts, timings, progress, finish_reason=reason)]
 
     def cancel(self) -> None:
-        """It ends by itself."""
+        """Do nothing: it ends by itself."""
 
 
 class TimedBackend:
@@ -96,7 +96,7 @@ class TimedBackend:
         return ()
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """Nothing is kept."""
+        """Store nothing."""
 
     def inspect(self) -> None:
         return None
@@ -105,14 +105,14 @@ class TimedBackend:
         return None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free nothing."""
 
 
 def first_paint(runs: int = 7) -> tuple[float, float]:
-    """Seconds from starting the program, in a home without a model, until the prompt stands on the terminal.
+    """Seconds from the program's start, in a home without a model, until the prompt is on the terminal.
 
-    And the same of an application of Textual's that shows two words; the median of runs in turn. Both run as people run
-    them, on a pseudo terminal.
+    And the same for a minimal Textual application that shows two words; medians of alternating runs. Both run on a
+    pseudo terminal.
     """
     chats, least = zip(*((_time_to_prompt(CHAT), _time_to_prompt(LEAST)) for _ in range(runs)), strict=True)
     return statistics.median(chats), statistics.median(least)
@@ -135,12 +135,12 @@ def _time_to_prompt(script: str) -> float:
                 seen += os.read(terminal, 1 << 16)
             took = time.perf_counter() - began
             os.close(terminal)
-            process.terminate()  # the one who watches the chat passes it on
+            process.terminate()  # the process that watches the chat forwards the signal
     return took
 
 
 def resumed(folder: Path, name: str) -> tuple[float, float, int]:
-    """Seconds to the first token of a long chat after a restart, with its KV on disk and without; tokens read back."""
+    """Seconds to the first token of a long chat after a restart, with its KV on disk and without; tokens restored."""
     os.environ.setdefault(CACHE_VARIABLE, str(cache_root()))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     asked = [{"role": "user", "content": TEXT * 28}]
@@ -152,7 +152,7 @@ def resumed(folder: Path, name: str) -> tuple[float, float, int]:
 
 
 def _ask(name: str, messages: list[dict[str, str]], disk: bool) -> tuple[str, AnswerEvent]:
-    """The answer of a model that is loaded for it and freed after it, and its last event."""
+    """A model's answer and its last event; the model is loaded before and freed afterwards."""
     backend = EngineBackend(lambda _: Settings(disk_cache=disk, kv_mib=256))
     backend.load(name, lambda what, share: None)
     try:
@@ -164,7 +164,7 @@ def _ask(name: str, messages: list[dict[str, str]], disk: bool) -> tuple[str, An
 
 
 async def streaming(folder: Path) -> tuple[list[float], list[float], float]:
-    """Typing echo and loop lag in seconds while an answer streams, and how much later than its tokens it ends."""
+    """Typing echo and event-loop lag in seconds while an answer streams, and how late the answer ends."""
     store = SessionStore(folder / "streaming.db")
     backend = TimedBackend()
     app = ChatApp(backend, store, "timed")
@@ -217,7 +217,7 @@ async def long_chat(folder: Path) -> tuple[float, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of all lies."""
+    """The value below which `share` of all values are."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 

@@ -1,22 +1,21 @@
-"""The same workload on a real server and in the simulation: how far the simulation is from what happens.
+"""Runs the same workload on a real server and in the simulation, and shows how far they differ.
 
     twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 16] [--prompt 64:128] [--answer 32:64]
         [--rounds 4] [--threads N] [--kv-mib 512] [--engine] [--json FILE]
 
-Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
-timed in this process, as `localllm simulate --measure` does. Then short requests of a few tokens to the idle server,
-one at a time and four at once, tell what a step and a token of it take longer there than here (its event loop, its
-place in memory), and what a request takes outside of the engine (HTTP, tokenising). The mean of both calibrations is
-the cost model of that load alone, so that a machine that slows down slows both. Nothing is fitted to the load that is
-compared.
+Calibration and load alternate: before and after each load, the model's steps and the engine's overhead per step are
+timed in this process, as `localllm simulate --measure` does. Then short requests to the idle server, one at a time and
+four at once, show how much longer a step and a token take there than here (its event loop, its memory placement), and
+how long a request takes outside of the engine (HTTP, tokenising). The mean of both calibrations is the cost model of
+that load only, so that a machine that slows down slows both. Nothing is fitted to the load that is compared.
 
-Each round's requests are played in the simulation with the numbers of tokens that the server counted; percentiles are
-of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
-is large, the figures say nothing. The server does not speculate, since a model's answers repeat themselves in ways that
-no simulation knows. It gets all cores but one: the load generator needs that.
+Each round's requests are simulated with the token counts that the server reported; percentiles are over all rounds.
+The drift is how much longer a step of one row took after a load than before it: if it is large, the figures mean
+nothing. The server does not speculate, since a model's answers repeat themselves in ways that no simulation predicts.
+It gets all cores except one, which the load generator needs.
 
 --engine compares without a server: the same requests through the engine and the model's kernels in this process, on one
-thread, in processor time, which other programs hardly change.
+thread, in processor time, which other programs hardly affect.
 """
 
 import argparse
@@ -56,7 +55,7 @@ ALLOWED = 0.15
 
 @dataclass(slots=True)
 class Pair:
-    """A load's rounds: what happened, and what was simulated."""
+    """A load's rounds, measured and simulated."""
 
     real: list[Summary] = field(default_factory=list)
     simulated: list[Summary] = field(default_factory=list)
@@ -64,7 +63,7 @@ class Pair:
     drifts: list[float] = field(default_factory=list)
 
     def figures(self) -> list[tuple[str, float, float]]:
-        """(name, of the server, of the simulation); times in milliseconds."""
+        """(name, server's figure, simulation's figure); times in milliseconds."""
         found = []
         for name in ("ttft", "tpot"):
             both = [Percentiles.of(filter(None, (getattr(one, name) for one in each))) for each in self.outcomes]
@@ -79,7 +78,7 @@ class Pair:
 
 
 def as_request(number: int, outcome: Outcome) -> Request:
-    """What the server was asked, by its own counts."""
+    """The request that the server received, by its own token counts."""
     return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
 
 
@@ -91,14 +90,14 @@ class Calibration:
     travel: float
 
     def mean(self, other: "Calibration") -> "Calibration":
-        """Of two."""
+        """The mean of two calibrations."""
         return Calibration(mean_of(self.times, other.times), (self.travel + other.travel) / 2)
 
 
 def anchored(target: Target, times: StepTimes) -> Calibration:
-    """Step times of this process, and what the server adds to them, by short requests to the idle server: medians.
+    """Step times of this process plus the server's overhead, measured by short requests to the idle server: medians.
 
-    Requests one at a time tell what it adds to a step, several at once what it adds for each token of a step.
+    Requests one at a time show its overhead per step, several at once its overhead per token of a step.
     """
 
     async def probe(server: Server, number: int) -> Outcome:
@@ -129,18 +128,18 @@ def anchored(target: Target, times: StepTimes) -> Calibration:
 
 
 def note(text: str) -> None:
-    """Tell how far it is."""
+    """Report progress."""
     sys.stderr.write(f"{text}\n")
 
 
 def loads(concurrency: str, rates: str) -> list[Load]:
-    """Of the command line."""
+    """The loads of the command line."""
     closed: list[Load] = [ClosedLoop(int(text)) for text in concurrency.split(",") if text]
     return closed + [OpenLoop(float(text)) for text in rates.split(",") if text]
 
 
 def rows(pairs: dict[str, Pair]) -> list[list[object]]:
-    """The table."""
+    """The rows of the table."""
     found: list[list[object]] = []
     for load, pair in pairs.items():
         drift = max(map(abs, pair.drifts))
@@ -209,7 +208,7 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
 
 
 def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -> dict[str, Pair]:
-    """The same against the engine alone, in processor time."""
+    """The same with the engine alone, in processor time."""
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     wanted = loads(given.concurrency, given.rate)
     pairs = {str(load): Pair() for load in wanted}
@@ -242,7 +241,7 @@ def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -
 
 
 def main() -> None:
-    """Parse the command line, measure, simulate, print; the exit code is 1 where a figure is off by more than 15 %."""
+    """Parse the command line, measure, simulate, print; the exit code is 1 if a figure is off by more than 15 %."""
     given = arguments()
     shape = Shape(Lengths.parse(given.prompt, "--prompt"), Lengths.parse(given.answer, "--answer"))
     with open_model(given.model) as file:

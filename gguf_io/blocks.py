@@ -83,7 +83,7 @@ def dequantize(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.flo
     """The values of whole rows as a new float32 array.
 
     data: uint8, C-contiguous, shape (..., row_bytes). Returns shape (..., row_items). Values equal gguf.quants to
-    the bit where it has the format. A damaged scale yields NaN or infinity, without a warning.
+    the bit for the formats that it supports. A damaged scale yields NaN or infinity, without a warning.
     """
     if data.shape[-1] % block_type.bytes:
         raise ValueError(f"{block_type.name} rows are multiples of {block_type.bytes} bytes, not {data.shape[-1]}")
@@ -104,7 +104,7 @@ def _values(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float3
         bits = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32)
         numbers = bits * 2 - 1 if name == "Q1_0" else bits[..., ::2] + bits[..., 1::2] * 2 - 1
         return blocks["d"][..., None].astype(np.float32) * numbers
-    from gguf import GGMLQuantizationType, quants  # here: it brings sentencepiece and yaml, which headers do without
+    from gguf import GGMLQuantizationType, quants  # here: it imports sentencepiece and yaml, which headers do not need
 
     values: NDArray[np.float32] = quants.dequantize(data, GGMLQuantizationType(block_type.type_id))
     return values

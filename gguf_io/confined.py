@@ -1,8 +1,8 @@
-"""A child process without rights, for work on strangers' files: chat templates, PDF and DOCX.
+"""A child process without privileges, for work on untrusted files: chat templates, PDF and DOCX.
 
-No check of such a file bounds what it may compute, so the operating system does: the child may use so much CPU time per
-request and so much memory in all, and may write no file and start no process. Exceeding the time ends it by a signal,
-exceeding the memory by an exit status. Memory is bounded on Linux only; Windows has the parent's clock alone.
+No check of such a file bounds the work it causes, so the operating system does: it limits the child's CPU time per
+request and its memory, and lets it write no file and start no process. Exceeding the time ends it by a signal,
+exceeding the memory by an exit status. Memory is bounded on Linux only; Windows has only the parent's wall-clock limit.
 
 A request on the child's stdin is a JSON line {"kind": text, "bytes": N, "seconds": of CPU time} and N bytes, a reply on
 its stdout a JSON line. The child imports this file, so it loads neither NumPy nor Jinja.
@@ -22,7 +22,7 @@ from typing import Any
 Reply = dict[str, Any]
 
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
-# -I keeps the environment's PYTHON* settings out; the parent's own search path makes the imports the same.
+# -I ignores PYTHON* environment variables; passing the parent's search path makes the imports the same.
 _BOOTSTRAP = (
     "import importlib, sys; name = sys.argv[1]; sys.path[:] = sys.argv[2:]; importlib.import_module(name).main()"
 )
@@ -33,11 +33,11 @@ class ChildEndedError(Exception):
 
 
 class ConfinedChild:
-    """Asks a worker in a child process, which starts with the first request and again after it was ended.
+    """Sends requests to a worker in a child process, which starts on the first request and again after it ended.
 
-    worker: the module whose `main` calls `answer_requests`. memory_bytes: the bound that it sets, for messages.
+    worker: the module whose `main` calls `answer_requests`. memory_bytes: the bound that it sets, for error messages.
     most_reply_bytes: a longer reply ends the child; -1 sets no bound. Thread-safe: requests are answered one at a time,
-    and waiting for one holds no interpreter lock. The child ends with this object, with the parent, or beyond a limit.
+    and waiting releases the interpreter lock. The child ends with this object, with the parent, or beyond a limit.
     """
 
     def __init__(self, worker: str, memory_bytes: int, most_reply_bytes: int = -1) -> None:
@@ -49,7 +49,7 @@ class ConfinedChild:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
-        """The worker's reply, or ChildEndedError within the limits. Raises OSError where no process can be started."""
+        """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
         with self._lock:
             process, late = self._running(), threading.Event()
@@ -66,7 +66,7 @@ class ConfinedChild:
                 answer = _converse(process, header, data, self._most_reply_bytes)
             finally:
                 clock.cancel()
-                if not answer.endswith(b"\n"):  # it died, or an interrupt left half an exchange
+                if not answer.endswith(b"\n"):  # it ended, or an interrupt left half an exchange
                     self.close()
         if not answer.endswith(b"\n"):
             waited = wall_seconds if late.is_set() else 0.0
@@ -86,8 +86,8 @@ class ConfinedChild:
                 [sys.executable, "-I", "-c", _BOOTSTRAP, self._worker, *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # libraries' remarks on strangers' files
-                start_new_session=True,  # Ctrl-C in the terminal is the parent's
+                stderr=subprocess.DEVNULL,  # libraries' warnings about untrusted files
+                start_new_session=True,  # only the parent gets the terminal's Ctrl-C
             )
             self._finalizer = weakref.finalize(self, _end, self.process)
         return self.process
@@ -103,7 +103,7 @@ class ConfinedChild:
 
 
 def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) -> None:
-    """The worker's side: give up all rights, then answer kinds and data with replies until stdin closes."""
+    """The worker's side: drop privileges, then reply to requests (kind, data) until stdin closes."""
     _give_up_rights(memory_bytes)
     while header := sys.stdin.buffer.readline():
         try:
@@ -119,12 +119,12 @@ def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) ->
 
 
 def _give_up_rights(memory_bytes: int) -> None:
-    if sys.platform == "win32":  # no such limits; the parent's clock is then the only one
+    if sys.platform == "win32":  # no resource limits; only the parent's wall-clock limit applies
         return
     import resource
 
     bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
-    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set one
+    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set it
         bounds[resource.RLIMIT_AS] = memory_bytes
     for limit, bound in bounds.items():
         _, hard = resource.getrlimit(limit)
@@ -139,7 +139,7 @@ def _set_cpu_timer(seconds: float) -> None:
 
 
 def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most_reply_bytes: int) -> bytes:
-    """One request and its reply; less than a whole line when the child ended instead."""
+    """Send one request and read its reply: an incomplete line if the child ended instead."""
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
         raise TypeError("the worker was started without pipes")
@@ -157,5 +157,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # a reader that is gone cannot take what was still buffered
+            with contextlib.suppress(OSError):  # the child cannot read what was still buffered
                 pipe.close()

@@ -5,7 +5,7 @@ DAMAGED = "The file is damaged: download or convert it again."
 
 
 def shortened(text: object, most: int = MOST_SHOWN) -> str:
-    """Text from a file or a request as an error message quotes it: at most `most` characters of it."""
+    """Text from a file or request for an error message, cut to `most` characters."""
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[:most]}... ({len(whole):,} characters)"
 
@@ -13,12 +13,12 @@ def shortened(text: object, most: int = MOST_SHOWN) -> str:
 class LocalLLMError(Exception):
     """Anything that went wrong in a way the user can act on.
 
-    The message says what was wrong, where, and what to do next. It is shown as it is, without a traceback.
+    The message says what was wrong, where, and what to do next. It is shown unchanged, without a traceback.
     """
 
 
 class ModelFileError(LocalLLMError):
-    """A model file that is missing, truncated, hostile or of another kind. The message names the file and the field."""
+    """A model file that is missing, truncated, hostile or not GGUF. The message names the file and the field."""
 
 
 class TokenizerError(LocalLLMError):

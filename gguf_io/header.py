@@ -1,7 +1,7 @@
-"""Reads the header of one GGUF file, and believes none of its numbers before checking it.
+"""Reads the header of one GGUF file, and checks every number before using it.
 
 Format: ggml/docs/gguf.md. Versions 2 and 3, little-endian. The caps below are far above what any real model has; they
-bound the work that a hostile file can ask for. Python's integers do not overflow, so every product is exact.
+bound the work that a hostile file can cause. Python's integers do not overflow, so every product is exact.
 """
 
 import struct
@@ -22,7 +22,7 @@ MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 1024  # the format allows 65535, real keys have under 100
 MAX_TENSOR_NAME_BYTES = 64  # the format's own
-MAX_STRING_BYTES = 1 << 26  # the longest known hold a whole tokenizer.json, some 30 MiB
+MAX_STRING_BYTES = 1 << 26  # the longest known strings hold a whole tokenizer.json, some 30 MiB
 MAX_ARRAY_ITEMS = 1 << 22
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
@@ -40,10 +40,10 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies and how to read it.
+    """Where a tensor is stored and how to read it.
 
     shape: NumPy order, outermost first; the innermost is the row length in values. offset: bytes from the beginning
-    of the file numbered `part`. nbytes: its whole size there.
+    of the file numbered `part`. nbytes: its size in that file.
     """
 
     name: str
@@ -56,10 +56,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that one file says before its data.
+    """Everything in one file before the tensor data.
 
-    encoded: by key, where its value lies in the file, type and all: (start, stop). nbytes: length of the header without
-    the padding that follows it.
+    encoded: by key, the byte range (start, stop) of its value in the file, type included. nbytes: length of the header
+    without the padding that follows it.
     """
 
     version: int
@@ -73,13 +73,13 @@ class Header:
 def read_header(read: Callable[[int, int], bytes], size: int, path: Path, part: int = 0) -> Header:
     """Parses the header of a file of `size` bytes. read(start, stop) returns a range of them.
 
-    Raises ModelFileError naming path and field, and what `read` raises.
+    Raises ModelFileError naming path and field; passes on what `read` raises.
     """
     return _HeaderReader(read, size, path, part).read()
 
 
 class _HeaderReader:
-    """buffer: the file's beginning, as far as it was needed."""
+    """buffer: the beginning of the file, as far as it has been read."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, path: Path, part: int) -> None:
         self.read_range = read
@@ -91,7 +91,7 @@ class _HeaderReader:
         self.position = 0
 
     def fill(self, stop: int) -> None:
-        """Have the first `stop` bytes in the buffer, which is not beyond the end."""
+        """Read until the buffer holds the first `stop` bytes; `stop` is at most `self.end`."""
         while len(self.buffer) < stop:
             have = len(self.buffer)
             self.buffer += self.read_range(have, min(max(stop, have + READ_AT_ONCE), self.end))
@@ -163,7 +163,7 @@ class _HeaderReader:
         return MetadataArray(bytes(self.buffer[start : self.position]), count, code, f"{self.path}: {key}")
 
     def skip_strings(self, key: str, count: int) -> None:
-        # The one loop that runs for every token of a vocabulary: no calls but unpack.
+        # The only loop that runs for every token of a vocabulary, so it calls nothing but unpack.
         buffer, length_at, position = self.buffer, _U64.unpack_from, self.position
         last_length, filled = self.end - 8, len(self.buffer) - 8
         for index in range(count):
@@ -236,7 +236,7 @@ class _HeaderReader:
         return value
 
     def count(self, field: str, cap: int) -> int:
-        """A number of things that each take a byte at least."""
+        """A count of items that each take at least one byte of the rest of the header."""
         count = self.number(_U64, field)
         if count > cap:
             self.fail(field, f"is {count}, more than the cap of {cap}")

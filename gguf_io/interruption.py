@@ -1,15 +1,15 @@
-"""Ending work in the middle: whoever starts it says how it is noticed that nobody wants its result any more.
+"""Cancellation: the caller supplies a check that tells running work its result is no longer needed.
 
-A context variable, so that what lies between need not hand it on; a thread has it where its starter copied the context.
+A context variable, so that functions in between need not pass it on; a thread has it if its starter copied the context.
 """
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
 CHECKPOINT: ContextVar[Callable[[], None]] = ContextVar("checkpoint", default=lambda: None)
-"""Called now and then by long work in this context. What it raises ends the work."""
+"""Called regularly by long-running work in this context. An exception from it ends the work."""
 
 
 def checkpoint() -> None:
-    """Raise where the work at hand is to end."""
+    """Raise if the current work has been cancelled."""
     CHECKPOINT.get()()

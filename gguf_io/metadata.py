@@ -16,10 +16,10 @@ _LENGTH = struct.Struct("<Q")  # of a string, before its bytes
 
 
 class MetadataArray(Sequence[Scalar]):
-    """An array value that is decoded on first access; its length costs nothing.
+    """An array value that is decoded on first access; its length is known without decoding.
 
-    It owns a copy of its bytes, so that it stays what it was when the file changes or is closed. `code` is the
-    items' struct format, or "s" for strings, whose bounds the header reader has checked.
+    It owns a copy of its bytes, so it stays valid when the file changes or is closed. `code` is the items' struct
+    format, or "s" for strings, whose bounds the header reader has checked.
     """
 
     def __init__(self, data: bytes, count: int, code: str, where: str) -> None:
@@ -52,7 +52,7 @@ class MetadataArray(Sequence[Scalar]):
         return cls(struct.pack(f"<{len(items)}{code}", *items), len(items), code, where)
 
     def head(self, count: int) -> "MetadataArray":
-        """The first `count` items; self where it has no more."""
+        """The first `count` items; self if there are no more."""
         if count >= self._count:
             return self
         data, stop = self.raw(), 0
@@ -69,7 +69,7 @@ class MetadataArray(Sequence[Scalar]):
         return self._code
 
     def raw(self) -> bytes:
-        """The items as a file has them, one behind the other."""
+        """The items as a file stores them, one after another."""
         with self._lock:
             if self._items is None:
                 return self._data
@@ -107,9 +107,9 @@ Value = Scalar | MetadataArray
 
 
 class Metadata(Mapping[str, Value]):
-    """What the header says, by key. The getters raise ModelFileError naming the file and the key.
+    """The header's values by key. The getters raise ModelFileError naming the file and the key.
 
-    A getter without a default demands the key; with one, the default stands in for a missing key only.
+    Without a default, a missing key is an error. A default replaces a missing key, never a bad value.
     """
 
     def __init__(self, path: Path, values: dict[str, Value]) -> None:
@@ -160,7 +160,7 @@ class Metadata(Mapping[str, Value]):
     def get_list(self, key: str, item: type[ItemT], *, length: int | None = None) -> list[ItemT]:
         """An array whose items are all exactly of the type `item` (str, int, float or bool), of `length` if given.
 
-        A missing key is an error; ask `key in metadata` first where the array is optional.
+        A missing key is an error; check `key in metadata` first if the array is optional.
         """
         value = self._value(key, None)
         if not isinstance(value, MetadataArray):

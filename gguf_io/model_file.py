@@ -1,7 +1,7 @@
-"""An open GGUF model: one file or all parts of a split one, whose tensors are read when asked for.
+"""An open GGUF model: one file or all parts of a split one, whose tensors are read on demand.
 
-Nothing is memory-mapped: a file that is truncated under a mapping kills its reader by a signal. Everything is read into
-buffers, and a file that was changed or cut while it was open is an error; renaming or deleting it is harmless.
+Nothing is memory-mapped: truncating a mapped file kills its reader by a signal. Everything is read into buffers, and a
+file that was changed or truncated while it was open is an error; renaming or deleting it is harmless.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ MAX_PARTS = 512  # each holds a file descriptor
 _MIN_FILE_BYTES = 24  # magic, version and the two counts
 _SAMPLES_PER_TENSOR = 4
 _SAMPLE_BYTES = 1024
-_LARGE_BYTES, _AHEAD_BYTES = 1 << 20, 8 << 20  # behind large reads, the system is asked to read ahead
-SLACK_BYTES = 64  # room that a buffer needs behind the rows, for kernels that load whole vectors
+_LARGE_BYTES, _AHEAD_BYTES = 1 << 20, 8 << 20  # after a large read, the system is asked to read ahead
+SLACK_BYTES = 64  # padding that a buffer needs after the rows, for kernels that load whole vectors
 LOOKED_UP = "per_layer_token_embd.weight"
-"""A table of which a token needs one row, and most of some files: it is read row by row, and never loaded."""
+"""A table that is most of some files, though a token needs one row of it: it is read by row and never loaded."""
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def open_model(path: str | Path) -> "ModelFile":
-    """Opens a model and reads its header; tensors are read when asked for.
+    """Opens a model and reads its header; tensors are read on demand.
 
-    path: a .gguf file, or any part of a split one (name-00001-of-00003.gguf), whose other parts lie beside it.
-    Raises ModelFileError naming the file and the field for whatever is missing, damaged, hostile or of another kind.
+    path: a .gguf file, or any part of a split one (name-00001-of-00003.gguf), whose other parts are in the same folder.
+    Raises ModelFileError naming the file and the field if anything is missing, damaged, hostile or not GGUF.
     """
     parts: list[_Part] = []
     try:
@@ -64,10 +64,10 @@ def open_model(path: str | Path) -> "ModelFile":
 class ModelFile:
     """A model's header and tensors. Close it, or use it in a with statement; made by `open_model`.
 
-    What another program wrote in a layout of its own is shown in the standard one (gguf_io/layouts); notes say so.
+    A file in another program's layout is presented in the standard one (gguf_io/layouts); `notes` says so.
 
-    Reading from several threads is safe; closing is for one of them, when the others are done. What is read raises
-    ModelFileError where the file was changed since it was opened, or the system cannot read it.
+    Reading from several threads is safe; close it when all of them are done. Reads raise ModelFileError if the file was
+    changed since it was opened, or the system cannot read it.
     """
 
     def __init__(self, parts: "list[_Part]") -> None:
@@ -94,13 +94,13 @@ class ModelFile:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of the tensors that take memory when the model is loaded: all but a table that is looked up."""
+        """Bytes of the tensors that take memory when the model is loaded: all but the LOOKED_UP table."""
         table = self.tensors.get(LOOKED_UP)
         return self.weights_bytes - (table.nbytes if table else 0)
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; ModelFileError where it is missing or absurdly long."""
+        """`general.architecture`. Raises ModelFileError if it is missing or absurdly long."""
         name = self.metadata.get_str("general.architecture")
         if len(name) > MAX_NAME:
             raise ModelFileError(
@@ -116,7 +116,7 @@ class ModelFile:
     def data(
         self, name: str, first: int = 0, count: int | None = None, into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
-        """Rows of a tensor as they lie in the file: uint8, shape (count, row_bytes), all rows by default.
+        """Rows of a tensor as stored in the file: uint8, shape (count, row_bytes), all rows by default.
 
         Rows are those of all dimensions but the innermost. into: a buffer for them, SLACK_BYTES longer than they are;
         None makes a new one. KeyError for a name that the file does not have.
@@ -133,12 +133,12 @@ class ModelFile:
         return wanted.reshape(count, row_bytes)
 
     def rows(self, name: str) -> "TensorRows":
-        """A tensor's rows, to be read one by one, also when the model is closed. KeyError for an unknown name."""
+        """A reader of a tensor's rows that outlives a closed model. KeyError for an unknown name."""
         tensor = self.tensors[name]
         return TensorRows(self._open_parts()[tensor.part], tensor)
 
     def standard_file(self) -> StandardFile | None:
-        """The model as a file in the standard layout; None where its own files are in that already."""
+        """The model as a file in the standard layout; None if its own files are in that layout already."""
         if self._layout is None:
             return None
         parts = self._open_parts()
@@ -154,10 +154,10 @@ class ModelFile:
         return dequantize(self.data(name), tensor.type).reshape(tensor.shape)
 
     def identity(self) -> str:
-        """64 hex digits that tell models apart for people and listings, in milliseconds.
+        """64 hex digits that tell models apart for people and in listings, computed in milliseconds.
 
-        SHA-256 over the parts' sizes, their headers, and samples of every tensor, and how a layout was translated. Two
-        files may differ elsewhere: what must never be mixed up goes by a digest of the whole file.
+        SHA-256 over the parts' sizes, their headers, samples of every tensor, and how a layout was translated. Two
+        files may differ elsewhere: where they must never be confused, use a digest of the whole file.
         """
         digest = hashlib.sha256(self._layout.changes() if self._layout else b"")
         for part in self._open_parts():
@@ -189,7 +189,7 @@ class ModelFile:
 
 
 class TensorRows:
-    """Rows of a tensor, read whenever they are asked for. It keeps the file open until it is closed itself."""
+    """Rows of a tensor, read on demand. It keeps the file open until it is closed itself."""
 
     def __init__(self, part: "_Part", tensor: TensorInfo) -> None:
         self._file = part.duplicate()
@@ -198,9 +198,9 @@ class TensorRows:
         self.row_bytes: int = tensor.type.row_bytes(tensor.shape[-1])
 
     def read(self, rows: Sequence[int]) -> NDArray[np.uint8]:
-        """The rows of these numbers as they lie in the file: uint8[len(rows), row_bytes].
+        """The rows with these indices as stored in the file: uint8[len(rows), row_bytes].
 
-        Raises IndexError for a number that there is not, ModelFileError as ModelFile does.
+        Raises IndexError for an index out of range, ModelFileError as ModelFile does.
         """
         found = np.empty((len(rows), self.row_bytes), np.uint8)
         target = found.reshape(-1).data
@@ -212,15 +212,15 @@ class TensorRows:
         return found
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._close()
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it was when it was opened: two of the same state have the same content.
+    """A file's state when it was opened: equal states mean equal content.
 
-    changed_ns tells also of writers that set modified_ns back.
+    changed_ns also reveals writers that set modified_ns back.
     """
 
     path: Path
@@ -231,7 +231,7 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path, fd: int) -> "FileState":
-        """The state of an open file. path: the one it was opened by."""
+        """The state of an open file. path: the one it was opened with."""
         state = os.fstat(fd)
         return cls(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
 
@@ -272,7 +272,7 @@ class _Part:
         return bytes(data)
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill `target` with the bytes from an offset on, and ask the system for those that follow."""
+        """Fill `target` with the bytes from an offset on. After a large read, the system prefetches what follows."""
         done = 0
         try:
             while done < len(target):

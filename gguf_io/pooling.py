@@ -1,4 +1,4 @@
-"""What a file makes of the states of a text's tokens: a vector, or a score of a pair of texts."""
+"""How a model pools the hidden states of a text's tokens: into a vector, or into a score of a pair of texts."""
 
 from enum import IntEnum
 
@@ -19,7 +19,7 @@ class Pooling(IntEnum):
 
 
 def pooling_of(file: ModelFile) -> Pooling:
-    """How a file pools: as it says, by default the mean; RANK also where it has a classification head and says nothing.
+    """The file's pooling type, by default MEAN; RANK also if it has a classification head and no type.
 
     Old converters wrote the head without the type. Raises ModelFileError for an unknown type, and for RANK without a
     head.
@@ -36,7 +36,7 @@ def pooling_of(file: ModelFile) -> Pooling:
 
 
 def averages(file: ModelFile) -> bool:
-    """Whether what is pooled is the mean of all states: a reranker's head may work on that, too, as its file says.
+    """Whether the model pools the mean of all hidden states; a reranker's head may use that too, if its file says so.
 
     ModernBERT's does unless its file says otherwise. Raises what `pooling_of` raises.
     """

@@ -1,4 +1,4 @@
-"""What a runner says of itself. It lies here because this is the lowest package that both runners import."""
+"""A runner's description of itself. It is defined here because this is the lowest package that both runners import."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from gguf_io.model_file import FileState
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """Describes a loaded model's runner (localllm.engine.runner.Runner); nothing in it ever changes.
+    """Describes a loaded model's runner (localllm.engine.runner.Runner). It never changes.
 
-    backend: a short name for people, such as "native" or "llama.cpp". vocab_size: length of a row of logits.
+    backend: a display name, such as "native" or "llama.cpp". vocab_size: length of a row of logits.
     max_context: the longest sequence that the model was trained for, in tokens. max_rows: most rows of one run.
     max_sequences: most sequence handles alive at once. page_size: tokens in a page of KV storage, of which there are
     pages_total. kv_bytes_per_token: of keys and values over all layers. kv_layout: what stored KV depends on besides
-    tokens and files, such as types and layout version. kv_files: the model's files, and adapters'. can_truncate:
-    whether sequences can be cut back to any length, as those of recurrent models cannot. can_interrupt: whether a run
-    can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner whose storage is
-    allocated at once and slower the more of it is in use; 0 for others. adapter_count: LoRA adapters that sequences may
-    be computed with. can_draft: whether the model has a layer that guesses further tokens.
+    tokens and files, such as types and layout version. kv_files: the files of the model and its adapters. can_truncate:
+    whether sequences can be truncated to any length; those of recurrent models cannot. can_interrupt: whether a run
+    can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner that allocates all
+    its storage at once and slows down as it fills; 0 for others. adapter_count: LoRA adapters that sequences may be
+    computed with. can_draft: whether the model has a layer that drafts further tokens.
     """
 
     backend: str

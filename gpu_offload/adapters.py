@@ -1,4 +1,4 @@
-"""LoRA adapters of one model: loaded together, chosen by sequence, each with a weight."""
+"""LoRA adapters of one model: loaded together, chosen per sequence, each with a weight."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from gguf_io.model_file import FileState, ModelFile, open_model
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
 
-# Which adapters, by number, and with which weight; ascending, none with weight 0.
+# (adapter number, weight) pairs; numbers ascend, weights are not 0.
 AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Adapters:
-    """The adapters loaded for a model; llama.cpp frees them with it. files: theirs, in order."""
+    """The adapters loaded for a model; llama.cpp frees them with it. files: the adapters' files, in order."""
 
     def __init__(self, handle: Any, model: ModelFile, paths: Sequence[Path]) -> None:
         """Load them, before the model's context is opened. Raises ModelFileError or LlamaCppError."""
@@ -26,12 +26,12 @@ class Adapters:
         return len(self._handles)
 
     def check(self, chosen: AdapterSet) -> None:
-        """Raise ValueError for numbers of adapters that are not loaded."""
+        """Raise ValueError for an adapter number that is not loaded."""
         if any(not 0 <= number < len(self._handles) for number, _ in chosen):
             raise ValueError(f"there are {len(self._handles)} adapters; {chosen} names others")
 
     def apply(self, context: Any, chosen: AdapterSet) -> None:
-        """Compute with these from now on. Costs nothing if they are applied already. Raises LlamaCppError."""
+        """Use these adapters from now on. Costs nothing if they are already applied. Raises LlamaCppError."""
         count = len(chosen)
         handles = (ctypes.POINTER(ctypes.c_void_p) * count)(*(self._handles[number] for number, _ in chosen))
         scales = (ctypes.c_float * count)(*(scale for _, scale in chosen))

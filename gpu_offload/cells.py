@@ -1,7 +1,7 @@
 """Which cells of llama.cpp's KV cache are in use, and whether rows may be appended.
 
-llama.cpp does not say which cells are free, so they are counted here: one cell holds one position, forked sequences
-share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours, not llama.cpp's. Rows are
+llama.cpp does not report which cells are free, so they are tracked here: one cell holds one position, forked sequences
+share cells, and a cell is free when its last sequence releases it. Cell numbers are ours, not llama.cpp's. Rows are
 checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
 
@@ -15,7 +15,7 @@ from gpu_offload.errors import LlamaCppMemoryError
 
 
 class CellBook:
-    """A count of a cache of `total` cells. Callers check room and handles first, so that nothing fails half-way."""
+    """Tracks a cache of `total` cells. Callers check free cells and handles first, so that nothing fails half-way."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -61,7 +61,7 @@ class CellBook:
         self._sharers[self._cells[target]] += 1
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Let go of the cells from `length` on."""
+        """Release the cells from `length` on."""
         dropped = self._cells[sequence][length : self._lengths[sequence]]
         self._sharers[dropped] -= 1
         released = dropped[self._sharers[dropped] == 0]
@@ -70,14 +70,14 @@ class CellBook:
         self._lengths[sequence] = length
 
     def remove(self, sequence: int) -> None:
-        """Close a sequence and let go of its cells."""
+        """Close a sequence and release its cells."""
         self.truncate(sequence, 0)
         del self._cells[sequence], self._lengths[sequence]
 
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """Most rows of a run, tokens of the vocabulary, longest sequence."""
+    """Maximum rows of a run, vocabulary size, and longest sequence."""
 
     rows: int
     vocabulary: int
@@ -85,7 +85,7 @@ class RowLimits:
 
 
 def check_room(cells: int, book: CellBook) -> None:
-    """Raise LlamaCppMemoryError unless this many cells are free."""
+    """Raise LlamaCppMemoryError unless `cells` cells are free."""
     if cells > book.free:
         raise LlamaCppMemoryError(
             f"{cells} tokens do not fit: {book.free} of {book.total} cells of the KV cache are free."
@@ -97,8 +97,8 @@ def check_rows(
 ) -> dict[int, int]:
     """Return the number of new rows of each sequence.
 
-    rows: int64[3, count], tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError without room. Plain
-    Python, because decoding has few rows, for which arrays would take ten times as long.
+    rows: int64[3, count]: tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError if cells run out.
+    Plain Python, because decoding has few rows, for which arrays would take ten times as long.
     """
     tokens, positions, sequences = rows.tolist()
     count = len(tokens)

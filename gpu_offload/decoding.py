@@ -1,4 +1,4 @@
-"""Rows into calls of llama_decode: one for each set of adapters, with no more outputs a call than there is room for."""
+"""Turns rows into calls of llama_decode: one per set of adapters, split so that the output buffer holds each result."""
 
 import ctypes
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from gpu_offload.sequences import Sequences
 class Batch:
     """A llama_batch of up to `rows` rows, each of one sequence, in arrays that are allocated once.
 
-    positions: numbers in a row's position, more than one for images of models with M-RoPE.
+    positions: numbers per row position; more than one for images of models with M-RoPE.
     """
 
     def __init__(self, rows: int, embeddings: NDArray[np.float32] | None = None, positions: int = 1) -> None:
-        """embeddings: float32[rows, width] in place of tokens."""
+        """embeddings: float32[rows, width], used instead of tokens."""
         self._token = np.zeros(rows, dtype=np.int32)
         self._embeddings = None if embeddings is None else np.ascontiguousarray(embeddings)
         self._position = np.zeros(rows * positions, dtype=np.int32)
         self._sequence = np.zeros(rows, dtype=np.int32)
         self._wanted = np.zeros(rows, dtype=np.int8)
         self._ones = np.ones(rows, dtype=np.int32)
-        # llama_batch.seq_id is an array of pointers, each to its row's entry in _sequence.
+        # llama_batch.seq_id is an array of pointers to the rows' entries in _sequence.
         base, step = self._sequence.ctypes.data, self._sequence.itemsize
         self._sequence_pointers = np.arange(rows, dtype=np.uintp) * np.uintp(step) + np.uintp(base)
         self.struct: Any = llama().llama_batch(
@@ -52,7 +52,7 @@ class Batch:
         wanted: NDArray[np.int64],
         count: int,
     ) -> None:
-        """Set the rows, `count` of them. wanted: indices of the rows whose logits are asked for."""
+        """Set `count` rows. wanted: indices of the rows whose logits are requested."""
         self._token[:count] = tokens
         self._position[: len(positions)] = positions
         self._sequence[:count] = sequences
@@ -62,7 +62,7 @@ class Batch:
 
 
 class Decoder:
-    """Computes rows that were checked (cells.check_rows) on one context."""
+    """Computes rows, checked before by cells.check_rows, on one context."""
 
     def __init__(
         self, context: Any, sequences: Sequences, options: LlamaOptions, vocab_size: int, adapters: Adapters
@@ -79,10 +79,10 @@ class Decoder:
     def run(
         self, rows: NDArray[np.int64], outputs: NDArray[np.int64], chosen: Mapping[int, AdapterSet]
     ) -> NDArray[np.float32]:
-        """Compute rows of tokens, positions and sequences: int64[3, count]; return the logits of `outputs`, indices.
+        """Compute int64[3, count] rows (tokens, positions, sequences); return the logits of the row indices `outputs`.
 
-        chosen: the sequences that have adapters, and which. llama.cpp has one set for all of a batch, so each set takes
-        a pass of its own. Raises LlamaCppError.
+        chosen: adapters by sequence, for the sequences that have any. llama.cpp applies one set to a whole batch, so
+        each set takes a pass of its own. Raises LlamaCppError.
         """
         if not self._adapters:
             return self._decode(rows, outputs)
@@ -97,7 +97,7 @@ class Decoder:
         return found
 
     def append_image(self, sequence: int, image: ImageRows, first: int, chosen: Mapping[int, AdapterSet]) -> None:
-        """Compute an image's rows from position `first` on, as many at once as a run takes. Raises LlamaCppError."""
+        """Compute an image's rows from position `first` on, in batches of `max_rows`. Raises LlamaCppError."""
         if self._adapters:
             self._adapters.apply(self._context, chosen.get(sequence, ()))
         self._lib.llama_set_causal_attn(self._context, not image.sees_all)
@@ -110,13 +110,13 @@ class Decoder:
                 status = self._lib.llama_decode(self._context, piece.struct)
                 if status:
                     raise LlamaCppError(f"llama_decode failed on an image with status {status}:\n{complaints()}")
-                self._lib.llama_synchronize(self._context)  # it reads the rows until then
+                self._lib.llama_synchronize(self._context)  # llama.cpp reads the rows until then
                 self._sequences.computed(sequence, first)
         finally:
             self._lib.llama_set_causal_attn(self._context, True)
 
     def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Compute the rows, in as many calls as the output buffer needs: nearly always one."""
+        """Compute the rows, in as many calls as the output buffer requires: nearly always one."""
         if len(outputs) <= self._output_rows:
             return self._decode_once(rows, outputs)
         count = rows.shape[1]

@@ -24,10 +24,10 @@ _KINDS = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"), "RPC" for a worker on
-    another machine, "" for a device that is not here; memory is in bytes.
+    """One device. backend is ggml's name ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"), "RPC" for a worker on
+    another machine, "" for a device that is not in this machine; memory is in bytes.
 
-    free_bytes changes all the time: other programs, the desktop among them, share it.
+    free_bytes changes all the time: other programs, such as the desktop, share the memory.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """The display name."""
         return self.description or self.name
 
 
@@ -50,7 +50,7 @@ def devices() -> list[Device]:
 
 
 def gpus() -> list[Device]:
-    """Return the devices that can hold layers, as main_gpu and tensor_split number them.
+    """Return the devices that can hold layers, in the order in which main_gpu and tensor_split number them.
 
     Workers come first; integrated GPUs count only if this machine has no other, as in llama.cpp.
     """
@@ -74,7 +74,7 @@ def device_name(handle: int) -> str:
 
 
 def device_kind(handle: int) -> DeviceKind:
-    """Return what kind a device is, by ggml's handle."""
+    """Return the kind of a device by ggml's handle."""
     number = ggml("ggml_backend_dev_type", c_int, c_void_p)(handle)
     return _KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER
 

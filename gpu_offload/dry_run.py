@@ -1,9 +1,9 @@
 """Exact memory sizes: llama.cpp opens a model and a context without allocating memory and reports what they need.
 
 The sizes come from llama_get_memory_breakdown, as for llama.cpp's own --fit (common/fit.cpp). It has no C interface: it
-returns a std::map, which is read here in the layout of GNU's C++ library. So this works on Linux; on other systems, and
-if the function changes, there are no sizes, and plans are estimates. A model's header takes up to 60 ms, most of it for
-the vocabulary, although the tokenizer is left out, and a context 5 to 10 ms.
+returns a std::map, which is read here in the layout of GNU's C++ library. So this works on Linux only; on other
+systems, and if the function changes, there are no sizes, and plans are estimates. A model's header takes up to 60 ms,
+mostly for the vocabulary although the tokenizer is left out, and a context 5 to 10 ms.
 """
 
 import ctypes
@@ -26,24 +26,24 @@ from gpu_offload.options import LlamaOptions
 
 log = logging.getLogger("localllm.gpu_offload")
 
-MAIN = ""  # the name of main memory among devices
+MAIN = ""  # stands for main memory among device names
 _FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"  # llama_get_memory_breakdown(llama_context const*)
-_LONGEST = 100  # of an architecture's name; llama.cpp takes keys of 128 bytes
-_MOST_KINDS = 64  # of memory; there are three or four in practice
+_LONGEST = 100  # characters of an architecture's name; llama.cpp accepts keys of 128 bytes
+_MOST_KINDS = 64  # kinds of memory; there are three or four in practice
 
 
 class _Map(ctypes.Structure):
-    """A std::map of libstdc++: an empty comparison, the header of a red-black tree, its size."""
+    """A std::map of libstdc++: an empty comparator, the header of a red-black tree, its size."""
 
     _fields_ = (
         ("compare", c_size_t),
-        ("color", c_int),  # 0, red: the header's
+        ("color", c_int),  # the header's is always 0, red
         *((name, c_size_t) for name in ("root", "first", "last", "count")),
     )
 
 
 class _Node(ctypes.Structure):
-    """A node of it, from ggml_backend_buffer_type_t to llama_memory_breakdown_data (src/llama-ext.h)."""
+    """A node of _Map: ggml_backend_buffer_type_t to llama_memory_breakdown_data (src/llama-ext.h)."""
 
     _fields_ = (
         ("color", c_int),
@@ -53,7 +53,7 @@ class _Node(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What the sizes depend on of a file."""
+    """The properties of a file that the sizes depend on."""
 
     path: Path
     changed_ns: int
@@ -64,10 +64,10 @@ class _File:
 
 
 def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
-    """Return what the model needs with these options, by device name and for MAIN memory; None if that is not known.
+    """Return what the model needs with these options, by device name and for MAIN memory; None if unknown.
 
-    It is not known without llama.cpp, on systems other than Linux, for split mode "row", and for what llama.cpp refuses
-    (loading then says why). Adapters and projector are not counted.
+    It is unknown without llama.cpp, on systems other than Linux, for split mode "row", and if llama.cpp refuses the
+    model (loading then says why). Adapters and projector are not counted.
     """
     table = model.tensors.get("token_embd.weight")
     if sys.platform != "linux" or options.split_mode == "row" or table is None or len(model.architecture) > _LONGEST:
@@ -98,7 +98,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
         try:
             if handle:
                 context = library.llama_init_from_model(handle, context_params(handle, options))
-            # The map's nodes, some hundred bytes, leak: there is no function that frees them.
+            # The map's nodes, some hundred bytes, leak: no function frees them.
             return _sizes(function(context), file) if context else None
         finally:
             if context:
@@ -108,7 +108,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
 
 
 def _open(file: _File, params: Any) -> Any:
-    """A llama_model pointer, null where llama.cpp refuses the file."""
+    """A llama_model pointer, null if llama.cpp refuses the file."""
     if not file.translated:
         return llama().llama_model_load_from_file(str(file.path).encode(), params)
     with open_model(file.path) as model:
@@ -116,7 +116,7 @@ def _open(file: _File, params: Any) -> Any:
 
 
 def _without_tokenizer(file: _File) -> Any:
-    """Overrides of the file's metadata that leave the tokenizer out, which takes ten times as long as all the rest."""
+    """Metadata overrides that leave the tokenizer out, which takes ten times as long as all the rest."""
     library = llama()
     overrides = (library.llama_model_kv_override * 3)()  # ended by an empty key
     overrides[0].tag = library.LLAMA_KV_OVERRIDE_TYPE_STR
@@ -154,7 +154,7 @@ def _nodes(address: int) -> Iterator[_Node]:
 
 
 def _place(kind: int) -> str:
-    """The device of memory of this ggml_backend_buffer_type_t."""
+    """The name of the device that this ggml_backend_buffer_type_t belongs to, or MAIN."""
     if ggml("ggml_backend_buft_is_host", c_bool, c_void_p)(kind):
         return MAIN
     device = ggml("ggml_backend_buft_get_device", c_void_p, c_void_p)(kind)

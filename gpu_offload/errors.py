@@ -9,7 +9,7 @@ from gguf_io.errors import LocalLLMError
 
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
 _BUILD = "--no-binary llama-cpp-python"
-# One build of llama-cpp-python serves one kind of device. There are wheels for some; the others are built here. CMake's
+# One build of llama-cpp-python supports one kind of device. Some have wheels; the others are built locally. CMake's
 # arguments are given for wheels too: if there is none for this platform, pip builds.
 _BUILDS = {
     "cuda": ("-DGGML_CUDA=on", f"--prefer-binary --extra-index-url {_WHEELS}/cu124"),
@@ -23,7 +23,7 @@ _BUILDS = {
 
 
 class LlamaCppError(LocalLLMError):
-    """llama.cpp refused a model, a context or a step. The message ends with what llama.cpp said."""
+    """llama.cpp refused a model, a context or a step. The message ends with llama.cpp's own."""
 
 
 class LlamaCppMemoryError(LlamaCppError):
@@ -31,30 +31,30 @@ class LlamaCppMemoryError(LlamaCppError):
 
 
 class PictureError(LocalLLMError):
-    """An image that a model cannot be shown: of another format, too large, or damaged."""
+    """An image that a model cannot take: unsupported format, too large, or damaged."""
 
 
 class DeviceRequestError(LocalLLMError):
-    """A setting asks for a GPU or a worker that is not there."""
+    """A setting names a GPU or a worker that does not exist or does not answer."""
 
 
 class LlamaCppMissingError(LocalLLMError):
     """llama-cpp-python is not installed or does not load. The message says how to install it here."""
 
     def __init__(self, reason: str, command: str | None = None) -> None:
-        """command: what fixes it, if that is not one of the usual installations."""
+        """command: the command that fixes it, if not one of the usual installation commands."""
         if command:
             super().__init__(f"llama.cpp cannot do that ({reason}). Install it again:\n  {command}")
             return
         super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{install_commands()}")
 
 
-# The package itself: pip may not find localllm, which can be installed from a folder.
+# The package itself, not localllm[llama]: localllm may be installed from a folder, where pip does not find it.
 REQUIREMENT = "'llama-cpp-python>=0.3.36'"
 
 
 def install_commands(replaced: str = "") -> str:
-    """Return the commands for the devices that this platform may have, a line each. replaced: see install_command."""
+    """Return the commands for the devices that this platform may have, one per line. replaced: see install_command."""
     return "\n".join(f"  {backend:7}{install_command(backend, replaced)}" for backend in _backends_here())
 
 
@@ -65,7 +65,7 @@ def install_command(backend: str, replaced: str = "") -> str:
     others, pip builds.
     """
     arguments, flags = _BUILDS[backend]
-    # Not from pip's cache, which may hold a wheel that was built for another device.
+    # Bypass pip's cache, which may hold a wheel built for another device.
     package = f"--force-reinstall --no-deps llama-cpp-python=={replaced}" if replaced else REQUIREMENT
     command = f"{_pip()} install --no-cache-dir {flags} {package}"
     if not arguments:
@@ -78,7 +78,7 @@ def install_command(backend: str, replaced: str = "") -> str:
 
 
 def _pip() -> str:
-    """The pip of this Python; the first one on the path may be another's."""
+    """The pip of this Python; the first one on the path may belong to another."""
     found = shutil.which("pip")
     if found is not None and Path(found).parent == Path(sys.executable).parent:
         return "pip"

@@ -1,7 +1,7 @@
-"""Memory of a model divided over devices, estimated from the file's header.
+"""Memory of a model split across devices, estimated from the file's header.
 
 Weights and KV cache are exact for the usual architectures; compute buffers are mostly within 10 %. Used for GPUs that
-are not in this machine and without llama.cpp, and as a first guess that llama.cpp's own sizes correct (planner.py).
+are not in this machine, without llama.cpp, and as a first guess that llama.cpp's own sizes correct (planner.py).
 """
 
 import math
@@ -25,7 +25,7 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Their sum."""
         return self.weights + self.kv + self.compute
 
 
@@ -44,15 +44,15 @@ class Estimate:
         self._cells = (options.context_tokens + 255) // 256 * 256  # as llama.cpp rounds them
 
     def on_gpu(self, start: int, stop: int) -> Sizes:
-        """What a GPU needs that holds units start..stop-1."""
+        """The memory of a GPU that holds units start..stop-1."""
         return (
             Sizes(self._weights(start, stop), self._kv(start, stop), self._compute(stop)) if start < stop else Sizes()
         )
 
     def on_gpu_by_rows(self, share: float) -> Sizes:
-        """What a GPU needs that holds this share of every matrix of the units on GPUs.
+        """The memory of a GPU that holds this share of every matrix of the units on GPUs.
 
-        llama.cpp gives each GPU whole heads, of which layers take turns to round, and a copy of tied embeddings.
+        llama.cpp gives each GPU whole heads, which layers take turns to round up, and a copy of tied embeddings.
         """
         last = self._needs.layer_count + 1
         if self.first == last:
@@ -64,7 +64,7 @@ class Estimate:
         return Sizes(weights, kv, self._compute(last))
 
     def in_main_memory(self) -> Sizes:
-        """What stays in main memory. Weights that llama.cpp repacks for the CPU count once."""
+        """Sizes of what stays in main memory. Weights that llama.cpp repacks for the CPU count once."""
         needs, kept = self._needs, self._options.cpu_expert_layers
         logits = self.first > needs.layer_count
         weights = needs.embedding_bytes + self._weights(0, min(self.first, needs.layer_count))
@@ -107,7 +107,7 @@ class Estimate:
 
     @property
     def _mask(self) -> int:
-        """Bytes of the attention masks (float16), a second one where layers have sliding windows."""
+        """Bytes of the attention masks (float16); models with sliding windows have two."""
         return self._rows * self._cells * 2 * (2 if self._needs.number("attention.sliding_window", 0) else 1)
 
     def _buffer(self, logits: bool) -> int:

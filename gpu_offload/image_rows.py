@@ -1,7 +1,7 @@
-"""Rows of an image, as a projector makes them, and the positions that a model counts them by.
+"""Rows of an image, as a projector makes them, and the positions that a model gives them.
 
-Most models count an image's rows like tokens. Those with M-RoPE (Qwen2-VL and its successors) count them in time,
-height and width, and continue after the image as if it had been as long as its longer side.
+Most models number an image's rows like tokens. Those with M-RoPE (Qwen2-VL and its successors) position them in time,
+height and width, and continue after the image as if it took as many positions as its longer side.
 Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/mtmd/mtmd.cpp in llama.cpp).
 """
 
@@ -16,7 +16,7 @@ class Grid:
     """Positions of an image's rows in several dimensions.
 
     places: int32[dimensions, rows], for an image that begins at position 0. moves: int32[dimensions], 1 where a
-    dimension counts from the image's first position, else 0. count: positions that the image takes.
+    dimension is relative to the image's first position, else 0. count: positions that the image takes.
     """
 
     places: NDArray[np.int32]
@@ -26,10 +26,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageRows:
-    """A run of rows of an image. ids stand for them where token ids stand for text, and differ between images.
+    """Consecutive rows of an image. ids: stand in for token ids, and differ between images.
 
     embeddings: float32[len(ids), width]. sees_all: whether rows attend to each other in both directions, so that they
-    must be computed in one pass. grid: None where rows are counted like tokens.
+    must be computed in one pass. grid: None if rows are numbered like tokens.
     """
 
     ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class ImageRows:
     grid: Grid | None = None
 
     def positions(self, first: int, start: int, stop: int) -> NDArray[np.int32]:
-        """Positions of rows start..stop-1 of an image that begins at `first`, one dimension after the other."""
+        """Positions of rows start..stop-1 of an image that begins at `first`, one dimension after another."""
         if self.grid is None:
             return np.arange(first + start, first + stop, dtype=np.int32)
         return (self.grid.places[:, start:stop] + self.grid.moves[:, None] * np.int32(first)).ravel()
@@ -49,14 +49,14 @@ ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
 
 
 class PositionBook:
-    """The position of each row of each sequence, where images with a grid take fewer positions than rows."""
+    """Maps rows of sequences to positions: an image with a grid takes fewer positions than rows."""
 
     def __init__(self) -> None:
-        # By sequence: first row of each image, the row after its last, and the positions saved up to there.
+        # By sequence, for each image: its first row, the row after its last, and the positions saved so far.
         self._images: dict[int, list[tuple[int, int, int]]] = {}
 
     def at(self, sequence: int, row: int) -> int:
-        """The position of a row, or of the next one. Raises ValueError for a row within an image."""
+        """The position of a row, or of the next row to append. Raises ValueError for a row within an image."""
         saved = 0
         for start, stop, so_far in self._images.get(sequence, ()):
             if start < row < stop:
@@ -66,7 +66,7 @@ class PositionBook:
         return row - saved
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of tokens, positions and sequences, to be appended, with positions in place of row numbers."""
+        """Rows to append (tokens, row numbers, sequences), with row numbers replaced by positions."""
         if not self._images:
             return rows
         moved = rows.copy()
@@ -75,7 +75,7 @@ class PositionBook:
         return moved
 
     def append(self, sequence: int, start: int, image: ImageRows) -> None:
-        """Note an image that was appended to a sequence as its rows from `start` on."""
+        """Record an image appended to a sequence as its rows from `start` on."""
         if image.grid is None:
             return
         saved = start - self.at(sequence, start) + len(image.ids) - image.grid.count

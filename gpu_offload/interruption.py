@@ -1,4 +1,4 @@
-"""Ending a computation of llama.cpp early, from another thread."""
+"""Cancels a llama.cpp computation from another thread."""
 
 import ctypes
 import functools
@@ -17,10 +17,10 @@ _POLL_S = 0.005
 
 @contextmanager
 def interruptible(context: Any, stop: threading.Event) -> Iterator[None]:
-    """Have llama_decode fail soon after another thread has set `stop`; only where the CPU computes.
+    """Make llama_decode fail soon after another thread sets `stop`; works only where the CPU computes.
 
     llama.cpp calls its abort callback between the operations of a graph, a thousand times a step. A Python callback
-    would cost more than the step, so the callback reads a byte, which a thread sets that polls the event.
+    would cost more than the step, so the callback reads a byte, set by a thread that polls the event.
     """
     library = llama()
     flag, ended = np.zeros(2, np.uint8), threading.Event()
@@ -43,6 +43,6 @@ def interruptible(context: Any, stop: threading.Event) -> Iterator[None]:
 
 @functools.cache
 def _is_set() -> Any:
-    """Return a ggml_abort_callback in C: strlen of the byte and the 0 behind it is 1 once the byte is set."""
+    """Return a ggml_abort_callback in C: strlen of the byte and the 0 after it is 1 once the byte is set."""
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return ctypes.cast(library.strlen, llama().ggml_abort_callback)

@@ -1,4 +1,4 @@
-"""GPUs to plan for that are not in this machine: their memory as makers state it."""
+"""GPUs to plan for that are not in this machine, with the memory that vendors state."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from gpu_offload.devices import Device, DeviceKind
 
 _GIB = 2**30
 
-# Names as makers write them, by GiB; where one name has several sizes, each has its own.
+# Vendors' names by GiB; where one name comes in several sizes, the entry names the size.
 _NAMES = {
     8: "RTX 3070, RTX 4060, RTX 5060",
     10: "RTX 3080",
@@ -29,14 +29,14 @@ _NAMES = {
     192: "Instinct MI300X",
 }
 _MEMORY_GIB = {name: size for size, names in _NAMES.items() for name in names.split(", ")}
-_USABLE = 0.96  # drivers and error correction take some of what the maker states
+_USABLE = 0.96  # drivers and error correction take some of the stated memory
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])i?b?", re.IGNORECASE)
 
 
 def imagined_gpu(text: str) -> Device:
-    """Return a GPU named like "RTX 4090" (any case and spacing), or one of a size like "8GiB", all its memory free.
+    """Return a GPU by name, like "RTX 4090" (any case and spacing), or by size, like "8GiB", with all its memory free.
 
-    Raises LocalLLMError that names the nearest known GPUs, or all of them.
+    Raises LocalLLMError naming the nearest known GPUs, or all of them.
     """
     size = _SIZE.fullmatch(text.strip())
     if size is not None:

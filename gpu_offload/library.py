@@ -15,10 +15,10 @@ from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError, LlamaCppMissi
 
 logger = logging.getLogger("localllm.llama_cpp")
 
-# ggml_log_level; its information is long, so it counts as debugging. 5 continues the line before.
+# ggml_log_level; its info messages are verbose, so they are logged as debug. 5 continues the line before.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# Warnings about what is intended: more cells than one sequence may have, and steps that were interrupted.
+# Warnings about intended states: more cells than one sequence may have, and interrupted steps.
 _NO_WARNING = (
     "n_ctx_train",
     "removing memory module entries",
@@ -28,12 +28,12 @@ _NO_WARNING = (
 )
 _RECENT_ERRORS = 8
 ABORTED = "llama.cpp ended the process: "  # begins the last line on standard error when it does
-# What llama.cpp's backends log, in lower case, when a device is out of memory. It has no error code for that.
+# What llama.cpp's backends log, in lower case, when a device is out of memory. There is no error code for that.
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
 
 
 class _Log:
-    """Joins llama.cpp's pieces of text into lines, logs them, and remembers the last warnings and errors."""
+    """Joins llama.cpp's pieces of text into lines, logs them, and keeps the last warnings and errors."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
@@ -70,7 +70,7 @@ def llama() -> Any:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed") from error
     except (OSError, RuntimeError) as error:  # a library of another platform, or one of its dependencies
         raise LlamaCppMissingError(f"its library does not load: {error}") from error
-    # Older ones lack the field, and restore states only into cells side by side (ggml-org/llama.cpp#17982).
+    # Older versions lack the field, and restore states only into contiguous cells (ggml-org/llama.cpp#17982).
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
         from importlib.metadata import version
 
@@ -83,7 +83,7 @@ def llama() -> Any:
 
 @functools.cache
 def _abort_callback() -> Any:
-    """A callback for aborts: one line that says why, in place of a debugger's backtrace."""
+    """A callback for aborts that prints one line with the reason instead of a debugger's backtrace."""
 
     def report(message: bytes) -> None:
         place, colon, reason = message.decode("utf-8", "replace").partition(": ")
@@ -107,7 +107,7 @@ def route_log() -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Log whatever llama.cpp says inside the block as debugging, errors too."""
+    """Log everything from llama.cpp inside the block as debug, errors too."""
     route_log()
     _log.muted = True
     try:
@@ -117,12 +117,12 @@ def muted() -> Iterator[None]:
 
 
 def complaints() -> str:
-    """Return llama.cpp's last warnings and errors since route_log(), one a line, for error messages."""
+    """Return llama.cpp's last warnings and errors since route_log(), one per line, for error messages."""
     return "\n".join(_log.complaints) or "it gave no reason"
 
 
 def failure(what: str) -> LlamaCppError:
-    """Return an error that says what failed and llama.cpp's reason: LlamaCppMemoryError if that is memory."""
+    """Return an error with what failed and llama.cpp's reason: LlamaCppMemoryError if memory ran out."""
     reason = complaints()
     if any(phrase in reason.lower() for phrase in _OUT_OF_MEMORY):
         advice = "Give it fewer GPU layers, a shorter context or smaller KV types."
@@ -132,9 +132,9 @@ def failure(what: str) -> LlamaCppError:
 
 @functools.cache
 def shared_library(name: str) -> ctypes.CDLL:
-    """Return one of the libraries of llama-cpp-python: "llama", "ggml" (registry of devices), "ggml-base", "ggml-cpu".
+    """Return a library of llama-cpp-python: "llama", "ggml" (device registry), "ggml-base" or "ggml-cpu".
 
-    The Python package is not imported for that, since it takes 0.2 s. Raises LlamaCppMissingError as llama() does.
+    It does not import the Python package, which takes 0.2 s. Raises LlamaCppMissingError as llama() does.
     """
     if sys.platform == "win32":
         llama()  # adds the folders of devices' libraries to Windows' search path
@@ -142,7 +142,7 @@ def shared_library(name: str) -> ctypes.CDLL:
     if package is None or package.origin is None:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed")
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
-    # By the name that the libraries link to each other by: wheels hold copies instead of links, and each copy would
+    # Use the names by which the libraries link to each other: wheels have copies instead of links, and each copy would
     # have its own devices and log.
     names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")
     for file in (*names, f"{name}.dll", f"lib{name}.dll"):
@@ -156,7 +156,7 @@ def shared_library(name: str) -> ctypes.CDLL:
 
 @functools.cache
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of ggml that llama-cpp-python does not bind. result, arguments: their ctypes.
+    """Return a function of ggml that llama-cpp-python does not bind. result, arguments: their ctypes types.
 
     ggml's log goes to the logger "localllm.llama_cpp" from then on. Raises LlamaCppMissingError as llama() does.
     """

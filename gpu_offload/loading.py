@@ -1,4 +1,4 @@
-"""A model and its context, opened as LlamaOptions say and closed in the right order."""
+"""Opens a model and its context with LlamaOptions."""
 
 import ctypes
 import functools
@@ -13,13 +13,13 @@ from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 from gpu_offload.served_file import served
 
 # Rows of logits that one llama_decode may return. The compute buffer holds them all, 4 bytes per vocabulary entry, on
-# the device of the output layer; asking for more aborts the process.
+# the device of the output layer; requesting more aborts the process.
 OUTPUT_ROWS = 64
 
-# enum llama_split_mode. llama.cpp's own "row" (2) is for SYCL only; all other backends refuse it and have "tensor" (3).
+# enum llama_split_mode. llama.cpp's own "row" (2) is for SYCL only; all other backends reject it and use "tensor" (3).
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 3}
 _FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
-# Called with what is being done and which share of it is done, 0 to 1.
+# Called with the name of the current step and the share of it that is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
 
 
@@ -30,7 +30,7 @@ class _BufferOverride(ctypes.Structure):
 
 
 def output_rows(options: LlamaOptions) -> int:
-    """Return how many rows of logits one llama_decode of such a context may return."""
+    """Return how many rows of logits one llama_decode may return in a context with these options."""
     return min(options.batch_rows, max(OUTPUT_ROWS, options.max_sequences))
 
 
@@ -52,7 +52,7 @@ def model_params(options: LlamaOptions) -> Any:
     params.main_gpu = options.main_gpu
     params.split_mode = _SPLIT_MODES[options.split_mode]
     if options.gpu_layers == 0:
-        # llama.cpp would still send long batches through a GPU, in memory that is not in the plan.
+        # Otherwise llama.cpp would still compute long batches on a GPU, in memory that the plan does not count.
         params.split_mode, params.main_gpu = _SPLIT_MODES["none"], -1
     elif options.tensor_split:
         params.tensor_split = ctypes.cast(_shares(options.tensor_split), ctypes.POINTER(ctypes.c_float))
@@ -64,7 +64,7 @@ def model_params(options: LlamaOptions) -> Any:
 def context_params(handle: Any, options: LlamaOptions) -> Any:
     """Return the llama_context_params of these options for a llama_model pointer.
 
-    Raises ValueError for a KV type that llama.cpp does not know, and for more sequences than it has.
+    Raises ValueError for a KV type that llama.cpp does not know, and for more sequences than it supports.
     """
     numbers = sequence_numbers(options, window_of(handle))
     if numbers > MAX_NUMBERS:
@@ -73,9 +73,9 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.n_ctx = options.context_tokens
     params.n_batch = params.n_ubatch = options.batch_rows
     params.n_seq_max = numbers
-    params.n_outputs_max = max(output_rows(options), numbers)  # llama.cpp aborts with fewer than sequences
+    params.n_outputs_max = max(output_rows(options), numbers)  # llama.cpp aborts if there are more sequences than this
     params.kv_unified = True
-    params.swa_full = True  # prefixes are cut and shared far behind a sliding window
+    params.swa_full = True  # prefixes are truncated and shared far before a sliding window
     params.type_k = type_id(options.type_k)
     params.type_v = type_id(options.type_v)
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
@@ -99,7 +99,7 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
         try:
             if progress is not None:
                 progress("loading weights", share)
-        except BaseException as error:  # must not pass through llama.cpp's frames
+        except BaseException as error:  # must not propagate through llama.cpp's frames
             stopped.append(error)
         return not stopped
 
@@ -116,9 +116,9 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
 
 
 def open_handle(model: ModelFile, params: Any) -> Any:
-    """Return a llama_model pointer, null where llama.cpp refuses the file; free it with llama_model_free.
+    """Return a llama_model pointer, null if llama.cpp refuses the file; free it with llama_model_free.
 
-    A file in another layout is read as one in the standard one. Raises what reading it raises.
+    A file in another layout is translated to the standard one as it is read. Raises what reading it raises.
     """
     library, standard = llama(), model.standard_file()
     if standard is None:
@@ -142,7 +142,7 @@ def open_context(handle: Any, options: LlamaOptions) -> Any:
     return context
 
 
-# C keeps pointers to what these two return, until a context is opened; the caches keep it alive.
+# C keeps pointers to the results of these two until a context is opened; the caches keep them alive.
 @functools.cache
 def _expert_overrides(layers: int) -> Any:
     """Return the list of overrides that keeps the experts of the first layers in main memory."""
@@ -152,5 +152,5 @@ def _expert_overrides(layers: int) -> Any:
 
 @functools.cache
 def _shares(tensor_split: tuple[float, ...]) -> Any:
-    """Return a tensor_split as C has it."""
+    """Return a tensor_split as a C array."""
     return (ctypes.c_float * llama().llama_max_devices())(*tensor_split)

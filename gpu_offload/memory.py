@@ -1,4 +1,4 @@
-"""Memory needs in a model file's header: bytes of weights by layer, of KV by token, of a projector.
+"""Memory needs from a model file's header: bytes of weights per layer, of KV per token, and of a projector.
 
 The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama-kv-cache.cpp).
 """
@@ -13,20 +13,20 @@ from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.model_file import ModelFile, open_model
 
-MAX_LAYERS = 1024  # far above any real model; bounds what a hostile file can ask for
+MAX_LAYERS = 1024  # far above any real model; bounds the work that a hostile file can cause
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
 _BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
 
-# Models like Qwen-VL take images of any size, up to 4096 rows of 2 x 2 patches (llama.cpp's clip.cpp).
+# Models like Qwen-VL accept images of any size, up to 4096 rows of 2 x 2 patches (llama.cpp's clip.cpp).
 _ANY_SIZE = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"})
 _MOST_PATCHES = 4 * 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Bytes of one repeating layer. experts: matrices of experts, which may stay in main memory; rest: all others.
+    """Bytes of one repeating layer. experts: expert matrices, which may stay in main memory; rest: all others.
 
     largest: the largest matrix of the rest; largest_expert: the largest expert matrix.
     """
@@ -39,7 +39,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer stores of a token: `heads` keys of `key_length` numbers and values of `value_length`, 0 for none.
+    """What one layer stores per token: `heads` keys of `key_length` numbers and values of `value_length`, 0 for none.
 
     state_bytes: float32 state of a recurrent layer, per sequence.
     """
@@ -50,7 +50,7 @@ class LayerCache:
     state_bytes: int = 0
 
     def token_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of one token in ggml types, in lower case. Raises ValueError if a head does not fit their blocks."""
+        """Bytes of one token in lower-case ggml types. Raises ValueError if a head does not fit their blocks."""
         return self.heads * (_stored_bytes(self.key_length, type_k) + _stored_bytes(self.value_length, type_v))
 
 
@@ -69,12 +69,12 @@ class ModelNeeds:
         self.vocabulary = 0 if table is None else table.shape[0]
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return an integer of the metadata below the architecture's name. Raises ModelFileError without a default."""
+        """Return the architecture's metadata integer `key`. Raises ModelFileError if missing without a default."""
         return self.model.metadata.get_int(f"{self.model.architecture}.{key}", default)
 
     @cached_property
     def feed_forward(self) -> int:
-        """Width of the feed-forward part."""
+        """Width of the feed-forward network."""
         return max(self._per_layer("feed_forward_length", 0), default=0)
 
     @cached_property
@@ -104,7 +104,7 @@ class ModelNeeds:
 
     @cached_property
     def tied_bytes(self) -> int:
-        """Bytes of input embeddings that the output layer shares, of which a GPU needs a copy; else 0."""
+        """Bytes of the input embeddings if the output layer shares them, so that a GPU needs a copy; else 0."""
         tensors = self.model.tensors
         tied = "output.weight" not in tensors and "token_embd.weight" in tensors
         return tensors["token_embd.weight"].nbytes if tied else 0
@@ -117,7 +117,7 @@ class ModelNeeds:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all tensors as they are stored."""
+        """Bytes of all tensors in the file."""
         return sum(tensor.nbytes for tensor in self.model.tensors.values())
 
     @cached_property
@@ -126,7 +126,7 @@ class ModelNeeds:
         return [self._cache(layer) for layer in range(self.layer_count)]
 
     def _per_layer(self, key: str, default: int) -> list[int]:
-        """A number for every layer; files have one for all or an array."""
+        """A number for every layer; files have an array or one number for all."""
         full = f"{self.model.architecture}.{key}"
         if isinstance(self.model.metadata.get(full), MetadataArray):
             return self.model.metadata.get_list(full, int, length=self.layer_count)
@@ -142,7 +142,7 @@ class ModelNeeds:
 
     @cached_property
     def _windowed(self) -> list[bool]:
-        """Which layers have a sliding window, where the file says it layer by layer."""
+        """Which layers have a sliding window, if the file says so per layer."""
         pattern = self.model.metadata.get(f"{self.model.architecture}.attention.sliding_window_pattern")
         flags = [bool(flag) for flag in pattern] if isinstance(pattern, MetadataArray) else []
         return [*flags, *[False] * self.layer_count][: self.layer_count]
@@ -161,7 +161,7 @@ class ModelNeeds:
         if self._windowed[layer]:
             keys = self.number("attention.key_length_swa", keys)
             values = self.number("attention.value_length_swa", values)
-        # Multi-head latent attention stores one compressed row; its values are a part of it.
+        # Multi-head latent attention stores one compressed row, which includes the values.
         latent = self._has("attention.key_length_mla") and self._has("attention.value_length_mla")
         return LayerCache(self._kv_heads[layer], keys, 0 if latent else values, state)
 
@@ -195,7 +195,7 @@ def projector_bytes(path: Path) -> int:
 
 
 def _projector_compute(file: ModelFile) -> int:
-    """The peak over attention and feed-forward of one layer, with flash attention; within 10 % of llama.cpp's."""
+    """Peak bytes of attention and feed-forward of one layer, with flash attention; within 10 % of llama.cpp's."""
     width, inner, side, patch = (
         file.metadata.get_int(f"clip.vision.{key}", 0)
         for key in ("embedding_length", "feed_forward_length", "image_size", "patch_size")

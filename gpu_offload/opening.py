@@ -1,4 +1,4 @@
-"""Plan and load; if a GPU has less room than it reported, plan again for less."""
+"""Plans and loads; if a GPU has less memory than it reported, plans again with less."""
 
 import logging
 from dataclasses import replace
@@ -14,7 +14,7 @@ from gpu_offload.runner import LlamaCppRunner
 logger = logging.getLogger("localllm.gpu_offload")
 
 _ATTEMPTS = 4
-_STEP = 768 * 2**20  # bytes kept free in addition on every GPU, per attempt
+_STEP = 768 * 2**20  # additional bytes kept free on every GPU, per attempt
 
 
 def open_planned(
@@ -22,10 +22,10 @@ def open_planned(
 ) -> tuple[LlamaCppRunner, Plan]:
     """Return a runner on this machine's devices and the plan that it follows.
 
-    When a GPU runs out of memory, less is planned for it, a warning is logged, and the plan's notes say so; after four
+    If a GPU runs out of memory, less is planned for it, a warning is logged, and the plan's notes say so; after four
     attempts, or if nothing is on a GPU, the error is raised. progress is called on this thread; an exception in it ends
-    the load. main_memory: bytes to plan with; None asks the machine. Raises LlamaCppError, its subclasses, and what
-    plan() raises.
+    the load. main_memory: bytes to plan with; None means what is available. Raises LlamaCppError, its subclasses, and
+    what plan() raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         room = available_memory() if main_memory is None else main_memory

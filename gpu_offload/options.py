@@ -1,11 +1,11 @@
-"""How a model is placed and run: what the planner proposes and the runner follows."""
+"""How a model is placed and run: chosen by the planner, followed by the runner."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 SplitMode = Literal["none", "layer", "row"]
-# Copies of cached prefixes may take as much main memory as the KV cache there, divided by this.
+# Copies of cached prefixes may take as much main memory as the KV cache divided by this.
 COPIES_SHARE = 2
 
 
@@ -16,15 +16,15 @@ class LlamaOptions:
     context_tokens: cells of the KV cache, shared by all sequences; llama.cpp rounds up to 256.
     max_sequences: sequences alive at once, at most 255, or 127 for models with sliding windows.
     batch_rows: most rows of one run, and of one pass of the computation.
-    threads: None takes one per core that this process may use.
-    gpu_layers: layers on GPUs, counted from the end, where the output layer is the first. None takes all, 0 none.
+    threads: None means one per core that this process may use.
+    gpu_layers: layers on GPUs, counted from the end, beginning with the output layer. None means all, 0 none.
     main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's matrices
-    ("row") are spread over several; tensor_split gives the proportions, empty means by free memory. An image projector
-    is on main_gpu, however layers are spread.
+    ("row") are split across several; tensor_split gives the proportions, empty means by free memory. An image projector
+    is always on main_gpu.
     cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
     type_k, type_v: ggml types of stored keys and values; a quantised type_v needs flash attention.
     flash_attention: None lets llama.cpp choose.
-    lora: files of LoRA adapters; sequences choose among them by number.
+    lora: files of LoRA adapters; sequences select them by number.
     mmproj: file of the projector that turns images into rows for the model.
     """
 

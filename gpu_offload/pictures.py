@@ -1,7 +1,7 @@
-"""Checks of an image file before it is decoded: format, size, and how large a PNG decompresses.
+"""Checks an image file before it is decoded: format, size, and the decompressed size of a PNG.
 
-llama.cpp decodes with stb_image, which trusts its callers: a few bytes can ask for gigabytes of memory or hours of
-work. So everything here is bounded, and only PNG and JPEG pass.
+llama.cpp decodes with stb_image, which trusts its callers: a few bytes can cause gigabytes of memory or hours of work.
+So everything here is bounded, and only PNG and JPEG are accepted.
 PNG: https://www.w3.org/TR/png-3/. JPEG: ITU-T T.81, annex B.
 """
 
@@ -14,11 +14,11 @@ from gpu_offload.errors import PictureError
 MAX_BYTES = 16 * 2**20
 MAX_PIXELS = 2**25  # 8K video has slightly fewer; three bytes each when decoded
 MAX_SIDE = 2**14
-MAX_SCANS = 64  # of a progressive JPEG, each of which visits every pixel
+MAX_SCANS = 64  # of a progressive JPEG; each scan visits every pixel
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-# How other formats begin, and at which byte, for error messages. HEIC and AVIF share a container.
+# Signatures of other formats and their offsets, for error messages. HEIC and AVIF share a container.
 _OTHERS = (
     (0, b"GIF8", "a GIF"),
     (8, b"WEBP", "a WebP"),
@@ -32,7 +32,7 @@ _OTHERS = (
 )
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of PNG's colour types
 _STEP = 1 << 20
-# Markers of JPEG that begin a frame, with its size; the others of C0..CF are tables.
+# JPEG markers that begin a frame, which has the size; the others of C0..CF are tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = b"\xff\xda"
 
@@ -73,12 +73,13 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 
 def _check_decompressed(data: bytes, height: int) -> None:
-    """Raise PictureError if a PNG's rows decompress to more than its header promises."""
+    """Raise PictureError if a PNG's rows decompress to more than its header says."""
     width, _, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
     if colour not in _CHANNELS or depth not in (1, 2, 4, 8, 16) or interlace > 1:
         raise _damaged("PNG")
     bits = width * _CHANNELS[colour] * depth
-    # A filter byte begins each row; the seven passes of an interlaced one have up to twice the rows, each rounded up.
+    # Each row begins with a filter byte; the seven passes of an interlaced PNG have up to twice the rows, each rounded
+    # up.
     limit = height * (bits // 8 + 2) * (1 + interlace) + 64
     decompressor, size = zlib.decompressobj(), 0
     try:
@@ -94,7 +95,7 @@ def _check_decompressed(data: bytes, height: int) -> None:
 
 
 def _png_data(data: bytes) -> Iterator[bytes]:
-    """The contents of the chunks with compressed rows."""
+    """The contents of the IDAT chunks."""
     at = len(_PNG)
     while at + 8 <= len(data):
         (length,) = struct.unpack_from(">I", data, at)

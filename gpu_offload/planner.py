@@ -1,4 +1,4 @@
-"""How much of a model goes to which GPU, decided before anything is loaded."""
+"""Decides how much of a model goes to which GPU, before anything is loaded."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,22 @@ from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
 
-DEFAULT_RESERVE = 2**30  # bytes of each GPU: the desktop, the driver's context, what other programs take meanwhile
+DEFAULT_RESERVE = 2**30  # bytes of each GPU for the desktop, the driver's context and other programs
 _CONTEXTS = (32768, 16384, 8192, 4096)
-_CHAT = 8192  # tokens of context for whose sake KV in q8_0 is chosen
+_CHAT = 8192  # tokens of context; KV in q8_0 is chosen only where f16 would give fewer
 _DRY_RUNS = 6  # at most, 10 to 100 ms each; one or two are usual
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked for. None leaves the choice to the planner.
+    """What the caller requests. None leaves the choice to the planner.
 
     context_tokens: cells for all sequences together. spare: plan twice as many if they fit, for other cached prefixes.
     kv_types: ggml types of keys and of values; if only one is given, the other is f16. gpu_layers, cpu_expert_layers:
     as in LlamaOptions. about_gpus: names of settings that need a GPU. reserve_bytes: left free on every GPU.
-    draft: a draft model. projector_bytes: an image projector. Both go to the main GPU, if there is one.
+    draft: a draft model. projector_bytes: of an image projector. Both go to the main GPU, if there is one.
     copies: whether cached prefixes may move to copies in main memory; with the native engine they never do.
-    dry_run: use the sizes that llama.cpp reports, if it does; only for devices of this machine. base: everything else.
+    dry_run: use the sizes that llama.cpp reports, if any; only for devices of this machine. base: everything else.
     """
 
     context_tokens: int | None = None
@@ -47,7 +47,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one place would hold, in bytes.
+    """Memory use of main memory or one GPU, in bytes.
 
     other: a draft model, a projector, adapters, copies of cached prefixes. reserve: kept free. available: free now.
     """
@@ -62,18 +62,18 @@ class MemoryUse:
 
     @property
     def needed(self) -> int:
-        """All bytes but the reserve."""
+        """Everything except the reserve."""
         return self.weights + self.kv + self.compute + self.other
 
     @property
     def fits(self) -> bool:
-        """Whether it fits beside the reserve; a place that holds nothing always does."""
+        """Whether it fits with the reserve kept free; a place that holds nothing always fits."""
         return not self.needed or self.needed + self.reserve <= self.available
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision and its sizes. uses: main memory first, then every GPU. notes: what was chosen and why, a line each.
+    """A placement and its sizes. uses: main memory, then every GPU. notes: what was chosen and why, one line each.
 
     measured: whether the sizes are llama.cpp's own, not estimates.
     """
@@ -87,12 +87,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every place has room."""
+        """Whether every place has enough memory."""
         return all(use.fits for use in self.uses)
 
     @property
     def device_bytes(self) -> int:
-        """What all GPUs together would hold."""
+        """Bytes on all GPUs together."""
         return sum(use.needed for use in self.uses[1:])
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -108,12 +108,12 @@ class Plan:
 def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: PlanRequest | None = None) -> Plan:
     """Choose the context, the KV type and the layers for each GPU.
 
-    main_memory: bytes that are free there. The longest context (up to 32768 tokens) with which the whole model fits on
-    the GPUs wins; KV in q8_0 is chosen only where f16 would leave less than 8192. If nothing makes it fit whole, the
-    plan is for 4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without GPUs all
-    of it is for main memory. What was asked for and does not fit is planned all the same; Plan.fits is then False.
-    Raises ValueError for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata,
-    DeviceRequestError for requests about GPUs that are not there.
+    main_memory: free bytes of main memory. The longest context (up to 32768 tokens) with which the whole model fits on
+    the GPUs wins; KV in q8_0 is chosen only if f16 would allow less than 8192. If the whole model never fits, the plan
+    is for 4096 tokens and as many layers as fit; a mixture of experts moves its experts to main memory first. Without
+    GPUs everything goes to main memory. An explicit request that does not fit is planned anyway; Plan.fits is then
+    False. Raises ValueError for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata,
+    DeviceRequestError for requests about missing GPUs.
     """
     request = request or PlanRequest()
     _check_devices(request, gpus)
@@ -136,7 +136,7 @@ def _check_devices(request: PlanRequest, gpus: Sequence[Device]) -> None:
 
 
 class _Planner:
-    """One planning. Units are the repeating layers and, last, the output layer; counts are units on each GPU."""
+    """One planning run. Units are the repeating layers and, last, the output layer; counts are units per GPU."""
 
     def __init__(self, needs: ModelNeeds, gpus: Sequence[Device], main_memory: int, request: PlanRequest) -> None:
         self.needs = needs
@@ -148,10 +148,10 @@ class _Planner:
         self.by_room = sorted(range(len(self.gpus)), key=lambda index: -self.gpus[index].free_bytes)
         self.main = self.by_room[0] if gpus and request.base.split_mode == "layer" else request.base.main_gpu
         self.other = self._other()
-        self.errors = [0] * (len(self.gpus) + 1)  # bytes by which estimates are too small, by place
+        self.errors = [0] * (len(self.gpus) + 1)  # bytes by which estimates are too small, per place
 
     def plan(self) -> Plan:
-        """Decide by estimates and what is known of their errors."""
+        """Decide by estimates and their known errors."""
         candidates = list(self._candidates())
         chooses = bool(self.gpus) and self.request.gpu_layers is None
         units = self.units if chooses else min(self.request.gpu_layers or 0, self.units) if self.gpus else 0
@@ -165,9 +165,9 @@ class _Planner:
         return self._result(options, units, uses)
 
     def corrected(self, made: Plan) -> Plan:
-        """Have llama.cpp report what a plan takes, and plan again with what was learned, until that changes nothing.
+        """Have llama.cpp report the sizes of a plan, correct the estimates, and plan again until the plan is stable.
 
-        Returns the last plan that fits by llama.cpp's sizes, or the first one; an estimate if there are no such sizes.
+        Returns the last plan that fits by llama.cpp's sizes, or the first one; the estimate if there are no sizes.
         """
         best = None
         for _ in range(_DRY_RUNS):
@@ -204,7 +204,7 @@ class _Planner:
             yield replace(asked.base, context_tokens=context, type_k=type_k, type_v=type_v, cpu_expert_layers=experts)
 
     def _partly(self, options: LlamaOptions) -> Plan:
-        """Give up experts, then layers, until the rest fits; what KV in q8_0 would save is not worth it."""
+        """Move experts, then layers, off the GPUs until the rest fits; KV in q8_0 would save too little to matter."""
         if not any(self.request.kv_types):
             options = replace(options, type_k="f16", type_v="f16")
         if self.request.cpu_expert_layers is None and self.mixes:
@@ -220,7 +220,7 @@ class _Planner:
         return self._result(options, units, uses)
 
     def _uses(self, options: LlamaOptions, units: int) -> list[MemoryUse]:
-        """What every place needs with the last `units` units on GPUs, by estimates."""
+        """Estimated use of every place with the last `units` units on GPUs."""
         counts = self._counts(options, units)
         estimate = Estimate(self.needs, options, counts)
         sizes, start = [estimate.in_main_memory()], estimate.first
@@ -234,7 +234,7 @@ class _Planner:
         ]
 
     def _use(self, place: int, sizes: Sizes, units: int) -> MemoryUse:
-        """What main memory (place 0) or a GPU needs, of which model and context take `sizes`."""
+        """Use of main memory (place 0) or a GPU, of which model and context take `sizes`."""
         parts = sizes.weights, sizes.kv, sizes.compute
         if place:
             gpu = self.gpus[place - 1]
@@ -247,12 +247,12 @@ class _Planner:
         return MemoryUse("main memory", sizes.weights, sizes.kv, sizes.compute + results, other, 0, self.memory)
 
     def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
-        """Use as few GPUs as hold the units, the roomiest; what fits nowhere goes to the last, which then overflows."""
+        """Use the fewest GPUs that hold the units, those with most memory first; what does not fit goes to the last."""
         if options.split_mode != "layer" or len(self.gpus) <= 1:
             return tuple(units if index == self.main else 0 for index in range(len(self.gpus)))
         for many in range(1, len(self.gpus) + 1):
             counts, start = [0] * len(self.gpus), self.units - units
-            for index in sorted(self.by_room[:many]):  # one after the other, in llama.cpp's order
+            for index in sorted(self.by_room[:many]):  # one after another, in llama.cpp's order
                 counts[index] = self._fitting(options, units, start, index)
                 start += counts[index]
             if start == self.units:
@@ -264,13 +264,13 @@ class _Planner:
         """How many of the units from `start` on fit on a GPU."""
         room = self.gpus[index].free_bytes - self.request.reserve_bytes - self.errors[index + 1]
         room -= self.other if index == self.main else 0
-        # As if two GPUs were at work, for the sake of the compute buffer; a model on one alone needs no more.
+        # Assume two GPUs, for the size of the compute buffer; a model on one GPU needs no more.
         estimate = Estimate(self.needs, options, (max(units - 1, 0), min(units, 1)))
         fitting = (stop - start for stop in range(self.units, start, -1) if estimate.on_gpu(start, stop).total <= room)
         return next(fitting, 0)
 
     def _shares(self) -> list[float]:
-        """Which part of every matrix goes to each GPU if they are split by rows."""
+        """The share of every matrix on each GPU if matrices are split by rows."""
         free = [max(gpu.free_bytes - self.request.reserve_bytes, 0) for gpu in self.gpus]
         return [size / (sum(free) or 1) for size in free]
 
@@ -293,7 +293,7 @@ class _Planner:
             split = tuple(self._shares())
         elif sum(1 for count in counts if count) > 1:
             split = tuple(map(float, counts))
-        else:  # or llama.cpp would open the other GPUs too, which takes some hundreds of MiB of each
+        else:  # otherwise llama.cpp would open the other GPUs too, which takes some hundred MiB on each
             options = replace(options, split_mode="none")
         options = replace(options, gpu_layers=units, tensor_split=split, main_gpu=self.main)
         notes = tuple(self._notes(options, units, uses, measured=False))

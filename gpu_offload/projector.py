@@ -1,7 +1,7 @@
-"""Images as rows of embeddings, made by llama.cpp's multimodal library.
+"""Encodes images as rows of embeddings with llama.cpp's multimodal library.
 
-A projector (mmproj) is a second model file: an encoder of images and the layers that bring its output to the width of
-the language model's embeddings. Its output does not depend on the text around an image.
+A projector (mmproj) is a second model file: an image encoder and the layers that bring its output to the width of the
+language model's embeddings. Its output does not depend on the text around an image.
 """
 
 import ctypes
@@ -25,17 +25,17 @@ from gpu_offload.library import complaints, failure, llama, log_callback, route_
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
 
-KEPT_BYTES = 256 * 2**20  # of encoded images: a chat sends all of its images again with every message
+KEPT_BYTES = 256 * 2**20  # cache of encoded images: a chat sends all of its images again with every message
 _PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 _MARKER = b"<__media__>"
-# llama.cpp returns an image's positions as time, x, y and a fourth, and takes them as time, y, x and the fourth.
+# llama.cpp returns an image's positions as time, x, y and a fourth, and expects them as time, y, x and the fourth.
 _SECTIONS = [0, 2, 1, 3]
 
 
 class Projector:
-    """The encoder of images of one loaded model. Thread-safe; one image is encoded at a time.
+    """The image encoder of one loaded model. Thread-safe; one image is encoded at a time.
 
-    identity: of the file. Close it before the model is freed.
+    identity: of the file. Close it before freeing the model.
     """
 
     def __init__(self, path: Path, model: Any, options: LlamaOptions) -> None:
@@ -50,7 +50,7 @@ class Projector:
         self._most_rows = options.batch_rows
         params = self._lib.mtmd_context_params_default()
         params.use_gpu = options.gpu_layers != 0
-        if params.use_gpu and (found := gpus()):  # the default is the first GPU, wherever the model is
+        if params.use_gpu and (found := gpus()):  # the default would be the first GPU, wherever the model is
             params.device = device_handle(found[options.main_gpu])
         params.print_timings = False
         params.n_threads = options.threads or usable_cores()
@@ -68,7 +68,7 @@ class Projector:
     def see(self, data: bytes) -> ImagePieces:
         """Return a picture as rows and tokens. Raises PictureError, before decoding, for anything but safe PNG or JPEG.
 
-        Encoding may take seconds on a CPU; an image that was encoded before takes none.
+        Encoding may take seconds on a CPU; a recently encoded image is returned from a cache.
         """
         check_picture(data)
         digest = hashlib.sha256(data).digest()
@@ -96,7 +96,7 @@ class Projector:
             self._kept_bytes -= _size(oldest)
 
     def _pieces(self, data: bytes, digest: bytes) -> ImagePieces:
-        """Decode, split into pieces as the model wants them, and encode."""
+        """Decode, split into the pieces that the model expects, and encode."""
         library = self._lib
         route_log()
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
@@ -136,7 +136,7 @@ class Projector:
         return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
 
     def _grid(self, chunk: Any, count: int) -> Grid:
-        """The positions of an image's rows for models with M-RoPE. Raises PictureError for an unknown layout."""
+        """Positions of an image's rows for models with M-RoPE. Raises PictureError for an unknown layout."""
         library = self._lib
         image = library.mtmd_input_chunk_get_tokens_image(chunk)
 
@@ -154,7 +154,7 @@ class Projector:
 
 
 def _placeholders(digest: bytes, number: int, count: int) -> tuple[int, ...]:
-    """Ids for the rows of an image's piece: 62 bits each, from its SHA-256, so that images share no prefix."""
+    """Ids for the rows of an image's piece: 62 bits each from its SHA-256, so that different images share no prefix."""
     stream = hashlib.shake_256(digest + number.to_bytes(4, "little")).digest(8 * count)
     return tuple(_PLACEHOLDER | (value & _PLACEHOLDER - 1) for value in np.frombuffer(stream, "<u8").tolist())
 

@@ -1,8 +1,8 @@
 """llama.cpp's RPC workers: devices of other machines that hold layers and compute them.
 
 A worker is llama.cpp's `rpc-server`, built from the same source as the library here. Its protocol has no password and
-no encryption: use it on trusted networks only. llama.cpp ends the process when a worker cannot be reached, has another
-version, or goes away; so each worker is tried in a child process first.
+no encryption: use it on trusted networks only. llama.cpp ends the process if a worker cannot be reached, has another
+version, or disconnects, so each worker is first tried in a child process.
 """
 
 import re
@@ -31,9 +31,9 @@ def can_reach_workers() -> bool:
 
 
 def add_workers(addresses: Sequence[str]) -> None:
-    """Let llama.cpp use the devices of these workers, each host:port, from now on; devices() lists them.
+    """Let llama.cpp use the devices of these workers (host:port) from now on; devices() lists them.
 
-    Adding a worker again does nothing; none can be removed. Raises DeviceRequestError for an invalid address and for a
+    Adding a worker again does nothing; workers cannot be removed. Raises DeviceRequestError for an invalid address or a
     worker that does not answer, LlamaCppMissingError if this build does not support workers.
     """
     for address in addresses:

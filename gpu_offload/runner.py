@@ -1,4 +1,4 @@
-"""The engine's Runner on llama.cpp: any architecture it knows, on any device it was built for.
+"""The engine's Runner on llama.cpp: any architecture it supports, on any device it was built for.
 
 Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token.
 """
@@ -25,16 +25,16 @@ from gpu_offload.options import COPIES_SHARE, LlamaOptions
 from gpu_offload.projector import Projector
 from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
 
-MAX_SEQUENCES = MAX_NUMBERS - 1  # less the scratch sequence
-_LAYOUT = 1  # of exported KV; a new number retires what older versions stored
+MAX_SEQUENCES = MAX_NUMBERS - 1  # one is the scratch sequence
+_LAYOUT = 1  # version of exported KV; a new one invalidates what older versions stored
 
 
 class LlamaCppRunner:
-    """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
+    """Sequences of tokens in, logits out; implements localllm.engine.runner.Runner.
 
     Logits equal llama.cpp's own for one sequence, and differ in the last bits when a batch holds others. Recurrent and
-    hybrid models set can_truncate to False: their sequences are forked, exported and imported whole, and truncated to
-    nothing only.
+    hybrid models set can_truncate to False: their sequences are forked, exported and imported whole, and can only be
+    truncated to nothing.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
@@ -73,7 +73,7 @@ class LlamaCppRunner:
         self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
         self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
-        # On the CPU llama.cpp computes attention over all cells up to the last one in use, also other sequences'.
+        # On the CPU llama.cpp computes attention over all cells up to the last one in use, even of other sequences.
         moves = on_cpu and self._can_truncate
         self.info = RunnerInfo(
             backend="llama.cpp",
@@ -94,7 +94,7 @@ class LlamaCppRunner:
 
     @property
     def projector(self) -> Projector | None:
-        """The encoder of images for append_image, if the model was loaded with one."""
+        """The image encoder for append_image, if the model was loaded with one."""
         return self._projector
 
     def pages_free(self) -> int:
@@ -106,7 +106,7 @@ class LlamaCppRunner:
         return self._book.holders()
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
-        """Cells that appending this many tokens takes: as many, since a shared cell is never written."""
+        """Cells that appending `tokens` tokens takes: one each, since a shared cell is never written."""
         self._check_sequence(sequence)
         return tokens
 
@@ -120,7 +120,7 @@ class LlamaCppRunner:
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
-        """Return a new sequence that shares the first `length` tokens of `source`; it takes no cell."""
+        """Return a new sequence that shares the first `length` tokens of `source`; it takes no cells."""
         self._check_cut(source, length)
         target = self._new_handle()
         if length:
@@ -142,7 +142,7 @@ class LlamaCppRunner:
             self._positions.truncate(sequence, length)
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the handle and the cells that no other sequence shares back."""
+        """Free the handle, and the cells that no other sequence shares."""
         self._check_sequence(sequence)
         self._forget(sequence, 0)
         self._book.remove(sequence)
@@ -169,10 +169,10 @@ class LlamaCppRunner:
     ) -> NDArray[np.float32]:
         """Append rows to sequences and return the logits of the wanted ones: float32[len(wanted), vocab_size].
 
-        The result is valid until the next call, close included. Raises ValueError, or LlamaCppMemoryError when cells
-        run out, before anything is changed; LlamaCppError when the computation fails, with the rows taken back.
+        The result is valid until the next call, including close. Raises ValueError, or LlamaCppMemoryError if cells run
+        out, before anything is changed; LlamaCppError if the computation fails, with the rows removed again.
         """
-        _ = self._context  # a closed runner computes nothing
+        _ = self._context  # raises if the runner is closed
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
         appended = check_rows(rows, outputs, self._limits, self._book)
@@ -193,7 +193,7 @@ class LlamaCppRunner:
         sequences: Sequence[int],
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
-        """Like `run`, but give up soon after another thread has set `stop`: None, with nothing changed."""
+        """Like `run`, but cancelled soon after another thread sets `stop`: returns None, with nothing changed."""
         try:
             with interruptible(self._context, stop):
                 return self.run(tokens, positions, sequences, wanted)
@@ -203,9 +203,9 @@ class LlamaCppRunner:
             return None
 
     def append_image(self, sequence: int, image: ImageRows) -> None:
-        """Append an image's rows to a sequence; those that see all others must fit into one run.
+        """Append an image's rows to a sequence; rows that attend in both directions must fit into one run.
 
-        Raises as `run` does, before anything is changed, or with the rows taken back.
+        Raises as `run` does, before anything is changed or with the rows removed again.
         """
         self._check_sequence(sequence)
         stored, count = self._book.length(sequence), len(image.ids)
@@ -234,8 +234,8 @@ class LlamaCppRunner:
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
 
-        Raises ValueError for data of other positions, another size, model or KV type, and LlamaCppMemoryError when
-        cells run out; the sequence is then as before.
+        Raises ValueError for data of other positions, another size, model or KV type, and LlamaCppMemoryError if cells
+        run out; the sequence is then unchanged.
         """
         self._check_sequence(sequence)
         if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
@@ -267,20 +267,20 @@ class LlamaCppRunner:
         return self._open_context
 
     def _kv_layout(self) -> str:
-        """KV types, and llama.cpp's and our own layout versions."""
+        """KV types, and the layout versions of llama.cpp and of this runner."""
         options = self._options
         types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}"
         return f"llama.cpp/{self._lib.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}"
 
     def _new_handle(self) -> int:
-        _ = self._context  # closed runners have no sequences
+        _ = self._context  # raises if the runner is closed
         for sequence in range(self.info.max_sequences):
             if sequence not in self._book:
                 return sequence
         raise LlamaCppError(f"all {self.info.max_sequences} sequences are in use; free one or raise max_sequences.")
 
     def _forget(self, sequence: int, start: int) -> bool:
-        """Remove rows from `start` on, or all of them where the model cannot be cut there; say which."""
+        """Remove rows from `start` on, or all if it cannot be truncated there; return whether earlier rows are kept."""
         first = self._positions.at(sequence, start)
         if start and self._sequences.remove(sequence, first):
             return True
@@ -288,7 +288,7 @@ class LlamaCppRunner:
         return start == 0
 
     def _take_back(self, lengths: dict[int, int]) -> None:
-        """Cut sequences back to what they held before a computation that failed."""
+        """Truncate sequences to their lengths before a failed computation."""
         for sequence, length in lengths.items():
             kept = length if self._forget(sequence, length) else 0
             self._book.truncate(sequence, kept)

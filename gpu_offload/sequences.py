@@ -1,6 +1,6 @@
-"""llama.cpp's sequences: which cells belong to which, in its own positions, and their KV as bytes.
+"""llama.cpp's sequences: which cells belong to which, by llama.cpp's positions, and their KV as bytes.
 
-Where layers have a sliding window, llama.cpp treats a cell as free once its position has left the window of its only
+In layers with a sliding window, llama.cpp treats a cell as free once its position has left the window of its only
 sequence, even in a cache opened to keep all positions (find_slot in src/llama-kv-cache.cpp). Cached prefixes would be
 overwritten. So every sequence of such a model has a shadow sequence that holds the same cells.
 
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<Q")  # before each of llama.cpp's states
 
 
 def window_of(model: Any) -> int:
-    """Return how many positions sliding-window layers look back; 0 without them, and for models with a state."""
+    """Return the sliding window in positions; 0 without one, and for models with a state."""
     library = llama()
     if library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
         return 0
@@ -33,14 +33,14 @@ def window_of(model: Any) -> int:
 
 
 def sequence_numbers(options: LlamaOptions, window: int) -> int:
-    """Return how many sequences a context needs: the users', their shadows, a scratch one. window: from window_of."""
+    """Return how many sequences a context needs: the callers', their shadows, one scratch. window: from window_of."""
     return (2 if window else 1) * options.max_sequences + 1
 
 
 class Sequences:
-    """The sequences 0..max_sequences-1 of a context, and the scratch sequence behind them.
+    """The sequences 0..max_sequences-1 of a context, and the scratch sequence after them.
 
-    window: from window_of. can_truncate: False where a sequence has a state, which is saved whole; a recurrent one
+    window: from window_of. can_truncate: False if sequences have a state, which is saved whole; a recurrent sequence
     knows only its last position, so its first is not checked. shadowed: whether sequences have shadows.
     """
 
@@ -50,23 +50,23 @@ class Sequences:
         self._memory = self._lib.llama_get_memory(context)
         self._scratch = options.max_sequences
         self._can_truncate = can_truncate
-        # Of a windowed cache llama.cpp saves no more than the last window.
+        # llama.cpp saves only the last window of a windowed cache.
         self._longest = max(window // 2, 1) if window else None
         self.shadowed = bool(window)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
-        """Let a sequence have another's positions start..end-1 too; -1 is the first, and the one behind the last."""
+        """Share positions start..end-1 of one sequence with another; -1 is the first position, or the end."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
         if self.shadowed and target != self._scratch:
             self._lib.llama_memory_seq_cp(self._memory, source, self._shadow(target), start, end)
 
     def computed(self, sequence: int, start: int) -> None:
-        """Note that a sequence has new cells, from position `start` on."""
+        """Record that a sequence has new cells from position `start` on."""
         if self.shadowed:
             self._lib.llama_memory_seq_cp(self._memory, sequence, self._shadow(sequence), start, -1)
 
     def remove(self, sequence: int, start: int) -> bool:
-        """Take positions from `start` on from a sequence, all with -1; False where it cannot be cut there."""
+        """Remove positions from `start` on, all with -1; False if the sequence cannot be truncated there."""
         if self.shadowed and sequence != self._scratch:
             self._lib.llama_memory_seq_rm(self._memory, self._shadow(sequence), start, -1)
         return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
@@ -80,8 +80,8 @@ class Sequences:
     def restore(self, data: bytes, sequence: int, first: int, end: int) -> None:
         """Append what `save` returned for positions first..end-1.
 
-        Raises ValueError for data of other positions, of another model, or no data; what precedes the error is then in
-        the sequence.
+        Raises ValueError for data of other positions, of another model, or no data; what was restored before the error
+        stays in the sequence.
         """
         stored, offset, position = np.frombuffer(data, dtype=np.uint8), 0, first
         while position < end:
@@ -96,7 +96,8 @@ class Sequences:
         try:
             self.share(sequence, self._scratch, first, end)
             size = self._lib.llama_state_seq_get_size(self._context, self._scratch)
-            # np.empty asks for huge pages, which Linux may have to make first: four times as long as the copy took.
+            # np.empty requests huge pages, which Linux may have to create first: that took four times as long as the
+            # copy.
             state = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
             data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             written = self._lib.llama_state_seq_get_data(self._context, data, size, self._scratch)
@@ -107,7 +108,7 @@ class Sequences:
             self.remove(self._scratch, -1)
 
     def _restored(self, state: NDArray[np.uint8], sequence: int, first: int) -> int:
-        """Append a state that begins at position `first`; return the position behind it."""
+        """Append a state that begins at position `first`; return the position after it."""
         route_log()
         data = np.ascontiguousarray(state).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         try:

@@ -1,7 +1,7 @@
-"""A file that llama.cpp reads and that lies nowhere: its bytes are made while they are read.
+"""A virtual file for llama.cpp, whose bytes are produced as they are read.
 
-llama.cpp takes a FILE*, and the C library makes one whose reads are calls (fopencookie, in glibc and musl). So a model
-in another layout needs neither a copy on disk nor a second one in memory.
+llama.cpp accepts a FILE*, and the C library can make one whose reads are callbacks (fopencookie, in glibc and musl). So
+a model in another layout needs neither a copy on disk nor a second one in memory.
 """
 
 import ctypes
@@ -20,17 +20,17 @@ _BUFFER = 1 << 18  # glibc reads no more than this at once; its own 8 KiB took 0
 
 
 class _Calls(ctypes.Structure):
-    """cookie_io_functions_t: what is null is not done."""
+    """cookie_io_functions_t: null functions are not called."""
 
     _fields_ = (("read", _READ), ("write", c_void_p), ("seek", _SEEK), ("close", c_void_p))
 
 
 @contextmanager
 def served(file: StandardFile) -> Iterator[int]:
-    """Give a FILE* that reads the file from its beginning on; it is closed behind the block.
+    """Yield a FILE* that reads the file from its beginning; it is closed after the block.
 
-    An error while reading ends what reads inside the block, and is raised when that has ended. Raises LlamaCppError
-    where the C library has no such files.
+    An error while reading fails that read, and is raised after the block. Raises LlamaCppError if the C library has no
+    fopencookie.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "fopencookie"):
@@ -42,7 +42,7 @@ def served(file: StandardFile) -> Iterator[int]:
         nonlocal position
         try:
             done = file.read_into(memoryview((ctypes.c_ubyte * length).from_address(buffer)).cast("B"), position)
-        except BaseException as error:  # must not pass through C's frames
+        except BaseException as error:  # must not propagate through C frames
             errors.append(error)
             return _FAILED
         position += done

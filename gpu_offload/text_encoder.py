@@ -1,4 +1,4 @@
-"""Texts in, one pooled row of numbers each, by llama.cpp: embedding models and rerankers."""
+"""Embedding models and rerankers on llama.cpp: texts in, one pooled row of numbers each out."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -15,18 +15,18 @@ from gpu_offload.library import complaints, failure, llama
 from gpu_offload.loading import LoadProgress, load_model
 from gpu_offload.options import LlamaOptions
 
-MAX_TOKENS = 2048  # of one text, which is computed in one pass; attention takes memory with its square
+MAX_TOKENS = 2048  # of one text, which is computed in one pass; attention memory is quadratic in it
 _SEQUENCES = 32  # most texts in a batch
 
 
 class LlamaTextEncoder:
     """A model whose last hidden states are pooled into one row per text. Not thread-safe; close it after use.
 
-    max_tokens: of one text. dimensions: numbers of a row; a reranker has one, its score.
+    max_tokens: of one text. dimensions: numbers per row; a reranker has one, its score.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
-        """Load the model; of the options only threads and those about devices matter.
+        """Load the model; only the options about threads and devices are used.
 
         progress is called on this thread; an exception in it ends the load. Raises ModelFileError for a reranker
         without a classification head, LlamaCppError and its subclasses.
@@ -101,7 +101,7 @@ class LlamaTextEncoder:
         return context
 
     def _together(self, rows: list[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Compute texts in one batch, each a sequence of its own."""
+        """Compute texts in one batch, each as a sequence of its own."""
         if self._memory:
             self._lib.llama_memory_clear(self._memory, True)
         lengths = [len(row) for row in rows]

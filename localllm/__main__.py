@@ -8,10 +8,10 @@ PACKAGES = ("cpu_kernels", "gguf_io", "gpu_offload", "models", "tui")
 
 
 def main() -> None:
-    """Import the packages that lie beside this one, then run the command line.
+    """Import the packages beside this one, then run the command line.
 
-    Their names are common. A `models` or `tui` of the user's on PYTHONPATH would come first, so the folder that holds
-    our packages leads sys.path while they are imported; the modules in them are then found by their parents' paths.
+    Their names are common: a `models` or `tui` of the user's on PYTHONPATH would shadow them. So the folder with our
+    packages is first on sys.path while they are imported; their submodules are then found by their parents' paths.
     """
     root = str(Path(__file__).resolve().parents[1])
     sys.path.insert(0, root)

@@ -1,4 +1,4 @@
-"""What a model would take and how fast it would be here, from its header: nothing is loaded."""
+"""How much memory a model would take and how fast it would be on this machine, from its header: nothing is loaded."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,21 +28,20 @@ from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
 from localllm.text import human_bytes
 
-# A longest context is told in steps of so many tokens.
+# The longest context is rounded down to a multiple of this many tokens.
 CONTEXT_STEP = 1024
-# Planned where no context is asked for and more would fit.
+# Planned if no context is requested and more would fit.
 USUAL_CONTEXT = 32768
-# More bits a weight than those of Q8_0 show in no answer, and cost memory and speed.
+# More bits per weight than Q8_0 has do not improve answers, and cost memory and speed.
 MOST_USEFUL_BITS = 8.5
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """choice: who would compute it here, None where GPUs are imagined. trained_context: tokens.
+    """choice: the backend that would run it here, None for imagined GPUs. trained_context: tokens.
 
-    longest_context: the most tokens that fit, up to the trained ones, 0 for none. measured: whether there are figures
-    of this machine. expected: None without them, and where they say nothing of the model. bits: of a weight, on
-    average.
+    longest_context: the most tokens that fit, up to trained_context, 0 for none. measured: whether this machine has
+    been measured. expected: None without measurements, or if they do not apply to the model. bits: average per weight.
     """
 
     plan: Plan
@@ -55,12 +54,12 @@ class Advice:
 
 
 def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ()) -> Advice:
-    """Plan a model for this machine, or for GPUs that are imagined.
+    """Plan a model for this machine, or for imagined GPUs.
 
-    Raises RequestError for types of keys and values that its heads do not fit, and what choose_backend raises.
+    Raises RequestError if its heads do not fit the KV types, and what choose_backend raises.
     """
     room = available_memory()
-    choice = None if imagined else choose_backend(file, settings, room)  # which makes devices of workers
+    choice = None if imagined else choose_backend(file, settings, room)  # also registers workers as devices
     native = choice is not None and choice.backend == "native"
     try:
         made, longest, from_disk = (
@@ -83,9 +82,9 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
 
 
 def best_of(advices: Sequence[Advice | None]) -> int | None:
-    """Which of several quantisations to take: of those that fit, the best, and of equally good ones the smallest.
+    """The index of the quantisation to choose: the best that fits, and of equally good ones the smallest.
 
-    Quality goes by bits a weight, up to those of Q8_0. None where none fits; an entry that is None is left out.
+    Quality is ranked by bits per weight, up to those of Q8_0. None if none fits; entries that are None are skipped.
     """
     fitting = [(number, advice) for number, advice in enumerate(advices) if advice is not None and advice.plan.fits]
     ranked = [(min(advice.bits, MOST_USEFUL_BITS), -advice.bits, -number) for number, advice in fitting]
@@ -93,9 +92,8 @@ def best_of(advices: Sequence[Advice | None]) -> int | None:
 
 
 def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, int, bool]:
-    """The native engine's plan, for the settings' context or the longest that fits, and the longest context.
-
-    Then whether a part of the weights stays on the disk.
+    """The native engine's plan for the settings' context or the longest that fits, the longest context, and whether
+    part of the weights stays on disk.
     """
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
@@ -141,7 +139,7 @@ def _llama_plan(
 
 
 def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:
-    """The most tokens of context with which a plan fits, by halving; the KV types are those asked for, or f16."""
+    """The most tokens of context with which a plan fits, by bisection; the KV types are those requested, or f16."""
     types = request.kv_types[0] or "f16", request.kv_types[1] or "f16"
     request = replace(request, spare=False, dry_run=False, kv_types=types)
 
@@ -151,7 +149,7 @@ def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, requ
     trained = ModelNeeds(file).trained_context
     if fits(trained):
         return trained
-    low, high = 0, -(-trained // CONTEXT_STEP)  # steps that fit, and that do not
+    low, high = 0, -(-trained // CONTEXT_STEP)  # steps that fit, and steps that do not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle)
@@ -159,7 +157,7 @@ def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, requ
 
 
 def _gpus_here() -> list[Device]:
-    """This machine's GPUs as llama.cpp sees them; none without the llama extra, which alone could use them."""
+    """This machine's GPUs according to llama.cpp; none without the llama extra, which is needed to use them."""
     try:
         return gpus()
     except LlamaCppMissingError:

@@ -1,4 +1,4 @@
-"""What `localllm doctor` looks at: each check says what it found, and what to do where that is not good."""
+"""The checks of `localllm doctor`: each says what it found, and what to do if that is not good."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ NETWORK_TIMEOUT_S = 5.0
 
 
 class State(StrEnum):
-    """GOOD: nothing to do. ADVICE: it works, and could be better. BAD: something will fail."""
+    """GOOD: nothing to do. ADVICE: it works but could be better. BAD: something will fail."""
 
     GOOD = "good"
     ADVICE = "advice"
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. advice: what to do, or nothing."""
+    """One finding. advice: what to do, or ""."""
 
     what: str
     state: State
@@ -46,9 +46,9 @@ class Check:
 
 
 def examine() -> Iterator[Check]:
-    """All checks, in order; the network last, because it may take seconds.
+    """Run all checks in order; the network comes last, because it may take seconds.
 
-    Invalid settings are reported and left out, so that everything else is still checked.
+    Invalid settings are reported and skipped, so that everything else is still checked.
     """
     errors: list[SettingsError] = []
     settings = load_settings({}, report=errors.append)
@@ -71,7 +71,7 @@ def examine() -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
-    """A folder that localllm writes to. otherwise: what happens, and what to do, where it cannot, which is how bad."""
+    """A folder that localllm writes to. If it cannot, otherwise says what happens and what to do; state is how bad."""
 
     what: str
     folder: Path
@@ -80,7 +80,7 @@ class WrittenFolder:
 
 
 def written_folders(settings: Settings) -> tuple[WrittenFolder, ...]:
-    """All of them."""
+    """All folders that localllm writes to."""
     from cpu_kernels.kernel_cache import cache_root
 
     return (
@@ -119,7 +119,7 @@ def check_python() -> Check:
 
 
 def check_processor() -> Check:
-    """Cores, the instruction set that the kernels are compiled for, and how far ahead they ask for weights."""
+    """Cores, the instruction set that the kernels are compiled for, and how far ahead they prefetch weights."""
     from cpu_kernels.cores import usable_cores
     from cpu_kernels.isa import ISA, Isa
     from cpu_kernels.tuning import prefetch
@@ -131,7 +131,7 @@ def check_processor() -> Check:
 
 
 def check_memory() -> Check:
-    """Memory that is free now."""
+    """Currently free memory."""
     from cpu_kernels.limits import available_memory
 
     available = available_memory()
@@ -142,7 +142,7 @@ def check_memory() -> Check:
 
 
 def check_speed() -> Check:
-    """What was measured of this machine, by threads. Nothing is measured here."""
+    """The stored measurements of this machine by thread count. Measures nothing itself."""
     from localllm.roofline.kept import all_kept
 
     found = [
@@ -174,7 +174,7 @@ def check_gpu() -> Check:
 
 
 def check_folder(written: WrittenFolder) -> Check:
-    """Whether a folder can be written, or made, and how much is in it. Nothing is made."""
+    """Whether a folder can be written or created, and its size. Creates nothing."""
     nearest = written.folder
     while not nearest.exists():
         nearest = nearest.parent
@@ -184,7 +184,7 @@ def check_folder(written: WrittenFolder) -> Check:
 
 
 def check_kernels() -> Check:
-    """Whether there are kernels for this processor and version, and whether all of them compute what they should."""
+    """Whether there are kernels for this processor and version, and whether all of them passed their self-check."""
     from cpu_kernels.kernel_cache import SUFFIX, cache_directory, portable_kernels
 
     folder, portable = cache_directory(), portable_kernels()
@@ -198,7 +198,7 @@ def check_kernels() -> Check:
 
 
 def check_settings(errors: Sequence[SettingsError]) -> Check:
-    """The settings' file, which need not exist, and what is invalid in it or in variables."""
+    """The settings file, which need not exist, and what is invalid in it or in environment variables."""
     path = config_path()
     if errors:
         return Check(
@@ -217,7 +217,7 @@ def check_disk(folder: Path) -> Check:
 
 
 def check_unfinished(partial: Path) -> Check:
-    """What interrupted pulls left."""
+    """Leftovers of interrupted pulls."""
     size = size_of(partial)
     if size:
         advice = "Pull again to go on, or remove them: localllm rm --unfinished."
@@ -235,7 +235,7 @@ def check_models(settings: Settings) -> Check:
 
 
 def check_model_folder(folder: Path) -> Check:
-    """Whether a folder of the setting model_folders is there."""
+    """Whether a folder of the setting model_folders exists."""
     if folder.is_dir():
         return Check("model folder", State.GOOD, str(folder))
     return Check("model folder", State.ADVICE, f"{folder} is not there", "Check the setting model_folders.")

@@ -20,18 +20,18 @@ __all__ = [
 
 
 def reason(error: Exception) -> str:
-    """Why the system or a network refused, for people: without its number."""
+    """The message of a system or network error for people, without the error number."""
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 class RequestError(LocalLLMError):
-    """A request that cannot be served as it stands: a bad option, an empty prompt, an impossible combination."""
+    """A request that cannot be served: a bad option, an empty prompt, an impossible combination."""
 
 
 class ContextOverflowError(RequestError):
     """A prompt longer than the context. Carries the counts, so that front ends can show them.
 
-    prompt_tokens and context_tokens are numbers of tokens. remedy: what would make room for more.
+    prompt_tokens, context_tokens: token counts. remedy: how to get a longer context.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class QueueFullError(LocalLLMError):
 
 
 class EngineStoppedError(LocalLLMError):
-    """The engine takes no requests any more: its model is being unloaded, or its runner failed. Load the model anew."""
+    """The engine accepts no more requests: its model is being unloaded, or its runner failed. Load the model again."""
 
 
 class OutOfMemoryError(LocalLLMError):
-    """The plan of memory does not fit. The message shows the sums."""
+    """The memory plan does not fit. The message shows the sums."""
 
 
 class SettingsError(LocalLLMError):
-    """A setting that does not exist or has a value of the wrong kind. The message names its source."""
+    """A setting that does not exist or has an invalid value. The message names its source."""

@@ -1,17 +1,17 @@
-"""Files that are there in full or not at all, temporary names that localllm recognises, paths that users write."""
+"""Atomic file writes, temporary names that localllm recognises, and paths that users write."""
 
 import os
 import tempfile
 import time
 from pathlib import Path
 
-# Every temporary file begins with this, so that what a killed process left is known to be ours.
+# Every temporary file begins with this, so that files left by a killed process are known to be ours.
 TEMPORARY = ".localllm-"
 STALE_S = 3600  # younger temporary files may be in use
 
 
 def write_whole(path: Path, data: bytes, *, lasting: bool = True) -> None:
-    """Write a file that no reader sees half done, and that (if lasting) survives a power cut. Raises OSError."""
+    """Write a file atomically, so that no reader sees a part; if lasting, it survives a power cut. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -36,7 +36,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def stale(path: Path) -> bool:
-    """Whether a temporary file has not been written for STALE_S, so that a killed process must have left it."""
+    """Whether a temporary file has not been written for STALE_S, so a killed process must have left it."""
     try:
         return path.lstat().st_mtime < time.time() - STALE_S
     except OSError:  # its writer has just renamed or removed it
@@ -44,5 +44,5 @@ def stale(path: Path) -> bool:
 
 
 def user_path(text: str) -> Path:
-    """The path that a user wrote, ~ expanded; one whose user is unknown stays as it is."""
+    """The path that a user wrote, with ~ expanded; with an unknown user name it stays unchanged."""
     return Path(os.path.expanduser(text))

@@ -10,18 +10,18 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from localllm.errors import OutOfMemoryError, RequestError
 
-# Left to the rest of the machine, and the least that a conversation can do with.
+# Memory left to the rest of the machine, and the shortest useful conversation.
 RESERVE_BYTES = 512 * 2**20
 LEAST_TOKENS = 512
-# Of a model that runs from the disk: tokens that are planned for, and the share of its weights that memory must hold.
+# For a model that runs from disk: tokens to plan for, and the share of its weights that memory must hold.
 DISK_TOKENS = 4096
 LEAST_IN_MEMORY = 0.125
-# Of llama.cpp's compute buffers, which grow with the context, where only one figure is shown.
+# Context for estimating llama.cpp's compute buffers, which grow with it, where only one figure is shown.
 _ESTIMATED_TOKENS = 4096
 
 
 def no_states(kv_bytes: int) -> int:
-    """Bytes of the states of a model that has none."""
+    """Bytes of the states of a model without states."""
     return 0
 
 
@@ -29,9 +29,9 @@ def no_states(kv_bytes: int) -> int:
 class ModelMemory:
     """Bytes of a model in main memory.
 
-    weights: as they are stored there, which for the native engine is packed. buffers: all else that does not grow.
+    weights: as stored in memory, which for the native engine is packed. buffers: everything else of constant size.
     kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
-    sequence. states: what states of hybrid models take of a budget for keys and values, whatever the number of tokens.
+    sequence. states: what states of hybrid models take of a KV budget, independent of the number of tokens.
     """
 
     weights: int
@@ -41,7 +41,7 @@ class ModelMemory:
     states: Callable[[int], int] = field(default=no_states, compare=False)
 
     def total(self, tokens: int) -> int:
-        """Bytes with one sequence of so many tokens."""
+        """Bytes with one sequence of `tokens` tokens."""
         return self.weights + self.buffers + self.states(0) + tokens * (self.kv_per_token + self.position_bytes)
 
 
@@ -49,8 +49,8 @@ class ModelMemory:
 class MemoryPlan:
     """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool.
 
-    states: the part of it that a hybrid model's states take, whatever the number of tokens. on_disk: weights that
-    memory has no room for beside the others, so that they are read again when they are needed.
+    states: the part of kv that a hybrid model's states take, independent of the number of tokens. on_disk: weights that
+    do not fit into memory, so that they are read again when needed.
     """
 
     available: int
@@ -78,7 +78,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """All bytes but the reserve."""
+        """Everything except the reserve."""
         return self.weights + self.buffers + self.kv
 
     @property
@@ -90,10 +90,10 @@ class MemoryPlan:
 def plan_memory(
     memory: ModelMemory, context: int, kv_bytes: int | None = None, available: int | None = None
 ) -> MemoryPlan:
-    """Decide the KV budget. kv_bytes None takes all that is left beside weights, buffers and reserve.
+    """Decide the KV budget. kv_bytes: None means all that weights, buffers and reserve leave.
 
-    context: tokens of the longest sequence. available None asks the system. Raises OutOfMemoryError with the sums where
-    even LEAST_TOKENS do not fit.
+    context: tokens of the longest sequence. available: None means ask the system. Raises OutOfMemoryError with the sums
+    if even LEAST_TOKENS do not fit.
     """
     if available is None:
         available = available_memory()
@@ -107,7 +107,7 @@ def plan_memory(
     states = memory.states(max(kv, 0))
     plan = MemoryPlan(available, memory.weights, memory.buffers + tables, kv, memory.kv_per_token, states=states)
     if plan.kv > left - tables or plan.kv_tokens < LEAST_TOKENS:
-        if kv_bytes is None:  # the least that would do
+        if kv_bytes is None:  # show the least that would be enough
             least = memory.states(0)
             plan = replace(plan, kv=LEAST_TOKENS * memory.kv_per_token + least, states=least)
         raise OutOfMemoryError(
@@ -120,10 +120,10 @@ def plan_memory(
 def plan_from_disk(
     memory: ModelMemory, context: int, kv_bytes: int | None = None, available: int | None = None
 ) -> MemoryPlan:
-    """Plan a model of whose packed weights only a part stays in memory; the arguments are those of plan_memory.
+    """Plan a model whose packed weights stay in memory only in part; the arguments are those of plan_memory.
 
-    kv_bytes None takes what DISK_TOKENS tokens need. Raises OutOfMemoryError with the sums where less than
-    LEAST_IN_MEMORY of the weights would be left in memory.
+    kv_bytes: None means what DISK_TOKENS tokens need. Raises OutOfMemoryError with the sums if less than
+    LEAST_IN_MEMORY of the weights would stay in memory.
     """
     available = available_memory() if available is None else available
     positions = min(context, DISK_TOKENS if kv_bytes is None else kv_bytes // memory.kv_per_token)
@@ -141,14 +141,14 @@ def plan_from_disk(
 
 
 def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
-    """What is to be known of a model that runs from the disk."""
+    """Notes for the user about a model that runs from disk; none for other models."""
     from models.needs import native_needs
 
     if not plan.on_disk:
         return ()
     needs, whole = native_needs(file), plan.weights + plan.on_disk
     read = sum(each.weight_bytes for products in (needs.row, needs.logits) for each in products.values())
-    # Of a mixture of experts, the share that is missing; else all, for what comes next is what was dropped first.
+    # A mixture of experts reads the missing share. Other models read all: the weights needed next were evicted first.
     missing = int(read * plan.on_disk / whole) if read < whole / 2 else read
     return (
         f"from disk: memory has room for {plan.weights >> 20:,} of {whole >> 20:,} MiB of weights",
@@ -159,9 +159,9 @@ def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
 def native_memory(
     file: ModelFile, kv_types: tuple[str, str], threads: int | None = None, drafts: bool | ModelFile = True
 ) -> ModelMemory:
-    """What a model takes on the native engine, from its header. Raises UnsupportedModelError.
+    """The memory that a model takes on the native engine, from its header. Raises UnsupportedModelError.
 
-    drafts: with its layers of multi-token prediction, if it has some, or with the head of another file.
+    drafts: whether to include its multi-token prediction layers, if any, or a file with a draft head.
     """
     from models.config import read_config
     from models.kv_layout import state_bytes
@@ -175,10 +175,10 @@ def native_memory(
 def model_memory(
     file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
 ) -> ModelMemory:
-    """What a model takes on the native engine, and where that cannot compute it, on llama.cpp by estimate.
+    """The memory that a model takes on the native engine, or if that cannot run it, an estimate for llama.cpp.
 
-    projector: one that is loaded too, which llama.cpp does. Of embedding models and rerankers, nothing is stored
-    between texts. Raises RequestError where its heads do not fit the types.
+    projector: loaded too, in which case llama.cpp runs the model. Embedding models and rerankers store nothing between
+    texts. Raises RequestError if the heads do not fit the types.
     """
     from gpu_offload.estimate import Estimate
     from gpu_offload.memory import ModelNeeds, projector_bytes, state_bytes
@@ -189,7 +189,7 @@ def model_memory(
 
     per_token = kv_bytes_in_file(file, kv_types)
     if projector is None:
-        with suppress(ModelFileError, UnsupportedModelError):  # an architecture or a header that only llama.cpp takes
+        with suppress(ModelFileError, UnsupportedModelError):  # only llama.cpp accepts the architecture or the header
             if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
                 return ModelMemory(*encoder_needs(file), 0)
             return native_memory(file, kv_types)
@@ -201,9 +201,9 @@ def model_memory(
 
 
 def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
-    """Bytes that a token's keys and values take in these types, where heads are stored as long as the file has them.
+    """Bytes of a token's keys and values in these types, with heads stored at the length that the file states.
 
-    Raises RequestError where the model's heads do not fit the types.
+    Raises RequestError if the model's heads do not fit the types.
     """
     from gpu_offload.memory import kv_bytes_per_token
 

@@ -1,8 +1,8 @@
-"""Packed weights that are kept on disk, so that a model's next load maps them instead of packing again.
+"""A disk cache of packed weights, so that a model's next load maps them instead of packing again.
 
-A file is named by everything that its content depends on: the state of the model's files (path, size, times, inode),
-and the code and the processor that it was packed by and for. So several versions of localllm keep one each, of which
-the least recently used go first. What is in it is in models/packed_file.py.
+A file's name is derived from everything that its content depends on: the state of the model's files (path, size, times,
+inode), the code that packed it and the processor that it is for. So different versions of localllm have separate files;
+the least recently used are evicted first. models/packed_file.py defines the content.
 """
 
 import contextlib
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACKED_NAME = re.compile(rf"[0-9a-f]{{32}}\.packed|{re.escape(TEMPORARY)}[0-9a-z_]{{8}}\.packed")
-"""What is recognised as ours: whole files, and those that were being written."""
+"""File names recognised as ours: complete files, and files that were being written."""
 DEFAULT_BYTES = 16 * 2**30
 DEFAULT_SHARE = 0.25  # of the free disk
-LEAST_BYTES = 64 * 2**20  # less is packed about as fast as it is read
-FREE_TIMES = 2  # a file is written only where so many times its size are free
+LEAST_BYTES = 64 * 2**20  # smaller models pack about as fast as they are read
+FREE_TIMES = 2  # a file is written only if this many times its size is free
 LEAST_MEMORY = 2**30
-_WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # a load's own work comes first
-_SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # what a process that is about to end still writes, and how long it waits
-# A file that was changed so shortly before may be changed again without a new time.
+_WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # the load's own work comes first
+_SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # how much an ending process still writes, and how long it waits for that
+# A file changed this recently may change again with the same modification time.
 _SETTLED_NS = 2 * 10**9
 _ROOT = Path(__file__).parent.parent
 _DECIDING = ("gguf_io/*.py", "gguf_io/layouts/*.py", "models/weights.py", "models/packed_file.py")
 
 
 def packed_folder() -> Path:
-    """The folder that all processes of this user share, e.g. ~/.cache/localllm/packed."""
+    """The folder shared by all processes of this user, e.g. ~/.cache/localllm/packed."""
     return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "packed"
 
 
@@ -65,10 +65,10 @@ def open_with_packed(
     limit_mib: int | None,
     opened: "Callable[[PackedWeights | None], NativeRunner]",
 ) -> "NativeRunner":
-    """A runner that `opened` makes with what find_packed gave or, from None, by packing the file's own weights.
+    """A runner that `opened` makes from find_packed's result or, given None, by packing the file's own weights.
 
-    The latter are then kept on disk in the background, until the runner closes. limit_mib: the setting, 0 for neither.
-    Raises what `opened` raises.
+    In the latter case the packed weights are written to disk in the background, until the runner closes. limit_mib: the
+    setting; 0 turns both off. Raises what `opened` raises.
     """
     if ready is not None:
         runner = opened(ready)
@@ -97,12 +97,12 @@ def open_from_disk(
     opened: "Callable[[PackedWeights | None], NativeRunner]",
     progress: Callable[[str, float], None] | None,
 ) -> "NativeRunner":
-    """A runner that `opened` makes with mapped weights; they are packed to the disk first, if they are not there.
+    """A runner that `opened` makes with mapped weights, which are first packed to disk if they are missing there.
 
-    ready: what find_packed gave. size: bytes of the packed weights. Packing takes some MiB of memory. Raises
-    OutOfMemoryError where the disk has no room for them, OSError, and what `opened` raises.
+    ready: find_packed's result. size: bytes of the packed weights. Packing takes a few MiB of memory. Raises
+    OutOfMemoryError if the disk has no space for them, OSError, and what `opened` raises.
     """
-    for _ in range(2):  # once more where the file on the disk is damaged
+    for _ in range(2):  # retry once if the file on disk is damaged
         if ready is None:
             _pack_to_disk(file, limit_mib, size, progress)
             ready = find_packed(file, limit_mib)
@@ -135,9 +135,9 @@ def _pack_to_disk(
 
 
 def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
-    """A model's packed weights, if they are on the disk; they are being checked from now on, see PackedWeights.check.
+    """A model's packed weights, if they are on disk; verifying them starts here, see PackedWeights.check.
 
-    limit_mib: the setting; 0 is off. A file that is damaged, or another's, is removed.
+    limit_mib: the setting; 0 is off. A file that is damaged or belongs to another model is removed.
     """
     if limit_mib == 0:
         return None
@@ -150,7 +150,7 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
             found = map_packed(fd, usable_cores())
             if found.about.get("key") != path.stem:
                 raise DamagedError("it belongs to another model")
-            with contextlib.suppress(OSError):  # a folder that cannot be written
+            with contextlib.suppress(OSError):  # the folder is read-only
                 os.utime(fd)
             return found
         finally:
@@ -163,10 +163,10 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
 
 
 class PackedKeeper:
-    """Writes a model's packed weights to the disk in the background, until it is stopped."""
+    """Writes a model's packed weights to disk in the background, until it is stopped."""
 
     def __init__(self, file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> None:
-        """packed: matrices by what they are, see WeightLoader.packed."""
+        """packed: matrices by name, see WeightLoader.packed."""
         self._stopped, self._hurried = threading.Event(), threading.Event()
         self.bytes = sum(each.nbytes for each in packed.values())
         self._path = _path(file)
@@ -178,14 +178,14 @@ class PackedKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give up what is not written yet, and let go of the weights. Idempotent."""
+        """Abandon what is not yet written, and release the weights. Idempotent."""
         self._stopped.set()
         self._hurried.set()
         self._thread.join()
         _keepers.discard(self)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until everything is written, or was given up; write at once."""
+        """Write without delay, and wait until everything is written or abandoned, for at most `seconds`."""
         self._hurried.set()
         self._thread.join(seconds)
 
@@ -193,7 +193,7 @@ class PackedKeeper:
         self._hurried.wait(_WAIT_S)
         if self._stopped.is_set():
             return
-        if sys.platform == "linux":  # which gives each thread a priority of its own
+        if sys.platform == "linux":  # where each thread has a priority of its own
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
@@ -218,13 +218,13 @@ _keepers: set[PackedKeeper] = set()
 
 
 def finish_keeping() -> None:
-    """Wait a few seconds for small models' weights that are being kept: for processes that end with a short answer."""
+    """Wait a few seconds until small models' weights are written: for processes that end after a short answer."""
     for keeper in [each for each in _keepers if each.bytes <= _SOON_BYTES]:
         keeper.wait(_PATIENCE_S)
 
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
-    """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
+    """Start writing a model's packed weights, unless they are small or stored already, or the file has just changed."""
     small = sum(each.nbytes for each in packed.values()) < LEAST_BYTES
     if limit_mib == 0 or small or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
         return None
@@ -242,7 +242,7 @@ def limit_bytes(limit_mib: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """A packed file on the disk. used_ns: when it was last loaded. files: the model's, as they were; () if damaged."""
+    """A packed file on disk. used_ns: when last loaded. files: states of the model's files then; () if damaged."""
 
     path: Path
     bytes: int
@@ -251,7 +251,7 @@ class StoredWeights:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the model's files are gone or others now, so that nothing will ever load this one."""
+        """Whether the model's files are missing or changed, so that this file will never be loaded again."""
         for name, *stamp in self.files:
             try:
                 found = os.stat(name)
@@ -263,7 +263,7 @@ class StoredWeights:
 
 
 def packed_files() -> list[StoredWeights]:
-    """All packed files, the least recently used first. Other files of the folder are left out."""
+    """All packed files, least recently used first. Other files in the folder are left out."""
     found = []
     with contextlib.suppress(OSError):
         for path in packed_folder().iterdir():
@@ -276,7 +276,7 @@ def packed_files() -> list[StoredWeights]:
 
 
 def remove_orphans() -> list[StoredWeights]:
-    """Remove the packed files of models that are gone or were changed; return those that are left, as packed_files."""
+    """Remove the packed files of missing or changed models; return the remaining ones, ordered as packed_files."""
     left = []
     for each in packed_files():
         if each.orphaned:
@@ -301,11 +301,11 @@ class _GivenUpError(Exception):
 
 @contextlib.contextmanager
 def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
-    """A new file open for writing, which gets its name when the block ends well. Older ones go to make room.
+    """A new file open for writing, renamed to `path` if the block succeeds. Older files are evicted to make room.
 
-    Raises _GivenUpError where there is no room, or another process is writing; OSError.
+    Raises _GivenUpError if there is no space or another process is writing; OSError.
     """
-    from filelock import FileLock, Timeout  # not above: most loads find what they need
+    from filelock import FileLock, Timeout  # not above: most loads do not write
 
     folder = path.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -313,7 +313,7 @@ def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
         raise _GivenUpError(f"{folder} is not this user's alone")
     try:
         with FileLock(folder / ".lock", timeout=0, mode=0o600):
-            for each in folder.iterdir():  # only a process that was killed can have left these
+            for each in folder.iterdir():  # left by killed processes: this one holds the lock
                 if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
                     each.unlink()
             _make_room(path, size, limit_mib)
@@ -358,7 +358,7 @@ def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
 
 @cache
 def _code() -> str:
-    """What decides how weights are packed: our sources and the processor. Asked several times at each load."""
+    """Digest of what determines the packing: our sources and the processor. Cached: each load needs it repeatedly."""
     from cpu_kernels.kernel_cache import cache_directory
 
     digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())
@@ -369,7 +369,7 @@ def _code() -> str:
 
 
 def _opened(path: Path) -> int | None:
-    """Open a packed file for reading; None where there is none, or it may be another user's work. Raises OSError."""
+    """Open a packed file for reading; None if there is none, or another user may have written it. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -383,12 +383,12 @@ def _opened(path: Path) -> int | None:
 
 
 def _is_private(state: os.stat_result) -> bool:
-    """Whether only this user can write there: what others may change may be cut while it is mapped."""
+    """Whether only this user can write there: others could truncate a file while it is mapped."""
     return state.st_uid == os.getuid() and not state.st_mode & 0o022
 
 
 def _files_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """The model's files that a packed file was made of; () where that cannot be read."""
+    """The states of the model's files that a packed file was made from; () if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

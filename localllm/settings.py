@@ -1,4 +1,4 @@
-"""The settings: one flat, typed object, from flags over environment over a TOML file.
+"""The settings: one flat, typed object, merged from flags over environment over a TOML file.
 
 The field `ctx` is set by the flag --ctx, else by LOCALLLM_CTX, else by `ctx = ...` in the file, else by its default.
 An unknown name is an error that suggests the nearest known one, so that a typo never goes unnoticed.
@@ -23,7 +23,7 @@ from localllm.text import shortened
 
 PREFIX = "LOCALLLM_"
 
-# Variables that must act before settings exist, so that they are read where they act.
+# Variables that take effect before settings are loaded, so they are read where they are used.
 OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_PREFETCH"})
 
 SECRETS = frozenset({"api_key", "remote_key"})  # never shown
@@ -37,7 +37,7 @@ KVType = Literal["f16", "q8_0", "q4_0"]
 
 LARGEST_LORA_WEIGHT = 1e3
 
-# The lowest and highest value of numbers that have bounds of their own; sampling parameters are checked with requests.
+# Lowest and highest values of numbers; sampling parameters are checked with requests.
 _BOUNDS = {
     "gpu_layers": (0, 2**16),
     "main_gpu": (0, 2**16),
@@ -60,7 +60,7 @@ _BOUNDS = {
 class Settings:
     """Every setting. None leaves it to the model or to the machine."""
 
-    # Who computes. Layers on GPUs count from the end, the output being the first; main_gpu takes all of them unless
+    # The backend. Layers on GPUs count from the end, the output being the first; main_gpu takes all of them unless
     # split_mode spreads layers or the rows of matrices; n_cpu_moe layers keep their experts in main memory.
     backend: Backend = "auto"
     gpu_layers: int | None = None
@@ -94,7 +94,7 @@ class Settings:
     mirostat_eta: float = 0.1
     seed: int | None = None
     # The native engine's KV budget in MiB, how keys and values are stored, requests that run at once, the draft model
-    # for speculative decoding, whether models that can draft for themselves do where there is none, and whether
+    # for speculative decoding, whether models that can draft for themselves do so if there is none, and whether
     # conversations' KV is kept on disk.
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
@@ -105,16 +105,16 @@ class Settings:
     disk_cache: bool = True
     # MiB of disk for packed weights, which make the next load of a model fast; 0 for none.
     packed_mib: int | None = None
-    # Whether a model that memory has no room for may run on the native engine with a part of its weights on disk.
+    # Whether a model that does not fit into memory may run on the native engine with part of its weights on disk.
     from_disk: bool = False
-    # The folder of pulled models, and further folders to look for GGUF files in, separated as in PATH.
+    # The folder of pulled models, and further folders to search for GGUF files, separated as in PATH.
     model_store: str | None = None
     model_folders: str = ""
-    # The server: where it listens, its key or the file that holds it (which may have one for each user), further names
-    # of this machine and web pages that may call (with commas), how long an idle model stays (such as 5m), requests
-    # at work or waiting, models in memory and their MiB, seconds that requests get to end when the server stops, and
-    # the times that its metrics hold answers to (such as ttft=2s,tpot=100ms), names that stand for lists of models of
-    # which the next answers where one cannot (such as smart=qwen3:8b,qwen3:0.6b).
+    # The server: the address to listen on, its key or the file with it (which may have one key per user), further names
+    # of this machine and web origins that may call (comma-separated), how long an idle model stays (such as 5m), limits
+    # on requests running or waiting, on models in memory and on their MiB, seconds that requests get to finish when the
+    # server stops, the latency targets of its metrics (such as ttft=2s,tpot=100ms), and names for lists of models, of
+    # which the next one answers if one cannot (such as smart=qwen3:8b,qwen3:0.6b).
     host: str = "127.0.0.1"
     port: int = 11434
     api_key: str | None = field(default=None, repr=False)
@@ -136,12 +136,12 @@ class Settings:
 
 
 def config_path() -> Path:
-    """Where the file is looked for, e.g. ~/.config/localllm/config.toml. It need not exist."""
+    """The path of the settings file, e.g. ~/.config/localllm/config.toml. It need not exist."""
     return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "config.toml"
 
 
 def sessions_path() -> Path:
-    """Where the chat's sessions are kept, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
+    """The database of the chat's sessions, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
     return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
 
 
@@ -162,8 +162,8 @@ def load_settings(
     """Merge the three sources. A flag that is None was not given.
 
     flags: by field name. environment defaults to the process's, file to config_path(). model: the model's own
-    parameters, below all three. report gets a SettingsError, which names the source and the setting, for each unknown
-    name and invalid value; where it returns, that entry is left out. By default it raises.
+    parameters, with the lowest precedence. report is called with a SettingsError, which names the source and the
+    setting, for each unknown name and invalid value; if it returns, that entry is skipped. By default it raises.
     """
     values = _merged(
         (((name, value, _MODEL) for name, value in (model or {}).items())),
@@ -178,7 +178,7 @@ def load_settings(
 def setting_sources(
     environment: Mapping[str, str] | None = None, file: Path | None = None, report: Report = _refuse
 ) -> dict[str, tuple[object, str]]:
-    """Every setting's value and its source where no flag overrides it: a variable, a file, or "default".
+    """Every setting's value and its source if no flag overrides it: a variable, a file, or "default".
 
     report: as for load_settings.
     """
@@ -192,7 +192,7 @@ def setting_sources(
 
 
 def read_key(key: str | None, file: str | None, name: str) -> str | None:
-    """The secret of a setting, or of the file that the setting `name` points to. Raises SettingsError."""
+    """The secret `key`, or the content of `file`, the value of the setting `name`. Raises SettingsError."""
     if file is None:
         return key or None
     path = user_path(file)
@@ -212,7 +212,7 @@ Entry = tuple[str, object, str]
 
 
 def _merged(*sources: Iterable[Entry], report: Report) -> dict[str, tuple[Any, str]]:
-    """The valid values of all sources with where they come from; later sources come first."""
+    """The valid values of all sources, with where they were set; later sources take precedence."""
     values: dict[str, tuple[Any, str]] = {}
     for name, value, where in chain(*sources):
         try:
@@ -228,7 +228,7 @@ def _from_file(path: Path, report: Report) -> Iterator[Entry]:
         import tomllib  # most people have no such file
 
         content = tomllib.loads(text)
-    except (FileNotFoundError, NotADirectoryError):  # HOME may be no folder at all
+    except (FileNotFoundError, NotADirectoryError):  # HOME may not even be a folder
         return
     except OSError as error:
         report(SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions."))
@@ -261,7 +261,7 @@ def _unknown(name: str, where: str) -> SettingsError:
 
 
 def _parsed(name: str, text: str) -> object:
-    """A variable's text as the field's type; the text itself where it cannot be read so, which _checked refuses."""
+    """A variable's text as the field's type; the text itself if it cannot be parsed, which _checked then rejects."""
     for kind in _TYPES[name]:
         if kind is bool and text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]
@@ -303,7 +303,7 @@ def _check_bounds(name: str, value: int, subject: str) -> None:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """What a field may hold: types, or the strings of a Literal. None cannot be written in any source."""
+    """A field's allowed types, or the strings of a Literal. None is left out: no source can express it."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if get_origin(kind) in (Union, UnionType):
@@ -317,7 +317,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {entry.name: _alternatives(entry.type) for 
 def parse_lora(text: str) -> list[tuple[Path, float]]:
     """Files and weights of the lora setting: FILE or FILE:WEIGHT, separated by commas. Raises SettingsError.
 
-    A comma that belongs to a path is written as "\\,".
+    A comma within a path is written as "\\,".
     """
     found = []
     for part in re.split(r"(?<!\\),", text):
@@ -337,5 +337,5 @@ def parse_lora(text: str) -> list[tuple[Path, float]]:
 
 
 def lora_text(paths: Iterable[Path]) -> str:
-    """The lora setting that names these files, each with weight 1, whatever their paths hold."""
+    """The lora setting for these files, each with weight 1; works for any path."""
     return ",".join(f"{path}:1".replace(",", "\\,") for path in paths)

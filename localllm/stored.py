@@ -1,4 +1,4 @@
-"""Everything that localllm keeps on the disk: where, how much, what limits it, and how it is freed."""
+"""Everything that localllm keeps on disk: where, how much, what limits it, and how to free it."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from localllm.packed import PACKED_NAME, packed_folder
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.tools.journal import journal_path
 
-# A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
+# Names of a cache's subfolders and of our files in them; documents have no subfolders.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
 _DOCUMENTS = re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")
 _KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
@@ -24,7 +24,7 @@ _KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}
 
 @dataclass(frozen=True, slots=True)
 class StoredPlace:
-    """A folder or a file of ours. bytes: what it takes on the disk. bound: what keeps it small, in a few words."""
+    """A folder or file of ours. bytes: its size on disk. bound: what limits its size, in a few words."""
 
     what: str
     path: Path
@@ -33,7 +33,7 @@ class StoredPlace:
 
 
 def stored_places(settings: Settings) -> list[StoredPlace]:
-    """Every place that is written to, whether it exists yet or not."""
+    """Every place that localllm writes to, even if it does not exist yet."""
     store = places.own_store(settings)
     chats = sessions_path()
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
@@ -65,12 +65,12 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 
 
 def cleared(what: str) -> int:
-    """Clear "kernels", "kv", "packed" or "documents" and return the bytes that became free.
+    """Clear "kernels", "kv", "packed" or "documents", and return the bytes freed.
 
     Raises RequestError for other words.
 
-    Only files that localllm names so are removed, and folders that this leaves empty: the folder that a variable leads
-    to may hold other things.
+    Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
+    names may contain other files.
     """
     caches = {"kernels": (_kernels, _KERNELS), "kv": (disk_cache_folder, _KV)}
     if what == "documents":
@@ -98,7 +98,7 @@ def cleared(what: str) -> int:
 
 
 def _cleared_files(folder: Path, names: re.Pattern[str]) -> int:
-    """Remove the files of a folder that have such names, and return the bytes that became free."""
+    """Remove the files of a folder whose names match, and return the bytes freed."""
     before = size_of(folder)
     for path in _entries(folder):
         if names.fullmatch(path.name) and path.is_file() and not path.is_symlink():
@@ -116,7 +116,7 @@ def _packed_limit(settings: Settings) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes on the disk of a file, or below a folder; files with holes count as what they take."""
+    """Disk usage in bytes of a file, or of all files below a folder; holes do not count."""
     found = path.rglob("*") if path.is_dir() else iter([path])
     return sum(each.lstat().st_blocks * 512 for each in found if each.is_file() and not each.is_symlink())
 
@@ -126,7 +126,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _kernels() -> Path:
-    from cpu_kernels.kernel_cache import cache_root  # takes a moment to import
+    from cpu_kernels.kernel_cache import cache_root  # slow to import
 
     return cache_root()
 

@@ -5,17 +5,17 @@ import unicodedata
 from collections.abc import Collection, Sequence
 
 # C0, DEL and C1 without tab and newlines: text from a model or a file must not move the cursor or set a title.
-# Bidirectional overrides and isolates: they show text in another order than it is in.
+# Bidirectional overrides and isolates: they display text in another order.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
 def harmless(text: str) -> str:
-    """The text with U+FFFD for every character that acts on a terminal or reorders what is shown."""
+    """The text with U+FFFD for every character that controls a terminal or reorders the display."""
     return _UNSAFE.sub("\ufffd", text)
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """The text, or its beginning and an ellipsis: messages quote foreign text of any length."""
+    """The text, cut to `most` characters with an ellipsis: messages quote foreign text of any length."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -47,7 +47,7 @@ def human_count(count: int) -> str:
 
 
 def human_speed(speed: float) -> str:
-    """Tokens a second with as many digits as an expectation has: 3.4, 52, 1,200."""
+    """Tokens per second with the precision of an estimate: 3.4, 52, 1,200."""
     return f"{speed:.1f}" if speed < 10 else f"{speed:,.0f}"
 
 
@@ -69,7 +69,7 @@ def human_time(seconds: float) -> str:
 
 
 def _scaled(number: int, base: int, units: Sequence[str]) -> str:
-    """Three significant digits; 999.6 K is written as the 1 M that it rounds to."""
+    """Three significant digits; 999.6 K becomes 1 M, to which it rounds."""
     power = 0
     value = float(number)
     while power < len(units) - 1 and round(value) >= 1000:

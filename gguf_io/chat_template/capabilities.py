@@ -1,4 +1,4 @@
-"""What a template takes, found out by rendering small conversations through it and looking for their words."""
+"""What a template supports, found by rendering small probe conversations and searching the output for their words."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
 
 Marker = tuple[str, str]
-# How models fence off reasoning, as their templates show it: rows of opening and closing.
+# Markers around reasoning, as models' templates write them: opening and closing.
 REASONING: tuple[Marker, ...] = (
     ("<think>", "</think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -54,7 +54,7 @@ def _call(arguments: object, content: str | None = "") -> Message:
 _OBJECT = {"tree": "service"}
 _TEXT = json.dumps(_OBJECT)
 _PROBES: dict[str, tuple[list[Message], bool]] = {
-    # name: the messages, and whether a tool is offered
+    # name: the messages, and whether to offer a tool
     "user": ([_USER], False),
     "typed user": ([_TYPED_USER], False),
     "system": ([_SYSTEM, _USER], False),
@@ -70,17 +70,17 @@ _PROBES: dict[str, tuple[list[Message], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What one template takes as it is. Where it does not, `messages.py` reshapes the conversation."""
+    """What one template accepts unchanged. For the rest, `messages.py` reshapes the conversation."""
 
-    variables: frozenset[str]  # names that it reads from outside
-    null_tools: bool  # `tools` null when there are none, rather than an empty list
+    variables: frozenset[str]  # its undeclared variables
+    null_tools: bool  # pass `tools` as null when there are none, not as an empty list
     tools: bool
     system: bool
     text_content: bool  # content as a string
     typed_content: bool  # content as a list of {"type": "text", "text": ...}
     tool_calls: bool
-    empty_calls: bool  # tool calls beside content ""
-    null_calls: bool  # tool calls beside content null
+    empty_calls: bool  # tool calls with content ""
+    null_calls: bool  # tool calls with content null
     text_arguments: bool  # arguments of tool calls as JSON text
     object_arguments: bool  # arguments of tool calls as objects
     tool_results: bool
@@ -89,7 +89,7 @@ class Capabilities:
 
 
 def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, str]) -> Capabilities:
-    """Render the probes, within the limits of three requests. Raises TemplateError if the template does not compile."""
+    """Render the probes in at most three sandbox requests. Raises TemplateError if the template does not compile."""
     variables = sandbox.variables()
     outcomes = _render_probes(sandbox, special_tokens, variables, null_tools=True)
     null_tools = outcomes["user"].refusal is None
@@ -123,10 +123,10 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
 
 
 def tool_variables(tools: list[Any], variables: frozenset[str], null_tools: bool) -> dict[str, Any]:
-    """How the template wants to be told of the tools: `tools`, or Firefunction's `functions` and `datetime`.
+    """The variables that carry the tools: `tools`, and for Firefunction `functions` and `datetime`.
 
-    Firefunction writes "Today is" before it. Were it told the second, no turn's prompt would begin like the last one's,
-    and no prefix would be reused.
+    Firefunction writes `datetime` after "Today is". It gets the date only: with the time of day, every turn's prompt
+    would begin differently and no prefix could be reused.
     """
     told: dict[str, Any] = {"tools": None if null_tools and not tools else tools}
     if "tools" not in variables and "functions" in variables:
@@ -151,10 +151,10 @@ def _render_probes(
 
 
 def _shows_arguments(text: str) -> bool:
-    """Whether the arguments were written, and neither as Python's repr nor as text quoted twice."""
+    """Whether the text has the arguments, neither as a Python repr nor as JSON quoted twice."""
     return "service" in text and "{'tree'" not in text and '\\"tree' not in text
 
 
 def find_markers(text: str, known: Sequence[Marker]) -> tuple[Marker, ...]:
-    """The known markers both of whose ends stand in the text, in the table's order: enclosing ones first."""
+    """The known markers whose opening and closing both occur in the text, in table order: enclosing ones first."""
     return tuple((opening, closing) for opening, closing in known if opening in text and closing in text)

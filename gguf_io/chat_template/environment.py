@@ -19,9 +19,9 @@ from jinja2.utils import Namespace
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; when rendering it is its body.
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; it renders as its body.
 
-    A scope keeps `{% set %}` inside the block as it is in transformers, which calls the body as a macro.
+    A scope keeps `{% set %}` local to the block, as in transformers, which calls the body as a macro.
     """
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that Jinja's Extension declares
@@ -33,7 +33,7 @@ class GenerationTag(Extension):
 
 
 class PlainDict:
-    """The global `dict`: a callable that makes dictionaries without handing the type itself to the template."""
+    """The global `dict`: a callable that makes dictionaries without exposing the type itself to the template."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)
@@ -79,7 +79,7 @@ def _to_json(
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Immutable but for lists' `append` and `pop`, which Kimi's templates call: all that they can change are copies."""
+    """Immutable except for `list.append` and `list.pop`, which Kimi's templates call: they can change only copies."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return (type(obj) is list and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)

@@ -1,7 +1,7 @@
-"""Conversations brought into the shape that a template takes.
+"""Reshapes conversations into the form that a template accepts.
 
-`normalised` gives every message the fields that templates expect and clients leave out. `adapted` changes what the
-probes showed that this template cannot take. `milder_forms` are tried only when the template has refused the messages.
+`normalised` gives every message the fields that templates expect and clients leave out. `adapted` changes what this
+template does not accept, as the probes showed. `milder_forms` are tried only after the template refused the messages.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> list[Message]:
-    """Copies of the messages that lack nothing.
+    """Copies of the messages with all expected fields.
 
-    `developer` becomes `system` unless the template knows it. Reasoning is there under both names that templates read.
-    Tool calls have type, id and name, and results name the call that they answer. Raises TemplateError naming a
+    `developer` becomes `system` unless the template knows it. Reasoning is stored under both names that templates
+    read. Tool calls have type, id and name, and results name the call that they answer. Raises TemplateError naming a
     malformed message.
     """
     copies: list[Message] = []
@@ -52,27 +52,27 @@ def _complete_call(call: Any, number: int, index: int) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise TemplateError(f'message {number}: tool call {index + 1} has no "function" with a "name"')
-    # Nine characters, because Mistral's templates take no other length.
+    # Nine characters: Mistral's templates accept no other length.
     made_up = {"id": f"call{number % 1000:03d}{index % 100:02d}", "type": "function"}
     return {**made_up, **call, "function": {"arguments": {}, **function}}
 
 
 class _OpenCalls:
-    """Tool calls without a result yet, found by id, by name, by both, or in their order."""
+    """Tool calls without a result yet, looked up by id, name, both, or in order."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[tuple[str | None, str | None], deque[Message]] = defaultdict(deque)
         self._closed: set[int] = set()
 
     def add(self, calls: Sequence[Message]) -> None:
-        """Note calls in their order. Each must stay alive."""
+        """Add calls in order. The caller must keep each alive, since closed ones are identified by `id()`."""
         for call in calls:
             key, name = repr(call["id"]), repr(call["function"]["name"])
             for queue in ((key, name), (key, None), (None, name), (None, None)):
                 self._queues[queue].append(call)
 
     def complete(self, result: Message) -> None:
-        """Link a tool's result to the first open call that its id or name fits, and close that call."""
+        """Link a tool's result to the first open call that its id or name matches, and close that call."""
         name = result.get("name") or result.get("tool_name")
         key = repr(result["tool_call_id"]) if "tool_call_id" in result else None
         queue = self._queues[key, repr(name) if name else None]
@@ -87,11 +87,11 @@ class _OpenCalls:
 
 
 def adapted(messages: Sequence[Message], takes: Capabilities) -> list[Message]:
-    """The messages as this template takes them.
+    """The messages in the form that this template accepts.
 
-    Content becomes text or a list of parts; null becomes "", or beside tool calls the other way round. Arguments of
-    tool calls become objects or JSON text. Where tool calls are not taken they are written as JSON into the content,
-    and results become user messages. Without a system role its text goes before the first user message's.
+    Content becomes text or a list of parts; null becomes "", or in messages with tool calls the reverse. Arguments of
+    tool calls become objects or JSON text. Unsupported tool calls are written into the content as JSON, and unsupported
+    results become user messages. Without a system role, system text goes before the next user message's.
     """
     fitted = [_fit_message(message, takes, number) for number, message in enumerate(messages, start=1)]
     if not takes.system:
@@ -154,10 +154,10 @@ def _flat_text(parts: Sequence[Any], number: int) -> str:
 
 
 def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Forms of the messages that say the same, for a template that has refused them; each differs from those before.
+    """Equivalent forms of messages that the template has refused, each different from the one before.
 
-    In turn: neighbouring messages of one role joined; system messages from the middle joined at the front too; tool
-    calls with ids of nine letters and digits too.
+    The changes add up: adjacent messages of one role are joined; then system messages are joined at the front; then
+    ids of tool calls become nine letters and digits.
     """
     tried = list(messages)
     steps: tuple[Callable[[list[Message]], list[Message]], ...] = (
@@ -173,7 +173,7 @@ def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _join_neighbours(messages: list[Message]) -> list[Message]:
-    """Neighbours of one role made one message, but for tools' results, and for calls and reasoning."""
+    """Join adjacent messages of one role, except tool results and messages with tool calls or reasoning."""
     joined: list[Message] = []
     alone = 0
     runs: list[tuple[Any, Message]] = []
@@ -189,7 +189,7 @@ def _join_neighbours(messages: list[Message]) -> list[Message]:
 
 
 def _join_contents(contents: Sequence[Any]) -> Any:
-    """Texts with a blank line between, or a list of parts if one of them is such a list."""
+    """Contents joined: as text with a blank line between, or as a list of parts if one of them is a list."""
     texts = next((at for at, content in enumerate(contents) if not isinstance(content, str)), len(contents))
     text = "\n\n".join(content for content in contents[:texts] if content)
     if texts == len(contents):
@@ -221,7 +221,7 @@ def _short_ids(messages: list[Message]) -> list[Message]:
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """Each system message put before the next user message's text; a user message of its own where none follows."""
+    """Each system message moved before the next user message's text, or made a user message if none follows."""
     kept: list[Message] = []
     for is_system, run in groupby(messages, key=lambda message: message["role"] == "system"):
         group = list(run)

@@ -1,4 +1,4 @@
-"""The parent's side of the template worker: what a template may use, and what its refusals and its end become."""
+"""The parent's side of the template worker: a template's limits, and the errors for its refusals and crashes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,28 +8,28 @@ from typing import Any
 from gguf_io.confined import ChildEndedError, ConfinedChild
 from gguf_io.errors import TemplateError, shortened
 
-# Real ones stay far below: 17 kB of source, 40 ms to compile, 0.2 ms for a short conversation and 60 ms for one of 2000
-# messages. One that looks back over all messages for each of them (Gemma 4's) takes 6 s, hence the time per message.
-# Memory is bounded on Linux; elsewhere only as far as the time and the output are. Windows has the wall clock alone.
+# Real templates stay far below: 17 kB of source, 40 ms to compile, 0.2 ms for a short conversation and 60 ms for one of
+# 2000 messages. One that rescans all messages for each of them (Gemma 4's) takes 6 s, hence the time per message.
+# Memory is bounded on Linux only; elsewhere just by time and output. Windows has only the wall-clock limit.
 MAX_SOURCE_CHARS = 128 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
 MAX_MEMORY_BYTES = 512 * 1024 * 1024  # address space of the worker, the interpreter's own 40 MB included
-CPU_SECONDS = 1.0  # per request, in the worker's own CPU time, so that a busy machine fails no honest template
+CPU_SECONDS = 1.0  # per request, of the worker's own CPU time, so that no honest template fails on a busy machine
 CPU_SECONDS_PER_MESSAGE = 0.01
-MAX_CPU_SECONDS = 30.0  # however many messages there are
-WALL_GRACE_SECONDS = 9.0  # beyond the CPU time, for what waits and for systems without CPU timers
+MAX_CPU_SECONDS = 30.0  # for any number of messages
+WALL_GRACE_SECONDS = 9.0  # added to the CPU time: for waiting, and for systems without CPU timers
 
-MOST_OF_A_REFUSAL = 1000  # characters: a template may raise with all of a conversation
+MOST_OF_A_REFUSAL = 1000  # characters: a template's error may quote a whole conversation
 _MAX_REPLY_BYTES = 12 * MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyond U+FFFF as \uXXXX\uXXXX
 
 
 class TemplateRefusalError(TemplateError):
-    """The template ran and raised: it does not take these messages. Other shapes of the same messages may do."""
+    """The template ran and raised: it rejects these messages. It may accept another form of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One rendering: the text, or "" and what the template raised instead."""
+    """One rendering: the text, or "" and the error that the template raised."""
 
     text: str
     refusal: str | None = None
@@ -60,7 +60,7 @@ class TemplateSandbox:
         ]
 
     def variables(self) -> frozenset[str]:
-        """The names that the template reads from outside, some of which it may set in places."""
+        """The template's undeclared variables; it may set some of them on some paths."""
         return frozenset(self._ask("variables", {}, CPU_SECONDS)["variables"])
 
     def _ask(self, kind: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model's chat template, the one that its file brings or a default by family: messages in, the prompt's text out."""
+"""A model's chat template, from its file or the default of its family: messages in, the prompt's text out."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _THINKING_SWITCHES: Mapping[str, tuple[object, object]] = {
     "reasoning": (True, False),
 }
 
-# What a caller may pass beside messages and tools. Everything else that a template reads keeps the template's default.
+# What a caller may pass besides messages and tools. Any other variable keeps the template's default.
 EXTRA_ARGUMENTS = frozenset(
     {
         "builtin_tools",
@@ -38,17 +38,17 @@ EXTRA_ARGUMENTS = frozenset(
 
 
 class ChatTemplate:
-    """Renders conversations with a template that is not trusted.
+    """Renders conversations with an untrusted template.
 
-    The Jinja source runs in a child process with bounds on time, memory and output (`limits`); the child starts with
+    The Jinja source runs in a child process with bounds on time, memory and output (`sandbox.py`); the child starts on
     the first use of anything but `source`, and ends with this object. Thread-safe. The rendered text begins with the
     BOS token only if the template writes it: encode it with special tokens parsed, and add BOS unless it is there.
 
     source: the Jinja text, at most `sandbox.MAX_SOURCE_CHARS` characters; TemplateError if longer.
-    bos_token, eos_token: their texts, "" where the model has none.
-    tool_use_source: the template to use when tools are given, for files that bring a separate one.
+    bos_token, eos_token: their texts, "" if the model has none.
+    tool_use_source: the template to use when tools are given, for files that have a separate one.
     warning: set when `source` is a default because the file has no template of its own.
-    stop_strings: texts that end the assistant's turn where no token does.
+    stop_strings: texts that end the assistant's turn if no token does.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ChatTemplate:
 
     @property
     def is_default(self) -> bool:
-        """Whether the file had no template and a default by model family stands in; `warning` says which."""
+        """Whether the file has no template, so that the default of its family is used; `warning` says which."""
         return self.warning is not None
 
     @property
     def supports_tools(self) -> bool:
-        """Whether offered tools reach the model."""
+        """Whether the rendered text includes the tools."""
         return self._for_tools is not None or self._takes.tools
 
     @property
@@ -89,7 +89,7 @@ class ChatTemplate:
 
     @property
     def supports_system(self) -> bool:
-        """Whether there is a system role; without one, system text is put before the first user message's."""
+        """Whether there is a system role; without one, system text goes before the next user message's."""
         return self._takes.system
 
     @property
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @property
     def shown(self) -> str:
-        """The source of the template for tools, and what it makes of conversations with tool calls."""
+        """The source of the template used with tools, followed by the probe conversations that it rendered."""
         return (self._for_tools or self)._takes.shown
 
     def render(
@@ -114,7 +114,7 @@ class ChatTemplate:
         """The prompt's text.
 
         messages: OpenAI's or Ollama's form; role, content (text, parts or null), tool_calls, reasoning. They are
-            reshaped where this template demands it, as `messages.py` says.
+            reshaped where this template requires it, see `messages.py`.
         tools: OpenAI's form, {"type": "function", "function": {...}}; TemplateError where `supports_tools` is false.
         enable_thinking: None is the template's own default; no effect where `supports_thinking` is false.
         extra: of EXTRA_ARGUMENTS only.
@@ -151,7 +151,7 @@ class ChatTemplate:
             raise refusal
 
     def starts_in_reasoning(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends with reasoning opened, so that the model's first text continues it."""
+        """Whether a rendered prompt ends with a reasoning opening, so that the model's first text is reasoning."""
         return any(prompt.rstrip().endswith(opening) for opening, _ in self.reasoning_markers)
 
     @cached_property
@@ -166,7 +166,7 @@ class ChatTemplate:
 
 
 def checked_arguments(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, if they are all of EXTRA_ARGUMENTS. Raises TemplateError."""
+    """`extra`, unchanged. Raises TemplateError for a name that is not in EXTRA_ARGUMENTS."""
     for name in extra.keys() - EXTRA_ARGUMENTS:
         near = difflib.get_close_matches(name[:80], EXTRA_ARGUMENTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(EXTRA_ARGUMENTS))}"
@@ -175,7 +175,7 @@ def checked_arguments(extra: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class HasMetadata(Protocol):
-    """An open model file, or anything with its key-value section."""
+    """An open model file, or anything else with metadata."""
 
     @property
     def metadata(self) -> Mapping[str, Any]: ...
@@ -185,8 +185,8 @@ def load_chat_template(model: HasMetadata | str | Path, source: str | None = Non
     """The template in `tokenizer.chat_template`, and in `tokenizer.chat_template.tool_use` for requests with tools.
 
     A file without one gets the default of its family, see `defaults`; then `is_default` is true and `warning` says so.
-    source: a Jinja template that is used instead of all of these.
-    Raises ModelFileError for a path that is no model, TemplateError for a template that is no text or too long.
+    source: a Jinja template to use instead of all of these.
+    Raises ModelFileError if the path is not a model, TemplateError if the template is not text or too long.
     """
     if isinstance(model, str | Path):
         from gguf_io.model_file import open_model  # not above: the sandbox imports this package without NumPy

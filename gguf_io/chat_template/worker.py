@@ -1,4 +1,4 @@
-"""The confined child process that runs templates: programs from strangers' files.
+"""The confined child process that runs templates, which are programs from untrusted files.
 
 Kind "renders" takes {"source": text, "renders": [variables, ...]} and replies {"outcomes": [{"text": text} or
 {"error": text, "line": number or null}, ...]}; kind "variables" takes {"source": text} and replies {"variables":
@@ -33,7 +33,7 @@ def _answer(kind: str, data: bytes) -> Reply:
     except TemplateSyntaxError as error:
         return {"syntax": error.message, "line": error.lineno}
     except (RecursionError, SyntaxError, ValueError, TypeError, ArithmeticError) as error:
-        # What Python's compiler says of absurd nesting, and constant expressions that fail while they are folded.
+        # Python's compiler raises these for absurd nesting, and for constant expressions that fail when folded.
         return {"syntax": f"{type(error).__name__}: {error}", "line": None}
     return {"outcomes": [_render(source, variables) for variables in request["renders"]]}
 
@@ -49,7 +49,7 @@ def _render(source: str, variables: Mapping[str, Any]) -> dict[str, Any]:
             pieces.append(piece)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a template raises is its answer, and the parent's to report
+    except Exception as error:  # whatever a template raises is a refusal, which the parent reports
         return {"error": str(error) or type(error).__name__, "line": _template_line(error.__traceback__)}
     return {"text": "".join(pieces)}
 

@@ -1,7 +1,6 @@
 """Files in other programs' layouts, read as files in the standard one, which is llama.cpp's.
 
-`translate` goes by the header alone; nothing is written. `StandardFile` is the same model as a file that llama.cpp
-loads.
+`translate` uses the header alone and writes nothing. `StandardFile` is the same model as a file that llama.cpp loads.
 """
 
 from gguf_io.layouts.layout import Layout, StandardFile, translate

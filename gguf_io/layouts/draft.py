@@ -1,4 +1,4 @@
-"""A header that rules rewrite: its keys and its tensors, with the few operations that layouts differ by."""
+"""A header while rules rewrite it: its keys and tensors, and the few operations that the rules need."""
 
 import re
 import struct
@@ -17,10 +17,10 @@ _VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml
 
 
 class Draft:
-    """Starts as the header says. Values that rules set carry the struct code of their type, "s" for text.
+    """Starts as a copy of the header. Values that rules set carry the struct code of their type, "s" for text.
 
-    values: by key. codes: types of the values that were set here. sources: keys whose values were copied from another,
-    type and all. left_out: tensors that no text model has a use for.
+    values: by key. codes: types of the values that were set here. sources: for every other key, the file's key that
+    its value comes from, type included. left_out: tensors that a text model does not use.
     """
 
     def __init__(self, path: Path, values: dict[str, Value], tensors: Sequence[TensorInfo]) -> None:
@@ -33,33 +33,33 @@ class Draft:
 
     @property
     def architecture(self) -> str:
-        """The name that keys begin with; empty where the file gives none."""
+        """The name that keys begin with; empty if the file gives none."""
         return self.text(ARCHITECTURE) or ""
 
     def error(self, key: str, problem: str) -> ModelFileError:
-        """What is wrong with a key, to be raised."""
+        """An error about a key, for the caller to raise."""
         return ModelFileError(f"{self._path}: {key}: {problem}. {DAMAGED}")
 
     def key(self, key: str) -> str:
-        """A key of the architecture's own where it begins with a dot."""
+        """The full key: one that begins with a dot is prefixed with the architecture."""
         return f"{self.architecture}{key}" if key.startswith(".") else key
 
     def has(self, *keys: str) -> bool:
-        """Whether one of the keys is there."""
+        """Whether one of the keys exists."""
         return any(self.key(key) in self.values for key in keys)
 
     def text(self, key: str) -> str | None:
-        """A string, None where the key is missing or of another kind."""
+        """A string, None if the key is missing or not text."""
         value = self.values.get(self.key(key))
         return value if isinstance(value, str) else None
 
     def number(self, key: str) -> int | None:
-        """An integer from 0 to 2^31 - 1, None where the key is missing or anything else."""
+        """An integer from 0 to 2^31 - 1, None if the key is missing or has another value."""
         value = self.values.get(self.key(key))
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
     def numbers(self, key: str) -> list[int]:
-        """An array of such integers, empty where the key is missing or anything else."""
+        """An array of such integers, empty if the key is missing or has another value."""
         value = self.values.get(self.key(key))
         if not isinstance(value, MetadataArray) or value.code in "fd?s":
             return []
@@ -67,7 +67,7 @@ class Draft:
         return items if all(0 <= item <= _MOST for item in items) else []
 
     def set(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
-        """Give a key a value of a type: a struct code ("I" for uint32, "f" for float32), "s" for text."""
+        """Set a key to a value of the type `code`: a struct code ("I" for uint32, "f" for float32), "s" for text."""
         key = self.key(key)
         if not isinstance(value, str | int | float):
             self.values[key] = MetadataArray.of(value, code, f"{self._path}: {key}")
@@ -77,7 +77,7 @@ class Draft:
         self.sources.pop(key, None)
 
     def default(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
-        """Give a key a value where it has none."""
+        """Set a key if it is missing."""
         if not self.has(key):
             self.set(key, code, value)
 
@@ -92,14 +92,14 @@ class Draft:
                 self.sources[target] = self.sources[source]
 
     def drop(self, *keys: str) -> None:
-        """Leave keys out."""
+        """Remove keys."""
         for key in map(self.key, keys):
             self.values.pop(key, None)
             self.codes.pop(key, None)
             self.sources.pop(key, None)
 
     def become(self, architecture: str) -> None:
-        """Be another architecture: its name, and the keys that begin with it."""
+        """Change the architecture: its name, and the keys that begin with it."""
         old = self.architecture
         for key in [key for key in self.values if key.startswith(f"{old}.")]:
             self.copy(key, f"{architecture}.{key.removeprefix(f'{old}.')}")
@@ -107,18 +107,18 @@ class Draft:
         self.set(ARCHITECTURE, "s", architecture)
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """A tensor's shape, outermost first; None where there is none of that name."""
+        """A tensor's shape, outermost first; None if there is no such tensor."""
         found = self.tensors.get(tensor)
         return None if found is None else found.shape
 
     def any_tensor(self, *beginnings: str) -> bool:
-        """Whether a tensor's name begins so."""
+        """Whether any tensor's name begins with one of `beginnings`."""
         return any(name.startswith(beginnings) for name in self.tensors)
 
     def rename(self, renamed: Mapping[str, str]) -> None:
-        """Rename tensors: by a pattern of a part of their names, what to put in its place.
+        """Rename tensors. renamed: by regular expression, what replaces its match.
 
-        The first pattern that is found counts. A tensor keeps its name where the new one is taken.
+        The first pattern that matches applies. A tensor keeps its name if the new one is taken.
         """
         for old in list(self.tensors):
             pattern = next((pattern for pattern in renamed if re.search(pattern, old)), None)
@@ -127,12 +127,12 @@ class Draft:
                 self.tensors[new] = replace(self.tensors.pop(old), name=new)
 
     def leave_out(self, *beginnings: str) -> None:
-        """Take the tensors whose names begin so out of the model."""
+        """Move the tensors whose names begin with one of `beginnings` to `left_out`."""
         for name in [name for name in self.tensors if name.startswith(beginnings)]:
             self.left_out.append(self.tensors.pop(name))
 
     def cut_rows(self, tensor: str, rows: int) -> None:
-        """Keep the first rows of a matrix."""
+        """Keep the first `rows` rows of a matrix."""
         found = self.tensors.get(tensor)
         if found is not None and len(found.shape) == 2 and 0 < rows < found.shape[0]:
             shape = (rows, found.shape[1])
@@ -140,7 +140,7 @@ class Draft:
             self.tensors[tensor] = replace(found, shape=shape, nbytes=nbytes)
 
     def cut_vocabulary(self, tokens: int) -> None:
-        """Keep the first tokens of the vocabulary."""
+        """Keep the first `tokens` tokens of the vocabulary."""
         for key in _VOCABULARY:
             value = self.values.get(key)
             if isinstance(value, MetadataArray) and len(value) > tokens > 0:
@@ -149,6 +149,6 @@ class Draft:
                 self.sources.pop(key, None)
 
     def tokens(self) -> Sequence[Scalar]:
-        """The vocabulary's texts, empty where there are none."""
+        """The texts of the vocabulary's tokens, empty if there are none."""
         tokens = self.values.get(_VOCABULARY[0])
         return tokens if isinstance(tokens, MetadataArray) else ()

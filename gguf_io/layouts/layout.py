@@ -1,4 +1,4 @@
-"""From a file's header to what it says in the standard layout, and to a file in that layout."""
+"""Translates a file's header into the standard layout, and presents the model as a file in that layout."""
 
 import struct
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from gguf_io.metadata import Metadata, MetadataArray, Value
 
 _STRING, _ARRAY = 8, 9
 _TYPE_IDS = {code: type_id for type_id, code in SCALAR_CODES.items()} | {"s": _STRING}
-# Fills a buffer with a tensor's bytes from the one of that number on.
+# Fills a buffer with a tensor's bytes, from the given byte on.
 ReadTensor = Callable[[TensorInfo, int, memoryview], None]
 _SPLIT = "split."  # keys that say which part of a model a file is
 _VERSION = 3
@@ -22,11 +22,10 @@ _VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A model that another program wrote its own way, in the standard layout.
+    """A model in another program's layout, translated to the standard one.
 
-    given: its architecture as the file has it. metadata, tensors: what stands for the header's. encoded: by key, the
-    bytes of its value, type and all, or where they lie in the first file: (start, stop). left_out: tensors that are not
-    used.
+    given: the architecture that the file names. metadata, tensors: replace the header's. encoded: by key, the bytes of
+    its value, type included, or their range (start, stop) in the first file. left_out: tensors that are not used.
     """
 
     program: str
@@ -37,7 +36,7 @@ class Layout:
     left_out: tuple[TensorInfo, ...]
 
     def changes(self) -> bytes:
-        """What the rules made of the header: another rule, other bytes."""
+        """Bytes that identify what the rules changed in the header, for a digest."""
         values = [(key, value) for key, value in self.encoded.items() if isinstance(value, bytes)]
         return repr((sorted(values), sorted(self.encoded), sorted(self.tensors))).encode()
 
@@ -55,9 +54,9 @@ class Layout:
 
 
 def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layout | None:
-    """The model in the standard layout, None where it is that already. tensors: those of all its files.
+    """The model in the standard layout, None if it is in that layout already. tensors: those of all its files.
 
-    Costs no more than a look at some keys for a file that no rule concerns.
+    For a file that no rule applies to, this only checks a few keys.
     """
     given = header.metadata.get(ARCHITECTURE)
     if not isinstance(given, str) or given not in RULES:
@@ -83,7 +82,7 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
 
 
 def _encoded(code: str, value: Value) -> bytes:
-    """A value as a header has it: its type, then itself."""
+    """A value as a header stores it: its type id, then the value."""
     if isinstance(value, MetadataArray):
         return struct.pack("<IIQ", _ARRAY, _TYPE_IDS[code], len(value)) + value.raw()
     if isinstance(value, str):
@@ -93,10 +92,10 @@ def _encoded(code: str, value: Value) -> bytes:
 
 
 class StandardFile:
-    """The bytes of a translated model in the standard layout, made as they are asked for.
+    """A translated model as a file in the standard layout, produced on demand.
 
-    They are the new header, and then each tensor from where it lies. size: bytes of all. read_header: bytes start..stop
-    of the first file. read_tensor raises what reading a file raises.
+    It is the new header, followed by each tensor as read from the model's files. size: total bytes. read_header: bytes
+    start..stop of the first file. read_tensor raises what reading a file raises.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class StandardFile:
         self.size = len(self._header) + end
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Fill `target` from an offset on, as far as the file goes. Returns how many bytes that are."""
+        """Fill `target` from an offset on, up to the end of the file. Returns the number of bytes."""
         wanted = max(0, min(len(target), self.size - offset))
         done = 0
         while done < wanted:
@@ -127,7 +126,7 @@ class StandardFile:
         return wanted
 
     def _piece(self, target: memoryview, offset: int) -> int:
-        """Fill the beginning of `target`: as much as lies together. Returns its length, never 0."""
+        """Fill the beginning of `target` from the header, one tensor or padding. Returns its length, never 0."""
         if offset < len(self._header):
             piece = self._header[offset : offset + len(target)]
             target[: len(piece)] = piece
@@ -145,7 +144,7 @@ class StandardFile:
 
 
 def _header(encoded: Mapping[str, bytes], tensors: list[TensorInfo], offsets: list[int]) -> bytes:
-    """A GGUF header. encoded: values by key, type and all. offsets: of tensors, in the data that follows."""
+    """A GGUF header. encoded: values by key, type included. offsets: of tensors, within the data section."""
     pieces = [b"GGUF", struct.pack("<IQQ", _VERSION, len(tensors), len(encoded))]
     for key, value in encoded.items():
         pieces += (_string(key), value)

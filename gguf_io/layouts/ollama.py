@@ -1,7 +1,7 @@
-"""The layouts that Ollama publishes models in, and what each differs by from llama.cpp's.
+"""The layouts that Ollama publishes models in, and how each differs from llama.cpp's.
 
-Facts: llama/compat and convert/ of ollama/ollama at fb307609 (August 2026), which translates the same files as it loads
-them. Files that Ollama converts today are in the standard layout; no mark is found in those, and they stay as they are.
+Source: llama/compat and convert/ of ollama/ollama at fb307609 (August 2026), which translates the same files when it
+loads them. Files that Ollama converts today are in the standard layout; no mark matches them, so they stay unchanged.
 """
 
 import base64
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gguf_io.layouts.draft import Draft
 from gguf_io.metadata import MetadataArray, Scalar
 
-# Parts of a file that are no text model, by how their tensors' names begin.
+# Parts of a file outside the text model, by the prefix of their tensors' names.
 OTHER_PARTS = {
     "v.": "vision",
     "model.vision_tower.": "vision",
@@ -26,13 +26,13 @@ _BYTE_TOKEN, _NORMAL_TOKEN = 6, 1
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an architecture's files differ by, applied in the order of the fields. A key that begins with a dot is the
-    architecture's own, behind its name.
+    """How an architecture's files differ from the standard, applied in the order of the fields. A key that begins with
+    a dot is prefixed with the architecture.
 
-    marks: any of them tells a file in this layout; without marks, all files of the architecture are. becomes: the
-    architecture's standard name. copied: by key, the key that gets its value if it has none. written: values of keys,
-    each with its type's struct code. missing: the same, for keys that are not there. renamed: see Draft.rename. more:
-    what depends on sizes or values.
+    marks: any that matches identifies a file in this layout; without marks, all files of the architecture are in it.
+    becomes: the architecture's standard name. copied: by key, the key that gets its value if it has none. written:
+    values of keys, each with its type's struct code. missing: the same, for missing keys only. renamed: see
+    Draft.rename. more: changes that depend on sizes or values.
     """
 
     marks: tuple[Mark, ...] = ()
@@ -48,7 +48,7 @@ class Rule:
         return not self.marks or any(mark(draft) for mark in self.marks)
 
     def rewrite(self, draft: Draft) -> None:
-        """Bring it into the standard one, but for the tensors of other parts."""
+        """Translate it to the standard layout, except for the tensors of OTHER_PARTS."""
         if self.becomes:
             draft.become(self.becomes)
         for source, target in self.copied.items():
@@ -79,7 +79,7 @@ def _tensor(*beginnings: str) -> Mark:
 
 
 def _other_vocabulary(draft: Draft) -> bool:
-    """Gemma 3n: whether the two tables of embeddings are of different vocabularies."""
+    """Gemma 3n: whether the two embedding tables have vocabularies of different sizes."""
     whole, text = draft.shape("token_embd.weight"), draft.shape("per_layer_token_embd.weight")
     return whole is not None and text is not None and whole[0] != text[0]
 
@@ -106,7 +106,7 @@ def _nameless_llama_3(draft: Draft) -> bool:
 
 
 def _size(key: str, tensor: str, dimension: int) -> Callable[[Draft], None]:
-    """A key that says what a tensor's shape says, outermost first; for the first layer that has the tensor."""
+    """Set a key to a dimension of a tensor's shape, outermost first, in the first layer that has the tensor."""
 
     def change(draft: Draft) -> None:
         shapes = (draft.shape(tensor.format(layer)) for layer in range(_LAYERS))
@@ -122,12 +122,12 @@ def _missing_size(key: str, tensor: str, dimension: int) -> Callable[[Draft], No
 
 
 def _pre_tokenizer(name: str) -> Callable[[Draft], None]:
-    """The pre-tokenizer's name where the file gives none."""
+    """Set the pre-tokenizer's name if the file gives none."""
     return lambda draft: draft.set(_PRE, "s", name) if draft.text(_PRE) in (None, "", "default") else None
 
 
 def _sections(*sources: str) -> Callable[[Draft], None]:
-    """Sections of the rotation, of the first key that has them: four, where the file has three."""
+    """Set the RoPE sections from the first key that has at least three: four of them, padded with 0."""
 
     def change(draft: Draft) -> None:
         found = next((numbers for key in sources if len(numbers := draft.numbers(key)) >= 3), None)
@@ -138,7 +138,7 @@ def _sections(*sources: str) -> Callable[[Draft], None]:
 
 
 def _largest(key: str) -> Callable[[Draft], None]:
-    """One number for an array of them that is 0 in layers without attention."""
+    """Replace an array, 0 in layers without attention, by its largest number."""
 
     def change(draft: Draft) -> None:
         if largest := max(draft.numbers(key), default=0):
@@ -148,20 +148,20 @@ def _largest(key: str) -> Callable[[Draft], None]:
 
 
 def _cut_vocabulary(draft: Draft) -> None:
-    """As many tokens as there are embeddings; those behind them stand for images."""
+    """Keep as many tokens as there are embeddings; the tokens after them stand for images."""
     if table := draft.shape("token_embd.weight"):
         draft.cut_vocabulary(table[0])
 
 
 def _stretched_positions(draft: Draft) -> None:
-    """Gemma 3 from 4B on was stretched to its context, which old files leave out."""
+    """Gemma 3 from 4B up scales positions linearly by 8, which old files leave out."""
     if (draft.number(".context_length") or 0) >= 131072:
         draft.default(".rope.scaling.type", "s", "linear")
         draft.default(".rope.scaling.factor", "f", 8.0)
 
 
 def _dense_sizes(draft: Draft) -> None:
-    """EmbeddingGemma's two dense layers, from their shapes."""
+    """Sizes of EmbeddingGemma's two dense layers, from their shapes."""
     draft.drop(".attention.causal", ".attention.sliding_window_pattern")
     for name in ("dense_2", "dense_3"):
         shape = draft.shape(f"{name}.weight")
@@ -171,7 +171,7 @@ def _dense_sizes(draft: Draft) -> None:
 
 
 def _gemma3n_vocabulary(draft: Draft) -> None:
-    """The vocabulary of text alone, with the kinds of tokens that it should have."""
+    """Keep only the text vocabulary, and correct the types of its tokens."""
     if table := draft.shape("per_layer_token_embd.weight"):
         draft.cut_rows("token_embd.weight", table[0])
         draft.cut_vocabulary(table[0])
@@ -188,7 +188,7 @@ def _kind(token: str, kind: int) -> int:
 
 
 def _absorbed_attention(draft: Draft) -> None:
-    """GLM 4.7 Flash: sizes of heads as llama.cpp's DeepSeek 2 counts them, with one head of compressed keys."""
+    """GLM 4.7 Flash: head sizes as llama.cpp's DeepSeek 2 defines them, with one head of compressed keys."""
     head, rank, turned = map(
         draft.number, (".attention.key_length", ".attention.kv_lora_rank", ".rope.dimension_count")
     )
@@ -201,13 +201,13 @@ def _absorbed_attention(draft: Draft) -> None:
 
 
 def _ends(draft: Draft) -> None:
-    """Further ends of an answer, from the list of all."""
+    """The EOT and EOM tokens, from the list of all end tokens."""
     for key, token in zip(("eot", "eom"), draft.numbers("tokenizer.ggml.eos_token_ids")[1:], strict=False):
         draft.default(f"tokenizer.ggml.{key}_token_id", "I", token)
 
 
 def _shared_experts(draft: Draft) -> None:
-    """DeepSeek OCR: how many experts the shared one counts for."""
+    """DeepSeek OCR: how many experts make up the shared one."""
     shape, width = draft.shape("blk.1.ffn_down_shexp.weight"), draft.number(".expert_feed_forward_length")
     if shape and width:
         draft.default(".expert_shared_count", "I", shape[-1] // width)
@@ -218,7 +218,7 @@ def _deep_layers(draft: Draft) -> None:
 
 
 def _characters(draft: Draft) -> None:
-    """Snowflake Arctic Embed 2: a table of characters whose base64 was written letter by letter."""
+    """Snowflake Arctic Embed 2: decode a character map stored as base64, one letter per array item."""
     value = draft.values[_CHARACTERS]
     if isinstance(value, MetadataArray):
         try:
@@ -272,7 +272,7 @@ _NEMOTRON = Rule(
     more=(_missing_size(".moe_latent_size", "blk.{}.ffn_latent_down.weight", 0),),
 )
 
-# By the architecture that the file names; the first rule that applies counts.
+# By the architecture that the file names; the first rule that applies is used.
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "bert": (Rule(marks=(_spelt_characters,), more=(_characters,)),),
     "deepseekocr": (
@@ -301,7 +301,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             marks=(_tensor("a.", "v.", "mm.", "model.vision_tower."), _is(_MODEL, "llama")),
             renamed={r"\.ffn_gate_inp\.per_expert_scale$": ".ffn_down_exps.scale"},
-            # Its vocabulary is one of byte pairs, whatever the file calls it.
+            # Its vocabulary uses byte pairs, whatever the file calls it.
             more=(lambda draft: draft.set(_MODEL, "s", "gemma4") if draft.text(_MODEL) == "llama" else None,),
         ),
     ),

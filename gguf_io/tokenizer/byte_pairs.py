@@ -24,7 +24,7 @@ class BytePairs:
         merges = vocabulary.metadata.get_list("tokenizer.ggml.merges", str)
         pairs = [
             (left, right)
-            for left, right in map(_pair, dict.fromkeys(merges))  # a pair that comes twice counts where it stands first
+            for left, right in map(_pair, dict.fromkeys(merges))  # a duplicate pair keeps its first rank
             if left not in hidden and right not in hidden and left + right not in hidden
         ]
         try:
@@ -52,7 +52,7 @@ class BytePairs:
         return ids
 
     def _merge(self, text: str) -> list[int]:
-        # Of the library's ways this one alone lets other threads run meanwhile; a long text takes seconds.
+        # The library's only call that lets other threads run meanwhile; a long text takes seconds.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 

@@ -12,8 +12,8 @@ _PLACES = re.compile(r"\{(query|document)\}")
 class Pairs:
     """Encodes pairs by the model's own template, else as BOS query EOS SEP document EOS.
 
-    Of the special tokens those that the vocabulary asks for, as in llama.cpp's server; names of special tokens in the
-    texts stay text.
+    Adds only the special tokens that the vocabulary requires, as llama.cpp's server does; names of special tokens in
+    the texts stay text.
     """
 
     def __init__(self, metadata: Metadata, tokenizer: Tokenizer) -> None:

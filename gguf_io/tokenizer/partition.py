@@ -11,7 +11,7 @@ _SPACE = " \t\n\v\f\r"
 
 
 class Partition:
-    """Cuts text into special tokens and what lies between them, in time that grows with the text's length.
+    """Splits text into special tokens and the text between them, in about linear time.
 
     tokens: text to id of the tokens to find. lstrip, rstrip: those that swallow the white space before or after them.
     """
@@ -23,7 +23,7 @@ class Partition:
         lengths: dict[str, set[int]] = defaultdict(set)
         for text in tokens:
             lengths[text[:2]].add(len(text))
-        # By the first two characters of a text: the lengths of the tokens that begin so, longest first.
+        # By the first two characters of a text: the lengths of the tokens that begin with them, longest first.
         self._lengths = {
             start: sorted(found | lengths.get(start[:1], set()), reverse=True) for start, found in lengths.items()
         }
@@ -68,10 +68,10 @@ class Partition:
             begin = end
 
     def _spans_between(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
-        """The spans of a stretch of text that tokens may not reach out of.
+        """The spans within text[begin:end], whose bounds no token may cross.
 
-        A token is taken unless a longer one, or one before it of its length, has taken some of its characters. These
-        are then among its first or its last: what was taken before is at least as long.
+        A token is taken unless a longer one, or an earlier one of the same length, has taken some of its characters.
+        Checking its first and last character is enough: every span taken before is at least as long.
         """
         places: dict[int, list[int]] = defaultdict(list)
         for start, length in self._longest(text, begin, end):
@@ -105,7 +105,7 @@ class Partition:
                     yield stop, right, None
 
     def _longest(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """(start, length) of the longest token at each place of text[begin:end] where one begins."""
+        """(start, length) of the longest token at each position of text[begin:end] where one begins."""
         if self._first is None:
             return
         for match in self._first.finditer(text, begin, end):

@@ -1,9 +1,9 @@
 # ruff: noqa: RUF001 - look-alike characters are what these patterns are about
 r"""How text is cut before byte-pair merging, by the value of `tokenizer.ggml.pre`.
 
-The reference is llama.cpp, names and cuts alike, also where it departs from a model's own tokenizer: it does not tell
-upper from lower case outside ASCII, and its \d and its CJK ranges hold no other digits and no spaces. The syntax is
-that of Oniguruma, in which && intersects classes and \z is the end of the text.
+llama.cpp is the reference for names and cuts, even where it departs from a model's own tokenizer: it does not tell
+upper from lower case outside ASCII, its \d matches no other digits and its CJK ranges no spaces. The syntax is that of
+Oniguruma, in which && intersects classes and \z is the end of the text.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gguf_io.errors import TokenizerError, shortened
 
-# Letters that are such in every version of Unicode: Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Chinese, Korean.
+# Characters that are letters in every Unicode version: Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Chinese, Korean.
 LETTERS = "A-Za-zÀ-ÖØ-öø-ƺΑ-ΡΣ-ώА-яא-תء-غف-يぁ-ゖァ-ヺ一-龥가-힣"
 _LINE_END = rf"\S\n(?=[{LETTERS}])"
 BETWEEN_LINES = re.compile(_LINE_END)
@@ -23,13 +23,13 @@ BETWEEN_WORDS = re.compile(f"{BEFORE_SPACES.pattern}|{_LINE_END}")
 class PreTokenizer:
     """One way to cut text.
 
-    patterns: applied in turn; each cuts every piece of the one before into its matches and what lies between them.
+    patterns: applied in turn; each splits every piece left by the one before into its matches and the text between.
     ignore_merges: a piece that is a token of the vocabulary stays whole, whatever the merges say.
-    add_bos: begin with BOS where the file does not say.
+    add_bos: whether to begin with BOS if the file does not say.
     byte_level: tokens are spelled in GPT-2's byte alphabet; otherwise in plain text, with U+2581 for spaces and <0xNN>
         for the bytes of other characters.
     whole_newlines: a run of newlines that is a token stays whole.
-    cuts: as Encoder has them.
+    cuts: see Encoder.cuts.
     """
 
     patterns: tuple[str, ...]
@@ -57,8 +57,8 @@ _SENTENCE = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _PUNCTUATED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 _KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _IDEOGRAPHS = r"[一-龥ࠀ-一가-퟿&&\S]+"
-# Digits in threes from the right, the first of them together with the text before. In linear time: numbers with what
-# precedes them, then what precedes the last whole threes, then the threes.
+# Groups of three digits counted from the right, the first group together with the text before it. In linear time: split
+# into numbers with the text before them, then off the part before the last whole groups, then into the groups.
 _THREES_FROM_THE_RIGHT = (
     r"\P{N}*+\p{N}+|\P{N}+",
     r"\A\P{N}*+\p{N}{1,3}(?=(?:\p{N}{3})*+\z)",
@@ -66,7 +66,7 @@ _THREES_FROM_THE_RIGHT = (
 )
 _HAN = "[一-鿿㐀-䶿\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f]"
 
-# The letters with case of the Unicode version that deepseek-llm was trained with.
+# The cased letters of the Unicode version that deepseek-llm was trained with.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
     "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
@@ -228,7 +228,7 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
             (rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_OPTIONAL}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}",)
         ),
     ),
-    # llama.cpp's pattern has no bound, and takes time by the square of a number's length.
+    # llama.cpp's pattern has no bound, and is quadratic in the length of a number.
     ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3}){1,100}(?![0-9]))"), cuts=None)),
     (
         "afmoe",
@@ -252,7 +252,7 @@ PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer:
-    """The row for a value of `tokenizer.ggml.pre`; TokenizerError naming it where it is unknown."""
+    """The row for a value of `tokenizer.ggml.pre`. Raises TokenizerError naming the value if it is unknown."""
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
             f"tokenizer.ggml.pre is '{shortened(name)}', which this version does not know. "

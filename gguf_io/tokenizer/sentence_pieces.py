@@ -1,7 +1,7 @@
-"""SentencePiece vocabularies: the model file that a GGUF was made from, rebuilt and given to the library.
+"""SentencePiece vocabularies: rebuilds the model file that a GGUF was made from, for the sentencepiece library.
 
-"llama" merges pairs, and keeps spaces as they are, as llama.cpp does. "t5", which XLM-RoBERTa and so bge-m3 have too,
-takes the likeliest cut of a text that was normalised by the file's own rules. The message layout is that of
+"llama" merges pairs and keeps spaces unchanged, as llama.cpp does. "t5", also used by XLM-RoBERTa and so bge-m3, takes
+the likeliest segmentation of a text that was normalised by the file's own rules. The message layout is that of
 sentencepiece_model.proto.
 """
 
@@ -38,13 +38,13 @@ class SentencePieces:
 
     @cached_property
     def cuts(self) -> re.Pattern[str] | None:
-        """Between words, where no token has the end of one and the beginning of another."""
+        """Cuts between words, if no token contains the end of one word and the beginning of the next."""
         vocabulary = self._vocabulary
         if "\u2581" not in vocabulary.ids or any(map(_ACROSS_WORDS.search, vocabulary.tokens)):
             return None
         if vocabulary.model != "t5":
             return BETWEEN_WORDS
-        # Each piece is normalised by itself: the space that may come in front of it must be no second one.
+        # Each piece is normalised separately: a space put in front of it must not be a second one.
         prefix, merged = _spaces(vocabulary)
         return BEFORE_SPACES if merged or not prefix else None
 
@@ -57,8 +57,8 @@ class SentencePieces:
 def _model(vocabulary: Vocabulary) -> bytes:
     """A ModelProto: pieces in field 1, trainer_spec in 2, normalizer_spec in 3.
 
-    The library's own unknown piece comes after all tokens, for a model's may be an ordinary one. What is not found in
-    text counts as control.
+    The library's own unknown piece comes after all tokens, since the model's may be an ordinary one. Tokens that are
+    never found in text count as control.
     """
     unigram = vocabulary.model == "t5"
     types, has_bytes = _unigram_types(vocabulary) if unigram else _merged_types(vocabulary)
@@ -73,9 +73,9 @@ def _model(vocabulary: Vocabulary) -> bytes:
 
 
 def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
-    """Types that are not normal, and whether bytes stand for characters that are no tokens.
+    """Types other than normal by id, and whether characters without a token fall back to bytes.
 
-    User-defined tokens merge by score where they were not found whole.
+    User-defined tokens that were not found whole merge by score.
     """
     byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
     has_bytes = None not in byte_ids
@@ -84,33 +84,33 @@ def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
 
 
 def _unigram_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
-    """The same: user-defined tokens were found before, and bytes stand for nothing."""
+    """The same: user-defined tokens have been found already, and there is no byte fallback."""
     hidden = (index for index, kind in enumerate(vocabulary.kinds) if kind not in (NORMAL, UNUSED))
     return dict.fromkeys(hidden, CONTROL), False
 
 
 def _normalizer(vocabulary: Vocabulary) -> bytes:
-    """A NormalizerSpec: the map of characters, a space in front, runs of spaces made one, and "▁" for each."""
+    """A NormalizerSpec: character map, leading space, runs of spaces merged into one, and "▁" for each space."""
     metadata = vocabulary.metadata
     characters = b""
     if _CHARACTER_MAP in metadata:
         values = metadata.get_list(_CHARACTER_MAP, int)
-        characters = bytes(value & 0xFF for value in values)  # some converters store them with signs
+        characters = bytes(value & 0xFF for value in values)  # some converters store signed bytes
     prefix, merged = _spaces(vocabulary)
     return _field(2, characters) + _number(3, prefix) + _number(4, merged) + _number(5, True)
 
 
 def _spaces(vocabulary: Vocabulary) -> tuple[bool, bool]:
-    """Whether a space is put in front, and whether runs of spaces become one."""
+    """Whether to put a space in front, and whether to merge runs of spaces into one."""
     prefix = vocabulary.metadata.get_bool("tokenizer.ggml.add_space_prefix", False)
     merged = vocabulary.metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces", False)
-    return prefix or merged, merged  # llama.cpp puts the space in front wherever it makes runs one
+    return prefix or merged, merged  # llama.cpp puts a space in front whenever it merges runs
 
 
 def _piece(token: bytes, score: float, kind: int) -> bytes:
     """A piece as a field of the model."""
     size = len(token) + 9
-    if size <= _ONE_BYTE:  # nearly all, and there are many
+    if size <= _ONE_BYTE:  # fast path for nearly all tokens
         return b"\n%c\n%c%b\x15%b\x18%c" % (size, len(token), token, _FLOAT.pack(score), kind)
     return _field(1, _field(1, token) + b"\x15" + _FLOAT.pack(score) + _number(3, kind))
 

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - some models write their token names with look-alike characters
-"""Which tokens end a generation, a turn or a file, by their names where the file does not say.
+"""Which tokens end a generation, a turn or a file, by name if the file does not say.
 
-Converters often leave such ids out, so llama.cpp goes by a token's text; these are its names and its exceptions.
+Converters often leave these ids out, so llama.cpp goes by a token's text; these are its names and its exceptions.
 Source: llama_vocab::impl::load in llama.cpp's src/llama-vocab.cpp.
 """
 
@@ -78,7 +78,7 @@ _FIM = {
 }
 _NAMES = {"eot_id": _EOT, "eom_id": _EOM, **_FIM}
 
-# Parts of a message that must be seen, whatever the file calls them. They frame messages all the same.
+# Parts of a message that must appear in decoded text, whatever type the file gives them. They still frame messages.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 FRAMING = (*_SHOWN, "<|end|>")
 
@@ -102,7 +102,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Token ids by role; None where the vocabulary has no such token."""
+    """Token ids by role; None if the vocabulary has no such token."""
 
     bos_id: int | None = None
     eos_id: int | None = None
@@ -121,8 +121,8 @@ class SpecialIds:
 
 
 def find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: SpecialIds) -> SpecialIds:
-    """The ids that the file names, else `defaults`, else the tokens that are called so; ids outside 0..len(ids) count
-    as not named (old files write 4294967295).
+    """The ids that the file gives, else `defaults`, else those of tokens with known names. Ids beyond the vocabulary
+    count as not given (old files write 4294967295).
     """
     found: dict[str, int | None] = {}
     for role, keys in _KEYS.items():
@@ -139,7 +139,7 @@ def find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: Speci
 
 
 def find_end_ids(ids: Mapping[str, int], control: Collection[int], special: SpecialIds) -> frozenset[int]:
-    """The tokens after which generation stops: by role, and by name. control: those that the file calls so."""
+    """The tokens after which generation stops: by role, and by name. control: those of type control in the file."""
     ends = {ids[name] for name in _EOG if name in ids}
     roles = (
         special.eos_id,
@@ -165,7 +165,7 @@ def find_end_ids(ids: Mapping[str, int], control: Collection[int], special: Spec
 def kind_overrides(
     ids: Mapping[str, int], metadata: Metadata, special: SpecialIds, ends: frozenset[int]
 ) -> dict[int, int]:
-    """Token types that differ from the file's: tokens that go by such names are control tokens, whatever it says."""
+    """Token types that override the file's, by name: ends and fill-in-the-middle are control, framing user-defined."""
     kinds = {ids[name]: CONTROL for name in _EOG if name in ids and ids[name] in ends}
     for role in _FIM:
         token: int | None = getattr(special, role)

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: never half a character."""
+"""Decodes a stream of tokens into text, and never emits half a character."""
 
 import codecs
 from collections.abc import Callable

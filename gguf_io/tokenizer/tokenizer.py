@@ -28,7 +28,7 @@ class Encoder(Protocol):
 
     @property
     def cuts(self) -> re.Pattern[str] | None:
-        """Matches end where a text can be cut in two that have the same tokens apart. None: no such place is known."""
+        """Matches end where a text can be cut without changing its tokens. None if no such place is known."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text."""
@@ -37,10 +37,10 @@ class Encoder(Protocol):
 class Tokenizer:
     """A model's tokenizer; cheap to make, since what encoding needs is built on first use.
 
-    Ids and text agree with llama.cpp's, save that text never becomes a control token unless asked for and that
-    characters which the vocabulary cannot express are not fatal. Several threads may use it at once.
+    Ids and text agree with llama.cpp's, except that text becomes a control token only with `parse_special`, and that
+    characters that the vocabulary cannot express are not fatal. Several threads may use it at once.
 
-    eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" where the file has none.
+    eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" if the file has none.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -72,11 +72,11 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a text. Can be interrupted (gguf_io.interruption).
 
-        add_special: begin and end with the tokens that the model wants there, such as BOS. parse_special: read
-        "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that the
-        file calls user-defined are found either way, but no token of either kind within the `literal` ranges of the
-        text, which ascend and are disjoint. Lone surrogates count as U+FFFD. TokenizerError where the text or the
-        vocabulary cannot be encoded, or a text of over a million characters has no place to cut it.
+        add_special: add the tokens that the model expects at both ends, such as BOS. parse_special: read "<|im_end|>"
+        and the like as tokens; without it they are text, as anything that a user wrote must be. Tokens of the type
+        user-defined are found either way, but no token of either kind within the `literal` ranges of the text, which
+        ascend and are disjoint. Lone surrogates count as U+FFFD. Raises TokenizerError if the text or the vocabulary
+        cannot be encoded, or a text of over a million characters has no place to cut it.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []
@@ -114,7 +114,7 @@ class Tokenizer:
             yield text[start:]
 
     def markup(self, text: str) -> list[tuple[int, int]]:
-        """Ranges of a text, disjoint and ascending, that name tokens which steer the model, and are no mere text."""
+        """Disjoint ascending ranges of a text that spell control, unknown or framing tokens, which steer the model."""
         return self._steering.ranges(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
@@ -125,14 +125,14 @@ class Tokenizer:
         return b"".join(self.token_bytes(token, skip_special) for token in ids).decode("utf-8", "replace")
 
     def stream_decoder(self, skip_special: bool = False) -> StreamDecoder:
-        """A decoder for one stream of tokens."""
+        """A decoder for one token stream."""
         return StreamDecoder(lambda token: self.token_bytes(token, skip_special))
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
         """What a token adds to a text: often a part of a character, nothing for unused tokens.
 
-        Control and unknown tokens are written as they are called, or left out with `skip_special`. TokenizerError for
-        an id outside the vocabulary.
+        Control and unknown tokens are written by name, or left out with `skip_special`. TokenizerError for an id
+        outside the vocabulary.
         """
         self._check(token)
         text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds[token]
@@ -149,7 +149,7 @@ class Tokenizer:
         return text.replace("\u2581", " ").encode()
 
     def is_control(self, token: int) -> bool:
-        """Whether a token steers the model and is no text. TokenizerError for an id outside the vocabulary."""
+        """Whether a token steers the model and is not text. TokenizerError for an id outside the vocabulary."""
         self._check(token)
         return self._vocabulary.kinds[token] == CONTROL
 
@@ -198,7 +198,7 @@ class Tokenizer:
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What add_special puts before and after."""
+        """The tokens that add_special puts before and after a text."""
         special = self._vocabulary.special
         if self._vocabulary.model == "bert":
             frame = (special.bos_id, special.sep_id)

@@ -1,4 +1,4 @@
-"""A model's vocabulary as its file tells it: token texts, types, scores, roles and flags."""
+"""A model's vocabulary as its file defines it: token texts, types, scores, roles and flags."""
 
 import logging
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from gguf_io.tokenizer.special_tokens import (
 
 _log = logging.getLogger(__name__)
 
-# By tokenizer.ggml.model: the ids that llama.cpp takes where a file names none. Its 11 for gpt2 is falcon's and an
-# ordinary comma elsewhere, so it is left out here.
+# By tokenizer.ggml.model: the ids that llama.cpp uses if a file gives none. Its 11 for gpt2 is falcon's and an ordinary
+# comma elsewhere, so it is left out here.
 _DEFAULT_IDS = {
     "llama": SpecialIds(bos_id=1, eos_id=2, unk_id=0),
     "gpt2": SpecialIds(),
@@ -36,10 +36,10 @@ _SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts as the file spells them, with everything else that the file says of them.
+    """Token texts as the file spells them, with everything else that the file says about them.
 
     ids: from text to token id, every text once. kinds: the types of special_tokens.py, corrected by name.
-    never_text: tokens that the file itself calls control or unknown, which no text may become by merging.
+    never_text: tokens that are control or unknown in the file itself, which no text may become by merging.
     add_sep: whether a separator comes between a pair of texts.
     add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
     lstrip, rstrip: special tokens that swallow the white space before or after them.
@@ -68,7 +68,7 @@ class Vocabulary:
         return self.pre_tokenizer is not None and self.pre_tokenizer.byte_level
 
     def need_unk_id(self) -> int:
-        """The unknown token; TokenizerError where there is none."""
+        """The unknown token. Raises TokenizerError if there is none."""
         if self.special.unk_id is None:
             raise TokenizerError(
                 "tokenizer.ggml.unknown_token_id is missing. The file is incomplete: convert it again."
@@ -76,7 +76,7 @@ class Vocabulary:
         return self.special.unk_id
 
     def scores(self) -> list[float]:
-        """One score per token; zeros where the file has none."""
+        """One score per token; zeros if the file has none."""
         key = "tokenizer.ggml.scores"
         if key not in self.metadata:
             return [0.0] * len(self.tokens)
@@ -89,8 +89,8 @@ class Vocabulary:
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
     """Reads all but scores and merges, which only encoding needs.
 
-    Raises TokenizerError for a kind of tokenizer that is not known here and for contradictions, ModelFileError for
-    keys that are missing or of the wrong type.
+    Raises TokenizerError for an unknown kind of tokenizer and for contradictions, ModelFileError for keys that are
+    missing or of the wrong type.
     """
     model = metadata.get_str("tokenizer.ggml.model")
     if model not in _DEFAULT_IDS:
@@ -153,7 +153,7 @@ def _adds_bos(metadata: Metadata, model: str, special: SpecialIds, pre_tokenizer
     implied = model in ("llama", "bert") or (pre_tokenizer is not None and pre_tokenizer.add_bos)
     wanted = metadata.get_bool("tokenizer.ggml.add_bos_token", implied)
     if pre_tokenizer is not None and pre_tokenizer.whole_newlines:
-        wanted = True  # gemma 4 files deny it and are wrong; so llama.cpp
+        wanted = True  # gemma 4 files wrongly say no; llama.cpp overrides them too
     return _checked("bos", metadata, wanted, special.bos_id)
 
 
@@ -175,7 +175,7 @@ def _checked(role: str, metadata: Metadata, wanted: bool, token: int | None) -> 
 def _stripping(
     metadata: Metadata, ids: dict[str, int], kinds: list[int], pre: str
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The attributes that files lack, by model name; source: the end of llama_vocab::impl::load in llama.cpp."""
+    """Tokens with lstrip and rstrip, which files leave out, by model; source: end of llama_vocab::impl::load."""
     name = metadata.get_str("general.name", "").lower()
     architecture = metadata.get_str("general.architecture", "")
     if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or any(

@@ -57,7 +57,7 @@ class WordPieces:
         return ids
 
     def _words(self, text: str) -> list[str]:
-        """Words in lower case and without accents, as the file wants it; signs and ideographs stand alone."""
+        """Words, lower-cased and without accents if the file says so; signs and ideographs are words of their own."""
         words: list[str] = []
         word = ""
         for character in text:

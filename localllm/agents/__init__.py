@@ -1,1 +1,1 @@
-"""Coding agents on this machine's models: how each is set up, and what its prompts are."""
+"""Coding agents that use this machine's models: how each is set up, and its recorded prompt."""

@@ -1,7 +1,7 @@
 """The coding agents that `localllm launch` starts: what each needs to use a local model, as data.
 
-A program gets variables, arguments and files for one run; files lie in a folder of localllm's. Its own files stay as
-they are.
+A program gets variables, arguments and files for one run; the files are in a folder of localllm's. Its own files are
+not changed.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 
 from localllm.errors import RequestError
 
-# Longer than any prompt takes to be read.
+# Longer than any prompt takes to compute.
 PATIENCE_S = 3600
 ANSWER_TOKENS = 8192
-# Where a program wants a key and the server none.
+# For programs that require a key when the server has none.
 NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's model. url: without a path. context: tokens, of prompt and answer together."""
+    """A server's model. url: without a path. context: tokens of prompt and answer together."""
 
     url: str
     model: str
@@ -31,7 +31,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a program is given for one run. files: contents by path. arguments come before the user's."""
+    """What a program gets for one run. removed: variables to unset. files: contents by path. arguments precede the
+    user's.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
@@ -43,9 +45,9 @@ class Setup:
 class Program:
     """A coding agent. install: the command that installs it.
 
-    first_prompt: about how many tokens its first prompt has. least_context: tokens that it needs to do any work.
-    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it begin with a prompt.
-    own_file: its own configuration, and what to write into it; None where it has a command for that.
+    first_prompt: approximate tokens of its first prompt. least_context: tokens that it needs to do any work.
+    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it start with a prompt.
+    own_file: its own configuration, and what to write into it; None if it has a command for that.
     """
 
     name: str
@@ -101,7 +103,7 @@ def _codex_settings(at: Endpoint) -> dict[str, Any]:
 
 
 def _codex(at: Endpoint, _folder: Path) -> Setup:
-    lines = (f"{name}={json.dumps(value)}" for name, value in _codex_settings(at).items())  # a string as TOML has it
+    lines = (f"{name}={json.dumps(value)}" for name, value in _codex_settings(at).items())  # JSON strings are TOML too
     variables = {} if at.key == NO_KEY else {"LOCALLLM_API_KEY": at.key}
     return Setup(variables, arguments=tuple(word for line in lines for word in ("-c", line)))
 
@@ -184,7 +186,7 @@ def _cline(at: Endpoint, folder: Path) -> Setup:
         "lastUsedProvider": "openai-compatible",
         "providers": {"openai-compatible": {"settings": given}},
     }
-    # Cline reads the rest of the entry only where it has both.
+    # Cline reads the rest of the entry only if it has both.
     kept["providers"]["openai-compatible"] |= {"updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}  # type: ignore[index]
     return Setup(
         arguments=("--data-dir", str(folder), "--provider", "openai-compatible", "--model", at.model),

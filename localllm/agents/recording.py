@@ -1,4 +1,4 @@
-"""A program's first prompt, caught on its way: a server of this machine that only listens, and answers nothing."""
+"""Records a program's first prompt with a local server that receives requests and generates nothing."""
 
 import http.server
 import json
@@ -14,17 +14,17 @@ from typing import Any
 from localllm.errors import RequestError
 from localllm.files import write_whole
 
-# What generates, in the protocols that programs speak.
+# The routes that generate, in the protocols that programs use.
 ROUTES = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/api/chat")
 MOST_BYTES = 64 << 20
-# How long the prompt with tools may come after another one, such as one for a title.
+# How much later the prompt with tools may come than another one, such as one for a title.
 TITLE_S = 10.0
 _LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request as a program sent it: its route, and its body without what only concerns the answer."""
+    """A request as a program sent it: its route and body."""
 
     path: str
     body: Mapping[str, Any]
@@ -56,11 +56,10 @@ class Recording:
 
 
 def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> Recording | None:
-    """The longest request with which a program begins, None if it sends none in that time.
+    """A program's first prompt; None if it sends no request within `wait_s`.
 
-    start: makes the program use a server at this URL, and ask it something. Programs may ask for a title first; the
-    prompt that counts is the first with tools, or where none has any, the longest of the first TITLE_S. The program is
-    ended.
+    start: starts the program against a server at this URL, with a question. Programs may request a title first, so the
+    first prompt with tools is returned, or if none has any, the longest within TITLE_S. The program is terminated.
     """
     found: queue.Queue[Recording] = queue.Queue()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
@@ -125,13 +124,13 @@ def _handler(found: "queue.Queue[Recording]") -> type[http.server.BaseHTTPReques
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     return Handler
 
 
 def tokens_of(usage: Mapping[str, Any]) -> tuple[int, int]:
-    """A response's prompt tokens, and how many of them were known already, in any of the protocols."""
+    """A response's prompt tokens, and how many of them were cached, in any of the protocols."""
     if "cache_read_input_tokens" in usage:
         known = usage["cache_read_input_tokens"]
         return usage["input_tokens"] + known, known

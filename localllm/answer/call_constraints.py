@@ -1,4 +1,4 @@
-"""Constraints on tool calls: each holds a section of calls to the tools that were given and to their schemas."""
+"""Constraints on tool calls: each restricts a section of calls to the given tools and their schemas."""
 
 import json
 import logging
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the model would write by itself keeps the tokens that it has for it, whatever the tokenizer's cut is.
+# Text that the model would write by itself keeps the model's own tokens, however the tokenizer would cut it.
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-KEPT = 16  # sets of tools whose constraints stay compiled
+KEPT = 16  # tool sets whose compiled constraints are cached
 
 
 class CallConstraints:
@@ -35,7 +35,7 @@ class CallConstraints:
     def lazy(
         self, formats: Sequence[CallFormat], tools: Mapping[str, Schema], splitter: Callable[[], Splitter]
     ) -> "LazyConstraint":
-        """A constraint that holds whatever calls an answer opens. splitter: makes one that reads it from its start.
+        """A constraint on any calls that an answer opens. splitter: makes a splitter for the whole answer.
 
         Raises RequestError.
         """
@@ -56,12 +56,12 @@ class CallConstraints:
         )
 
     def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> "Constraint":
-        """A constraint of an answer that is a section of calls; after reasoning, with the section's opening."""
+        """A constraint for an answer that is a section of calls; after reasoning, it includes the section's opening."""
         before = form.openings[0] if reasoning and not form.starts else ""
         return self._compile(form, tools, "", before, reasoning)[0]
 
     def held(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
-        """How one format's sections are held, from after their opening. Raises RequestError."""
+        """The constraint on one format's sections, from after their opening. Raises RequestError."""
         from localllm.engine.constraint import HeldPart
 
         return HeldPart(*self._compile(form, tools, NO_FORCING))
@@ -93,7 +93,7 @@ class CallConstraints:
 
 
 class CallWatcher:
-    """Tells where calls open in an answer. Implements engine.constraint.lazy.Watcher."""
+    """Detects where calls open in an answer. Implements engine.constraint.lazy.Watcher."""
 
     def __init__(self, splitter: Splitter, formats: Sequence[CallFormat]) -> None:
         self._splitter = splitter

@@ -1,4 +1,4 @@
-"""A section of tool calls as parts of an answer."""
+"""Turns a section of tool calls into parts of an answer."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from localllm.answer.tool_calls.call import Schema
 
 
 class CallSection:
-    """Parts of what a CallReader finds. has_calls: whether a call was complete. Other attributes are the reader's."""
+    """Makes parts of what a CallReader finds. has_calls: whether any call is complete. The rest is the reader's."""
 
     def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str, from_prompt: bool = False) -> None:
         """opening: the text that opened the section. from_prompt: the prompt ends with it."""
@@ -37,7 +37,7 @@ class CallSection:
         return self._reader.source
 
     def push(self, text: str) -> list[AnswerPart]:
-        """Add text; return what came of calls."""
+        """Add text; return the new parts of calls."""
         found = self._reader.push(text)
         self._unsent += text.removesuffix(self.rest) if self.rest else text
         for one in found:
@@ -50,7 +50,7 @@ class CallSection:
         return [AnswerPart(PartKind.TOOL_CALLS, sent, calls, tuple(one for one in found if isinstance(one, CallDelta)))]
 
     def flush(self) -> list[AnswerPart]:
-        """What is left where the section does not go on: an unfinished call, or content."""
+        """What is left when the section does not continue: an unfinished call, or content."""
         if self._begun:
             return [AnswerPart(PartKind.TOOL_CALLS, self._unsent, unfinished=self._reader.source)]
         if self.has_calls and not self._unsent.strip():

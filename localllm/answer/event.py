@@ -26,8 +26,8 @@ class PartKind(StrEnum):
 class AnswerPart:
     """A part of an answer.
 
-    For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it; deltas are what came of calls, and
-    tool_calls those that are complete with them. unfinished: on the last part, the source of a call that was cut off.
+    For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it; deltas are the new pieces of calls, and
+    tool_calls the calls that they complete. unfinished: on the last part, the source of a call that was cut off.
     """
 
     kind: PartKind
@@ -61,9 +61,9 @@ class AnswerEvent:
 
     counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
     estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
-    stop_string, error (with its exception, cause) and warnings: only on the last event. warnings: what the answer lacks
-    of the schemas that it was to fit, as the server adds them (schema_check). prompt_logprobs: of the prompt's tokens
-    behind the first one, on the first event after the prompt; None where nobody asked.
+    stop_string, error (with its exception, cause) and warnings: only on the last event. warnings: how the answer
+    violates its schemas, added by the server (schema_check). prompt_logprobs: of the prompt's tokens after the first,
+    on the first event after the prompt; None if not requested.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -107,7 +107,7 @@ class AnswerEvent:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer so far: its events together. reasoning_tokens: tokens up to the end of the reasoning."""
+    """An answer so far, accumulated from its events. reasoning_tokens: tokens up to the end of the reasoning."""
 
     texts: dict[PartKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in PartKind})
     calls: list[ToolCall] = field(default_factory=list)
@@ -143,13 +143,13 @@ class Answer:
 
 
 def called(calls: Sequence[ToolCall], source: str = "") -> AnswerPart:
-    """A part with calls that came whole."""
+    """A part with calls that arrived complete."""
     deltas = tuple(CallDelta(call.name, json.dumps(call.arguments, ensure_ascii=False)) for call in calls)
     return AnswerPart(PartKind.TOOL_CALLS, source, tuple(calls), deltas)
 
 
 def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
-    """One event for at least one; neighbouring parts of the same kind are joined."""
+    """One event for one or more; adjacent parts of the same kind are joined."""
     return replace(
         events[-1],
         parts=joined(part for event in events for part in event.parts),
@@ -159,7 +159,7 @@ def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
 
 
 def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """The parts, with neighbours of the same kind joined, except tool calls."""
+    """The parts, with adjacent ones of the same kind joined, except tool calls."""
     found: list[AnswerPart] = []
     for part in parts:
         if found and found[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
@@ -182,7 +182,7 @@ class AnswerStream(Protocol):
         """Stop, from any thread. The last event still follows."""
 
     def poll(self) -> list[AnswerEvent]:
-        """The events since the last call. Never waits."""
+        """The events since the last call. Never blocks."""
 
     def __iter__(self) -> Iterator[AnswerEvent]: ...
 

@@ -1,4 +1,4 @@
-"""Answers in the harmony format of gpt-oss: messages with a channel and a recipient.
+"""Splits answers in the harmony format of gpt-oss: messages with a channel and a recipient.
 
 Source: OpenAI, "OpenAI harmony response format" (developers.openai.com/cookbook/articles/openai-harmony).
 """
@@ -113,7 +113,7 @@ class HarmonySplitter:
 
 
 def before_call(form: CallFormat) -> tuple[str, str]:
-    """The markup before a call, as before_answer gives it."""
+    """The markup before a call, in the form of before_answer."""
     if form is HARMONY:
         return f"{_COMMENTARY}{_CALL}", f"{_START}assistant{_COMMENTARY}"
     return "" if form.starts else form.openings[0], ""

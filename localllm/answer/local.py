@@ -1,4 +1,4 @@
-"""Answers from an engine in this process: preparing a conversation, and splitting its tokens into parts."""
+"""Answers from an engine in this process: prepares a request, and splits the answer's tokens into parts."""
 
 import json
 import math
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, LazyConstraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
-TEMPLATES_KEPT = 4  # of requests
-CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
+TEMPLATES_KEPT = 4  # from requests
+CONTEXTS_OF_ANSWER = 10  # longest answer with a rolling context, in contexts, for models that never stop by themselves
 
 
 class LocalModel:
@@ -72,7 +72,7 @@ class LocalModel:
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
 
     def _shaped(self, template: str) -> "LocalModel":
-        """This model with another chat template, of which the last ones are kept: each has a process of its own."""
+        """This model with another chat template. The last TEMPLATES_KEPT are cached: each has its own process."""
         with self._lock:
             model = self._others.pop(template, None)
             if model is None:
@@ -85,7 +85,7 @@ class LocalModel:
             return model
 
     def conversation(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with those of the model's manifest, in the order of Ollama's generate route.
+        """The request's messages and those of the model's manifest, in the order of Ollama's generate route.
 
         System text (the request's, or else the model's), the model's messages, the rest of the request's.
         """
@@ -136,7 +136,7 @@ class LocalModel:
         elif tools:
             constraint = self._call_constraint(request, tools, calls_splitter, reasoning)
         opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
-        begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # a text in the middle does not
+        begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # no BOS in the middle
         generation = replace(
             self._generation(request),
             prompt=(*request.before, *prompt.tokens[begins:], *opening),
@@ -150,7 +150,7 @@ class LocalModel:
         return self._prompt(generation, request, splitter, None if request.before else prompt.text)
 
     def _today(self) -> Mapping[str, str]:
-        """The date for templates that ask for it by this name, as llama.cpp gives it; Llama 3's have one of 2024."""
+        """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
         return {"date_string": date.today().strftime("%d %b %Y")} if "date_string" in self.template.source else {}
 
     def _text(self, request: AnswerRequest) -> "LocalPrompt":
@@ -228,7 +228,7 @@ class LocalModel:
         return self._behaviour.stop if request.stop is None else request.stop
 
     def _think(self, request: AnswerRequest) -> bool | str | None:
-        """Whether the model is to think, or the effort; None if it cannot."""
+        """Whether the model should think, or the effort; None if it cannot."""
         if request.think and not can_think(self.template):
             if request.may_skip_thinking:
                 return None
@@ -244,9 +244,8 @@ class LocalModel:
     def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
         """The markers of the reasoning before a constrained answer, and the text to add to the prompt.
 
-        The opening marker is "" if the prompt has it already. If the model is not to think, the markers are None, and
-        the text is the markup before the answer. Raises RequestError if the template does not show where reasoning
-        ends.
+        The opening marker is "" if the prompt already has it. Without thinking, the markers are None, and the text is
+        the markup before the answer. Raises RequestError if the template does not show where reasoning ends.
         """
         markers = self.template.reasoning_markers
         calls = request.tool_choice is not None
@@ -325,7 +324,7 @@ class LocalPrompt:
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with its keys in OpenAI's order: the prompt must not depend on the order in the client's JSON."""
+    """A tool with its keys in OpenAI's order: the prompt must not depend on the key order of the client's JSON."""
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
     return {"type": "function", "function": {**known, **function}}

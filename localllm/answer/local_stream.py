@@ -1,4 +1,4 @@
-"""A generation's tokens as an answer's events."""
+"""Turns a generation's tokens into an answer's events."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -98,6 +98,6 @@ class LocalStream:
 
 
 def _first_call(part: AnswerPart, begun: bool) -> AnswerPart:
-    """A part without what it has of calls after the first. begun: whether the first began in an earlier part."""
+    """A part without its pieces of calls after the first. begun: whether the first began in an earlier part."""
     names = [at for at, delta in enumerate(part.deltas) if delta.name][0 if begun else 1 :]
     return replace(part, tool_calls=part.tool_calls[:1], deltas=part.deltas[: names[0]] if names else part.deltas)

@@ -17,7 +17,7 @@ from localllm.engine.runner import ImagePieces, ImageRows
 
 Range = tuple[int, int]
 
-NOTE = "note"  # of an image part: the text that stands for it where the model sees no images
+NOTE = "note"  # key of an image part: the text that replaces it for models that cannot see images
 
 _INDEX_DIGITS = 4
 _NONCE_LETTERS = 24
@@ -26,7 +26,7 @@ _LETTERS = "abcdefghijklmnop"
 
 
 class LiteralText:
-    """Replaces the names of control tokens, and restores them in rendered text. One for all renderings of a prompt.
+    """Replaces the names of control tokens, and restores them in rendered text. Use one for all renderings of a prompt.
 
     markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not replaced in
     an assistant's content, since clients send reasoning back with its markers.
@@ -51,7 +51,7 @@ class LiteralText:
         return [self.hide(item) for item in value] if isinstance(value, list | tuple) else value
 
     def reveal(self, rendered: str) -> tuple[str, list[Range]]:
-        """The text with the names restored, and their ranges in it, ascending, which are plain text."""
+        """The text with the names restored, and their ascending ranges in it, which are plain text."""
         pieces: list[str] = []
         ranges: list[Range] = []
         names = {placeholder: name for name, placeholder in self._hidden.items()}
@@ -78,11 +78,11 @@ class LiteralText:
         return hidden
 
     def _foreign(self, content: str, role: object) -> list[Range]:
-        """The ranges of a content to replace."""
+        """The ranges of a content that must be replaced."""
         kept = self._kept if role == "assistant" else []
         allowed = sorted(match.span() for text in kept for match in re.finditer(re.escape(text), content))
         foreign: list[Range] = []
-        at = reach = 0  # allowed ranges that start no later: their number, and the largest end
+        at = reach = 0  # of the allowed ranges that start no later: their count and the largest end
         for start, stop in self._markup(content):
             while at < len(allowed) and allowed[at][0] <= start:
                 reach = max(reach, allowed[at][1])
@@ -92,7 +92,7 @@ class LiteralText:
         return foreign
 
     def _hide_parts(self, parts: list[Any], role: object) -> list[Any]:
-        """Parts are replaced as one text: templates concatenate them, so a name may span two."""
+        """Hide names in parts as if they were one text: templates concatenate them, so a name may span two."""
         texts = [_text_of(part) for part in parts]
         ranges = self._foreign("".join(texts), role)
         hidden: list[Any] = []
@@ -111,7 +111,7 @@ class LiteralText:
         return hidden
 
     def _hide_call(self, call: Any) -> Any:
-        """Arguments may be JSON text, in which escapes can spell a name; it is replaced in the parsed value."""
+        """Arguments may be JSON text whose escapes spell a name; names are then replaced in the parsed value."""
         function = call.get("function") if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         hidden = self.hide(call)
@@ -157,7 +157,7 @@ class PromptImages:
         self.rows: dict[int, ImageRows] = {}
 
     def hide(self, messages: Sequence[Any]) -> list[Any]:
-        """Copies of the messages with contents that have images as text, an image as a placeholder.
+        """Copies of the messages in which contents with images are text, with placeholders for the images.
 
         Each part is on a line of its own, as in llama.cpp's server. Raises what encoding an image raises.
         """
@@ -201,7 +201,7 @@ def has_images(messages: Sequence[Any]) -> bool:
 
 
 def without_images(messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[Mapping[str, Any]]:
-    """Copies of the messages with the notes of images in place of them: of the oldest, or of all that have one."""
+    """Copies of the messages with images replaced by their notes: the oldest `most`, or all that have a note."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     noted = [part for content in contents for part in content if _is_image(part) and NOTE in part]
     replaced = set(map(id, noted[:most]))

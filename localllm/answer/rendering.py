@@ -1,4 +1,4 @@
-"""Rendering conversations as prompts, also without their oldest messages, and what all of a program's begin with."""
+"""Renders conversations as prompts, optionally without their oldest messages, and finds a prompt's trunk."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ from localllm.engine.runner import ImageRows
 
 log = logging.getLogger(__name__)
 
-# Of trunks: shorter ones are computed again in no time.
+# Of trunks: shorter ones are quick to compute again.
 LEAST_CHARACTERS = 2000
 MOST_KEPT = 16
-# A conversation of these two parts shows where its system text and tools end.
+# Rendered after system text and tools, it shows where they end.
 _STAND_IN = {"role": "user", "content": "."}
 MARKUP_CHARACTERS = 30  # a guess at a message's markup
 
@@ -120,8 +120,8 @@ class RenderedChat:
     def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Drop the oldest messages to save at least this many tokens; returns the tokens and the messages dropped.
 
-        What remains starts with a user's message, at the latest with the newest, after the messages of SYSTEM_ROLES.
-        If even that is too long, it is returned nevertheless. Raises TemplateError.
+        After the messages of SYSTEM_ROLES, the rest starts with a user's message, at the latest the newest one.
+        If even that is too long, it is returned anyway. Raises TemplateError.
         """
         starts = self._starts()
         if not starts:
@@ -130,7 +130,7 @@ class RenderedChat:
         return self._from(first), len(self._messages) - len(self._kept(first))
 
     def _starts(self) -> list[int]:
-        """Where a shorter conversation may start: at a user's messages."""
+        """The indices at which a shorter conversation may start: the user's messages."""
         return [at for at, message in enumerate(self._messages) if at and message.get("role") == "user"]
 
     def _find_cut(self, starts: Sequence[int], tokens: int) -> int:
@@ -147,7 +147,7 @@ class RenderedChat:
         return low
 
     def _guess(self, starts: Sequence[int], tokens: int) -> int:
-        """The start if every message had the same number of tokens per character."""
+        """The index of the start, assuming the same number of tokens per character in every message."""
         sizes = list(accumulate(MARKUP_CHARACTERS + len(str(message.get("content"))) for message in self._messages))
         wanted = tokens / max(self.length, 1) * sizes[-1]
         return sum(sizes[first - 1] < wanted for first in starts)
@@ -165,7 +165,7 @@ class RenderedChat:
         return self._template.render(messages, **self._options)
 
     def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
-        """Text and token ids, with exactly one BOS if the model wants it."""
+        """Text and token ids, with exactly one BOS if the model expects it."""
         text, ranges = self._literal.reveal(rendered)
         ids = tuple(self._images.encode(text, ranges, self._ids) if self._images else self._ids(text, ranges))
         bos = self._tokenizer.bos_id
@@ -179,11 +179,11 @@ class RenderedChat:
 def trunk_length(
     model: LoadedModel, messages: Sequence[Message], tokens: Sequence[int], options: Mapping[str, Any]
 ) -> int:
-    """How many of a prompt's tokens are its trunk; 0 for one too short to be worth it.
+    """How many of a prompt's tokens are its trunk; 0 if it is too short to be worth it.
 
-    A trunk is system text and tools, which every conversation of a program begins with. tokens: of the messages as
-    render renders them with these options. Where a template puts what is volatile among them, such as the time, the
-    trunk ends there. The model keeps the last trunks.
+    A trunk is the system text and tools with which every conversation of a program begins. tokens: of the messages as
+    `render` encodes them with these options. The trunk ends where a template writes something volatile, such as the
+    time. The model caches the last MOST_KEPT trunks.
     """
     head = list(takewhile(lambda message: message.get("role") in SYSTEM_ROLES, messages))
     key = json.dumps([head, options], default=repr)
@@ -192,7 +192,7 @@ def trunk_length(
     if (kept := model.trunks.get(key)) is None:
         try:
             kept = render(model, [*head, _STAND_IN], **options).tokens
-        except TemplateError as error:  # of a template that takes other conversations only
+        except TemplateError as error:  # the template rejects such a conversation
             log.info("The end of system text and tools is not known: %s", error)
             return 0
         model.trunks[key] = kept

@@ -32,8 +32,8 @@ class AnswerRequest:
     format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
         source, instead.
     think: whether to reason first, or the effort. None: reason if the model can; before a format or a forced tool call
-        only with thinks_before_format. may_skip_thinking: a model that cannot reason answers without, instead of
-        refusing.
+        only with thinks_before_format. may_skip_thinking: a model that cannot reason answers without reasoning instead
+        of refusing.
     template_arguments: further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
     sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
         these are sent to a remote server.
@@ -92,7 +92,7 @@ class AnswerRequest:
 
     @property
     def chosen_tools(self) -> list[Mapping[str, Any]]:
-        """The tools of which one must be called, if any. Raises RequestError if the named tool is not offered."""
+        """The tools, one of which must be called; [] if none must. Raises RequestError if the named one is missing."""
         if self.tool_choice is None:
             return []
         found = [tool for tool in self.tools if self.tool_choice in ("", tool["function"]["name"])]

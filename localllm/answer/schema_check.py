@@ -1,7 +1,7 @@
-"""What an answer lacks of the JSON Schemas that it was to fit, found when it is complete.
+"""Checks a complete answer against its JSON Schemas.
 
-A grammar holds most of a schema while the answer is written (localllm.engine.constraint.json_schema); the rest is
-checked here, with another library. Nothing is fetched, and patterns have a bound on their work.
+A grammar enforces most of a schema while the answer is written (localllm.engine.constraint.json_schema); here another
+library checks all of it. Nothing is fetched, and the work of patterns is bounded.
 """
 
 import json
@@ -14,21 +14,21 @@ from localllm.answer.tool_calls.call import parameters_of
 from localllm.errors import RequestError
 from localllm.text import shortened
 
-BACKTRACKS = 100_000  # of a pattern that looks ahead or back
+BACKTRACKS = 100_000  # of a pattern with look-ahead or look-behind
 MOST_PLACES = 5
 LONGEST_REASON = 300
-# Keywords that hold values rather than schemas, and those that hold schemas by name.
+# Keywords that contain values rather than schemas, and those that contain schemas by name.
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
 def is_checked(request: AnswerRequest) -> bool:
-    """Whether the answers to a request have a schema to fit."""
+    """Whether the answers to a request must match a schema."""
     return isinstance(request.format, Mapping) or bool(request.tools)
 
 
 def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
-    """Sentences on what a complete answer lacks, without any of its text; none where it fits its schemas."""
+    """Sentences on how a complete answer violates its schemas, without any of its text; none if it matches them."""
     if isinstance(request.format, Mapping):
         try:
             value = json.loads(answer.content)
@@ -67,12 +67,12 @@ def _not_enforced(schema: Mapping[str, Any]) -> list[str]:
 
     try:
         return enforceable(json.dumps(schema))[1]
-    except RequestError:  # too large: its grammar was not made of it either
+    except RequestError:  # too large, so no grammar was made of it either
         return []
 
 
 def _standard(schema: Any) -> Any:
-    """A schema in the standard's words: `nullable` and bounds that are true or false are OpenAPI 3.0's."""
+    """A schema in standard keywords: `nullable` and boolean exclusive bounds, from OpenAPI 3.0, are rewritten."""
     if isinstance(schema, list):
         return [_standard(one) for one in schema]
     if not isinstance(schema, Mapping):

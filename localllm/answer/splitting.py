@@ -1,6 +1,6 @@
-"""Splitting an answer's text into content, reasoning and tool calls while it streams.
+"""Splits an answer's text into content, reasoning and tool calls while it streams.
 
-Nothing is lost but the markers, and the white space between them and what they enclose or separate.
+Only the markers are dropped, and the white space between them and what they enclose or separate.
 """
 
 import copy
@@ -40,7 +40,7 @@ def answer_splitter(
     starts_in_reasoning: bool = False,
     starts_in_call: bool = False,
 ) -> Splitter:
-    """A splitter for a template with these markers. For the arguments see AnswerSplitter."""
+    """A splitter for a template with these markers. See AnswerSplitter for the arguments."""
     if any(opening == ANALYSIS for opening, _ in reasoning):
         return HarmonySplitter(tools or {}, starts_in_reasoning, starts_in_call)
     return AnswerSplitter(reasoning, formats, tools or {}, starts_in_reasoning, starts_in_call)
@@ -49,9 +49,9 @@ def answer_splitter(
 class AnswerSplitter:
     """Splits an answer by its template's markers, which are left out.
 
-    Reasoning and content stream, and so do tool calls: each part has what came of them. What begins as a call and is
-    none is content with its markers. Reasoning is only recognised at the beginning of an answer; a later marker is
-    text. White space is left out at both ends of reasoning, and where content meets reasoning or a call.
+    Reasoning and content stream, and so do tool calls: each part has their new pieces. Text that begins like a call but
+    is not one is content, markers included. Reasoning is only recognised at the beginning of an answer; a later marker
+    is text. White space is left out at both ends of reasoning, and where content meets reasoning or a call.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class AnswerSplitter:
         starts_in_reasoning: bool = False,
         starts_in_call: bool = False,
     ) -> None:
-        """reasoning: ChatTemplate's markers. formats: how calls are written; of no use without tools, the schemas of
-        arguments by name. starts_in_call: the answer is a call in the first format, whose opening is the
-        prompt's end if the answer does not reason first.
+        """reasoning: ChatTemplate's markers. formats: how calls are written; ignored without tools. tools: the schemas
+        of arguments by name. starts_in_call: the answer is a call in the first format, whose opening ends the prompt
+        unless the answer reasons first.
         """
         self._reasoning = list(reasoning)
         self._tools = tools or {}
@@ -74,10 +74,10 @@ class AnswerSplitter:
         self._begun = False  # whether reasoning can no longer come
         self._said = False  # whether there was content or a call
         self._held = ""
-        self._trims = False  # whether white space that comes next is left out
-        self._blank = ""  # white space after content, until it is known what comes
+        self._trims = False  # whether to leave out the white space that comes next
+        self._blank = ""  # white space after content, held until the next text shows whether to keep it
         self.call: CallSection | None = None
-        self._forced = forms[0] if starts_in_call else None  # the format of a call that is all of the answer
+        self._forced = forms[0] if starts_in_call else None  # the format of a call that is the whole answer
         if self._section is None:
             self._open_forced()
 
@@ -151,7 +151,7 @@ class AnswerSplitter:
         return True
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
-        """What is left of a section of calls that does not go on; content with the white space before it."""
+        """What is left of a section of calls that does not continue; content includes the white space before it."""
         self.call = None
         parts = call.flush()
         blank, self._blank = ("" if call.has_calls else self._blank), ""
@@ -198,7 +198,7 @@ class ThinkingFirst:
     call: CallSection | None = None
 
     def __init__(self, marker: Marker) -> None:
-        """marker: the constraint's, so the text starts with the opening."""
+        """marker: the constraint's; the text starts with its opening."""
         self._opening, self._closing = marker
         self._held = ""
         self._thinks, self._begun = True, False

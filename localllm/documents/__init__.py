@@ -1,1 +1,1 @@
-"""Folders of documents that answer questions: an index of their text, excerpts of it, checked quotations."""
+"""Answers questions from folders of documents: an index of their text, excerpts of it, checked quotations."""

@@ -1,4 +1,4 @@
-"""Questions and answers about documents, apart from who shows them."""
+"""Questions and answers about documents, independent of the front end."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _SHOWN_PLACES = 12
 
 
 def messages_for(excerpts: Sequence[Excerpt], question: str) -> list[Message]:
-    """The conversation that asks a model: what never changes first, so that its keys and values are computed once."""
+    """The conversation for a model: the constant part comes first, so that its keys and values are computed once."""
     return [
         {"role": "system", "content": INSTRUCTION},
         {"role": "user", "content": question_with(excerpts, question)},
@@ -23,7 +23,7 @@ def messages_for(excerpts: Sequence[Excerpt], question: str) -> list[Message]:
 
 
 def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
-    """What checking an answer found, in words."""
+    """The result of checking an answer, in words."""
     quotations = checker.quotations
     if not quotations:
         given = _listed([excerpt.label for excerpt in excerpts])
@@ -37,7 +37,7 @@ def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
 
 
 def problems_in_words(report: Report) -> str:
-    """Why files are not in the index, or not whole: each reason once, with a file that has it; "" if there are none."""
+    """Why files are missing from the index, or incomplete: each reason once, with an example file; "" if none are."""
     if not report.problems and not report.too_many:
         return ""
     counts = Counter(report.problems.values())
@@ -76,7 +76,7 @@ def _listed(places: Sequence[str]) -> str:
 
 
 def file_count(excerpts: Sequence[Excerpt]) -> str:
-    """How many excerpts of how many files."""
+    """The number of excerpts and of their files, in words."""
     files = len({PurePath(each.name) for each in excerpts})
     parts = "1 excerpt" if len(excerpts) == 1 else f"{len(excerpts)} excerpts"
     return f"{parts} of {'1 file' if files == 1 else f'{files} files'}"

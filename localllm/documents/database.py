@@ -12,12 +12,12 @@ import platformdirs
 
 from localllm.errors import LocalLLMError, RequestError
 
-# In the file's header (https://www.sqlite.org/fileformat.html#application_id), so that nobody else's file is changed.
+# In the file's header (https://www.sqlite.org/fileformat.html#application_id): files of other programs are not changed.
 APPLICATION_ID = int.from_bytes(b"lldx", "big")
-VERSION = 1  # of the schema and of how text is cut; an index of another one is made anew
+VERSION = 1  # of the schema and the chunking; an index of another version is rebuilt
 BUSY_S = 30.0
 
-# Chinese, Japanese and Thai have no blanks between words: each letter is a word of its own.
+# Chinese, Japanese and Thai have no spaces between words: each character is indexed as a word.
 _UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORD = re.compile(r"\w+")
@@ -63,13 +63,13 @@ def indexes_folder() -> Path:
 
 
 def index_path(root: Path) -> Path:
-    """The index of a folder, which lies outside of it."""
+    """The path of a folder's index, which is not in the folder."""
     return indexes_folder() / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.db"
 
 
 @contextlib.contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Raise what SQLite and the disk raise as DocumentIndexError."""
+    """Convert errors of SQLite and the disk to DocumentIndexError."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -78,7 +78,7 @@ def told(path: Path) -> Iterator[None]:
 
 
 def connect(root: Path) -> sqlite3.Connection:
-    """Open a folder's index, or make it. One that is damaged or of another version is made anew.
+    """Open a folder's index, or create it. One that is damaged or of another version is rebuilt.
 
     Raises DocumentIndexError, and RequestError for a file that is not an index.
     """
@@ -97,7 +97,7 @@ def connect(root: Path) -> sqlite3.Connection:
                 db = _opened(path)
             db.execute("PRAGMA journal_mode = WAL")
             with db:
-                db.execute("BEGIN IMMEDIATE")  # another process may be about to make it, too
+                db.execute("BEGIN IMMEDIATE")  # another process may be creating it too
                 if db.execute("PRAGMA user_version").fetchone()[0] == 0:
                     _make(db, root)
         except BaseException:
@@ -128,23 +128,23 @@ def _is_current(db: sqlite3.Connection, path: Path) -> bool:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     except sqlite3.DatabaseError:
-        return False  # damaged: nothing is lost but the time to make it anew
+        return False  # damaged: rebuilding it only costs time
     if tables and kind != APPLICATION_ID:
         raise RequestError(f"{path}: is not an index of documents. Move it away.")
     return not tables or bool(version == VERSION)
 
 
 def searchable(text: str) -> str:
-    """A text as its words are indexed."""
+    """A text in the form in which its words are indexed."""
     return _UNSPACED.sub(r" \1 ", text)
 
 
 def searchable_name(name: str) -> str:
-    """A file's name as its words are indexed: camelCase is two."""
+    """A file's name in the form in which its words are indexed: camelCase is two words."""
     return searchable(_HUMP.sub(" ", name))
 
 
 def word_query(question: str) -> str:
-    """An FTS5 query for any of a question's words, "" if it has none; quotes keep its letters from being operators."""
+    """An FTS5 query for any of a question's words, "" if it has none; quoted, so that no word is an operator."""
     words = dict.fromkeys(_WORD.findall(searchable(question).replace("_", " ")))
     return " OR ".join(f'"{word}"' for word in list(words)[:MAX_QUERY_WORDS])

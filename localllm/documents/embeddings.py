@@ -1,4 +1,4 @@
-"""Search by meaning: vectors of chunks and questions, by an embedding model of this machine."""
+"""Semantic search: vectors of chunks and questions from a local embedding model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from localllm.server.embeddings import EmbeddingModel
 from localllm.settings import Settings
 
 OFFERED = "nomic-embed-text"
-MANY_CHUNKS = 256  # taken from the index at once
+MANY_CHUNKS = 256  # read from the index at once
 
-# What a model wants before a question and before a document, by a part of its name, from the models' cards.
+# A model's prefixes for questions and for documents, by a part of its name, from the model cards.
 _PREFIXES = (
     ("nomic", "search_query: ", "search_document: "),
     ("e5", "query: ", "passage: "),
@@ -31,14 +31,14 @@ _PREFIXES = (
     ("arctic", "Represent this sentence for searching relevant passages: ", ""),
 )
 
-# Called with chunks done and chunks in all; False ends the work, and what was computed stays.
+# Called with chunks done and chunks in total; returning False ends the work, and what was computed stays.
 EmbedProgress = Callable[[int, int], bool]
 
 
 def find_embedding_model(settings: Settings, name: str | None = None) -> LibraryModel | None:
-    """The model of that name, else the first embedding model on this machine; None if there is none.
+    """The model of that name, or without a name the first embedding model on this machine; None if there is none.
 
-    Raises LibraryError for a name that is not here.
+    Raises LibraryError for a name that is not found.
     """
     if name is not None:
         return find(name, settings)
@@ -53,7 +53,7 @@ def find_embedding_model(settings: Settings, name: str | None = None) -> Library
 
 
 class MeaningSearch:
-    """An embedding model and the vectors of one index. One thread at a time; `close` frees the model."""
+    """An embedding model and the vectors of one index. For one thread at a time; `close` frees the model."""
 
     def __init__(self, index: DocumentIndex, path: Path, settings: Settings) -> None:
         """Load the model. Raises what EmbeddingModel raises."""
@@ -73,14 +73,14 @@ class MeaningSearch:
         self._model.close()
 
     def embed_new(self, most_s: float, progress: EmbedProgress) -> tuple[int, int, float]:
-        """Embed chunks that have no vector yet, for at most so many seconds.
+        """Embed chunks that have no vector yet, for about `most_s` seconds at most.
 
-        Returns the tokens that were computed, the chunks that are left, and the seconds.
+        Returns the tokens computed, the chunks left, and the seconds taken.
         """
         began, tokens, done = time.monotonic(), 0, 0
         total = self._index.count_without_vector(self.name)
         while chunks := self._index.without_vector(self.name, MANY_CHUNKS):
-            chunks.sort(key=lambda chunk: len(chunk[1]))  # texts of about a length compute together best
+            chunks.sort(key=lambda chunk: len(chunk[1]))  # texts of similar length batch best
             sizes = [len(text) // 3 + 1 for _, text in chunks]
             for batch in self._model.batches(sizes):
                 ids, texts = zip(*chunks[batch], strict=True)
@@ -93,7 +93,7 @@ class MeaningSearch:
         return tokens, 0, time.monotonic() - began
 
     def best(self, question: str, count: int) -> list[int]:
-        """Ids of the chunks that are nearest to a question in meaning, the best first; of those that have a vector."""
+        """Ids of the chunks nearest to a question in meaning, best first, among those with a vector."""
         ids, data = self._index.vectors(self.name)
         if not ids:
             return []
@@ -108,7 +108,7 @@ class MeaningSearch:
 
 
 def _described(file: ModelFile) -> tuple[str, tuple[str, str]]:
-    """A name under which vectors are kept, which another file does not share, and the model's prefixes."""
+    """The key under which vectors are stored, which identifies the file, and the model's prefixes."""
     name = f"{file.path.stem}:{file.name}".lower()
     prefixes = next(((query, text) for part, query, text in _PREFIXES if part in name), ("", ""))
     return f"{file.name}:{file.size_bytes}:{file.path.name}", prefixes

@@ -1,4 +1,4 @@
-"""A part of a document as models and people see it, and the names of its places."""
+"""A part of a document as shown to models and people, and the labels of its places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ _LINE_ENDS = str.maketrans("\n\r\t", "\ufffd\ufffd ")
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines of a document. name: its path in the folder, with slashes. line: the first one's number, from 1.
+    """Lines of a document. name: its path in the folder, with slashes. line: the number of the first line, from 1.
 
-    page: of a PDF, from 1, whose lines are counted page by page; 0 for other files.
+    page: of a PDF, from 1, with lines counted per page; 0 for other files.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Excerpt:
 
     @property
     def label(self) -> str:
-        """The place of the whole: notes.md:10-42."""
+        """The place of the whole excerpt: notes.md:10-42."""
         return place(self.name, self.page, self.line, self.line + self.text.count("\n"))
 
     def place(self, row: int) -> str:
@@ -31,7 +31,7 @@ class Excerpt:
 
 
 def place(name: str, page: int, first: int, last: int = 0) -> str:
-    """Lines of a document in words; a .docx has paragraphs instead. What acts on a terminal is replaced."""
+    """The place of lines in a document, in words; a .docx has paragraphs. Terminal control characters are replaced."""
     shown = harmless(name).translate(_LINE_ENDS)
     several = last > first
     lines = f"{first}-{last}" if several else str(first)
@@ -43,7 +43,7 @@ def place(name: str, page: int, first: int, last: int = 0) -> str:
 
 
 def as_file(label: str, text: str) -> str:
-    """A text for a model, with a name, between fences that it cannot close."""
+    """A labelled text for a model, between fences that the text cannot close."""
     longest = run = 0
     for letter in text:
         run = run + 1 if letter == "`" else 0

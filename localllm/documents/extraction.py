@@ -1,4 +1,4 @@
-"""A file's text, whatever its format (plain text here, other formats in a child process), and its chunks."""
+"""Extracts a file's text (plain text here, other formats in a child process), and splits it into chunks."""
 
 import hashlib
 import importlib.util
@@ -18,9 +18,9 @@ MAX_TEXT_BYTES = 4 << 20
 MAX_PACKED_BYTES = 64 << 20  # of a PDF or DOCX
 CPU_SECONDS = 30.0  # for a file
 WALL_SECONDS = 2 * CPU_SECONDS
-TARGET_CHARS = 1200  # some 300 tokens: eight of them are read in a few seconds
-LEAST_CHARS = 300  # a heading begins a new chunk after so many
-_BINARY_BYTES = 8192  # of a file's beginning are looked at for a NUL
+TARGET_CHARS = 1200  # some 300 tokens: eight chunks are computed in a few seconds
+LEAST_CHARS = 300  # a heading begins a new chunk if the current one has at least this many
+_BINARY_BYTES = 8192  # of a file's beginning are searched for a NUL
 _KINDS = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
 _LIBRARIES = {"pdf": "pypdf", "docx": "docx"}
 _DISTRIBUTIONS = {"pypdf": "pypdf", "docx": "python-docx"}
@@ -29,7 +29,7 @@ _DISTRIBUTIONS = {"pypdf": "pypdf", "docx": "python-docx"}
 class UnreadableError(LocalLLMError):
     """A file has no text that can be read. The message says why, without the file's name.
 
-    lasting: whether it stays so until the file changes.
+    lasting: whether it remains so until the file changes.
     """
 
     def __init__(self, message: str, lasting: bool = True) -> None:
@@ -47,10 +47,10 @@ class Document:
 
 
 def read_file(path: Path) -> tuple[bytes, str]:
-    """A file's content and its digest. Raises UnreadableError for links, special files and those that are too large."""
+    """A file's content and its digest. Raises UnreadableError for links, special files and files that are too large."""
     most = MAX_PACKED_BYTES if _KINDS.get(path.suffix.lower()) in _LIBRARIES else MAX_TEXT_BYTES
     try:
-        # Without waiting for the writer of a pipe; the walk found a file, so a link is one that was put there since.
+        # Do not wait for a pipe's writer. The walk found a regular file, so a link would have been put there since.
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(fd, "rb") as file:
             status = os.fstat(fd)
@@ -65,7 +65,7 @@ def read_file(path: Path) -> tuple[bytes, str]:
 
 
 class Extractor:
-    """Takes the text out of files. One thread at a time; `close` ends its child process."""
+    """Extracts text from files. For one thread at a time; `close` ends its child process."""
 
     def __init__(self) -> None:
         self._child = ConfinedChild("localllm.documents.worker", MAX_MEMORY_BYTES)
@@ -109,15 +109,15 @@ def _decoded(data: bytes) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as editors count them: str.splitlines also ends them at form feeds and others."""
+    """Lines as editors count them: str.splitlines would also split at form feeds and other characters."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def chunks(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Chunks as (number of the first line from 1, text). Chunks without a letter or digit are left out.
 
-    A chunk ends before a Markdown heading or at a blank line where one is near; a line that is longer than TARGET_CHARS
-    is cut into chunks of its own.
+    A chunk ends before a Markdown heading, or at a blank line if one is near; a line that is much longer than
+    TARGET_CHARS is split into chunks of its own.
     """
     start = size = 0
     blank: int | None = None

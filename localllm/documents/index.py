@@ -1,4 +1,4 @@
-"""The index of a folder: which files are in it, their chunks, and keeping both up to date."""
+"""The index of a folder: its files and their chunks, and how they are kept up to date."""
 
 import json
 import os
@@ -22,19 +22,19 @@ from localllm.documents.walk import MAX_FILES, FoundFile, found_files
 from localllm.errors import RequestError
 from localllm.files import user_path
 
-# Called with files done and files in all. An exception ends the update; what was indexed stays.
+# Called with files done and files in total. An exception ends the update; what was indexed stays.
 UpdateProgress = Callable[[int, int], None]
 
-_FILES_AHEAD = 64  # read before their turn to be written
+_FILES_AHEAD = 64  # read ahead of writing
 _FILES_PER_COMMIT = 200
-_RACY_NS = 2 * 10**9  # a file that has just changed may change again within its clock's tick
+_RACY_NS = 2 * 10**9  # a file changed this recently may change again with the same modification time
 _KEPT_PROMPTS = 200
 _LOCK_S = 600.0
 
 
 @dataclass(slots=True)
 class Report:
-    """What an update did. problems: why a file is not in the index, or not all of it, by name."""
+    """The result of an update. problems: by file name, why it is missing from the index or incomplete."""
 
     files: int = 0
     chunks: int = 0
@@ -47,9 +47,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What reading a file gave. document is None where its digest is the known one, or it has a problem.
+    """The result of reading a file. document: None if its digest is unchanged, or it has a problem.
 
-    lasting: whether a problem stays until the file changes.
+    lasting: whether a problem remains until the file changes.
     """
 
     file: FoundFile
@@ -62,11 +62,11 @@ class _Read:
 class DocumentIndex:
     """The index of one folder, in localllm's data folder. Thread-safe. Every method raises DocumentIndexError.
 
-    folder: as it was named. root: its real path.
+    folder: as given. root: its real path.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open or make it. Raises RequestError if there is no such folder."""
+        """Open or create it. Raises RequestError if there is no such folder."""
         self.folder = folder
         self.root = Path(os.path.realpath(user_path(str(folder))))
         if not self.root.is_dir():
@@ -89,9 +89,9 @@ class DocumentIndex:
     # Keeping up to date.
 
     def update(self, progress: UpdateProgress | None = None) -> Report:
-        """Index what is new or changed and remove what is gone. One process at a time; others wait.
+        """Index new and changed files, and remove missing ones. One process at a time; others wait.
 
-        A file whose size and time are known is not read; one whose digest is known is not cut again.
+        A file with unchanged size and time is not read; one with an unchanged digest is not split again.
         """
         began = time.monotonic()
         lock = FileLock(f"{self.path}.lock", mode=0o600)
@@ -133,48 +133,48 @@ class DocumentIndex:
     # Looking things up.
 
     def best_words(self, question: str, count: int) -> list[int]:
-        """Ids of the chunks that fit the words of a question best by BM25, the best first."""
+        """Ids of the chunks that best match the words of a question by BM25, best first."""
         query = word_query(question)
         sql = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 2.0, 1.0), rowid LIMIT ?"
         return [row["rowid"] for row in self._rows(sql, (query, count))] if query else []
 
     def excerpts(self, identities: Sequence[int]) -> dict[int, Excerpt]:
-        """The chunks of these ids; those that are gone are left out."""
+        """The chunks with these ids; missing ones are left out."""
         marks = ", ".join("?" * len(identities))
         sql = f"SELECT chunk.*, name FROM chunk JOIN file ON file.id = chunk.file WHERE chunk.id IN ({marks})"
         rows = self._rows(sql, tuple(identities))
         return {row["id"]: Excerpt(row["name"], row["text"], row["line"], row["page"]) for row in rows}
 
     def without_vector(self, model: str, count: int) -> list[tuple[int, str]]:
-        """Chunks (id, text) that this embedding model has not seen."""
+        """Chunks (id, text) that have no vector of this embedding model."""
         sql = (
             "SELECT id, text FROM chunk WHERE id NOT IN (SELECT chunk FROM vector WHERE model = ?) ORDER BY id LIMIT ?"
         )
         return [(row["id"], row["text"]) for row in self._rows(sql, (model, count))]
 
     def count_without_vector(self, model: str) -> int:
-        """How many chunks this embedding model has not seen."""
+        """How many chunks have no vector of this embedding model."""
         sql = "SELECT (SELECT count(*) FROM chunk) - (SELECT count(*) FROM vector WHERE model = ?) AS n"
         return int(self._rows(sql, (model,))[0]["n"])
 
     def add_vectors(self, model: str, rows: Iterable[tuple[int, bytes]]) -> None:
-        """Keep vectors of chunks, as bytes; those of chunks that are gone are dropped."""
+        """Store vectors of chunks, as bytes; those of missing chunks are dropped."""
         with self._changes() as db:
             for chunk, numbers in rows:
                 sql = "INSERT OR REPLACE INTO vector SELECT id, ?, ? FROM chunk WHERE id = ?"
                 db.execute(sql, (model, numbers, chunk))
 
     def vectors(self, model: str) -> tuple[list[int], bytes]:
-        """Ids of the chunks that this model has seen, and their vectors, one after the other."""
+        """Ids of the chunks that have a vector of this model, and their vectors, concatenated."""
         rows = self._rows("SELECT chunk, numbers FROM vector WHERE model = ? ORDER BY chunk", (model,))
         return [row["chunk"] for row in rows], b"".join(row["numbers"] for row in rows)
 
     def prompts(self) -> list[list[int]]:
-        """The chunks of earlier prompts in their order, the newest prompt first."""
+        """The chunks of earlier prompts, in prompt order; newest prompt first."""
         return [json.loads(row["chunks"]) for row in self._rows("SELECT chunks FROM prompt ORDER BY id DESC")]
 
     def keep_prompt(self, identities: Sequence[int]) -> None:
-        """Remember a prompt's chunks in their order."""
+        """Store a prompt's chunks, in prompt order."""
         with self._changes() as db:
             db.execute("INSERT OR REPLACE INTO prompt (chunks) VALUES (?)", (json.dumps(list(identities)),))
             oldest = "SELECT id FROM prompt ORDER BY id DESC LIMIT ?"
@@ -197,7 +197,7 @@ def _is_known(file: FoundFile, row: sqlite3.Row | None) -> bool:
 
 
 def _read_all(files: Sequence[FoundFile], digests: dict[str, str]) -> Iterator[_Read]:
-    """Read files on every core, in their order, and a few ahead."""
+    """Read files on up to eight threads, and yield the results in order."""
     workers = min(os.cpu_count() or 1, 8)
     local = threading.local()
     extractors: list[Extractor] = []
@@ -246,7 +246,7 @@ def _batches(items: Iterator[_Read]) -> Iterator[list[_Read]]:
 
 
 def _store(db: sqlite3.Connection, one: _Read) -> None:
-    """Write a file's row, and its chunks if it was cut anew."""
+    """Write a file's row, and its chunks if it was read again."""
     file, document = one.file, one.document
     racy = time.time_ns() - file.mtime < _RACY_NS
     mtime = file.mtime if one.lasting and not racy else -1  # -1: it is read again the next time
@@ -271,7 +271,7 @@ def _store(db: sqlite3.Connection, one: _Read) -> None:
 
 
 def _remove_chunks(db: sqlite3.Connection, file: int) -> None:
-    """Remove a file's chunks and their words; words keep no text, so that it must be given again."""
+    """Remove a file's chunks and their words; the words table stores no text, so it must be passed again."""
     sql = "SELECT chunk.id, name, text FROM chunk JOIN file ON file.id = chunk.file WHERE file.id = ?"
     for row in db.execute(sql, (file,)).fetchall():
         words = (row["id"], searchable_name(row["name"]), searchable(row["text"]))

@@ -1,4 +1,4 @@
-"""Checking quotations: text in an answer that claims to be in a document is looked up there, word for word."""
+"""Checks quotations: text that an answer quotes from a document is looked up there, word for word."""
 
 import re
 from bisect import bisect_right
@@ -12,11 +12,11 @@ NOT_CHECKED = "not checked"
 MAX_QUOTED_CHARS = 2000  # a quotation that is longer is shown unchecked
 MAX_BLOCK_CHARS = 8000  # of code
 
-# The opening sign and the closing ones. A straight sign opens only where a word begins.
+# An opening quotation mark and its closing ones. A straight mark opens only where a word begins.
 _PAIRS = {'"': '"', "“": "”", "„": "“”", "«": "»", "»": "«", "「": "」", "『": "』"}
 _STRAIGHT = str.maketrans({"\u2019": "'", "\u2018": "'", "“": '"', "”": '"', "„": '"', "\u00ad": None})
 _ELLIPSIS = re.compile(r"\s*(?:\[\s*)?(?:…|\.{3})(?:\s*\])?\s*")
-# What a model may write as a reference of its own: [notes.md:12], [report.pdf, page 3, lines 1-9].
+# References that a model may write itself: [notes.md:12], [report.pdf, page 3, lines 1-9].
 _REFERENCE = re.compile(
     r"\[`?([^\[\]\n]*[^\W\d][^\[\]\n]*?(?::\s?\d+(?:-\d+)?|, (?:page|lines?|paragraphs?) [\d-]+))`?\]"
 )
@@ -26,7 +26,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 @dataclass(frozen=True, slots=True)
 class Quotation:
-    """A quotation of an answer. place: file and line where it is, None if it is nowhere. checked: False if it had no
+    """A quotation in an answer. place: file and line where it is, None if not found. checked: False if it had no
     end, or was too long."""
 
     text: str
@@ -35,7 +35,7 @@ class Quotation:
 
 
 class Source:
-    """An excerpt in which quotations are looked up: blanks and line ends count alike, and so do kinds of quotes."""
+    """An excerpt in which quotations are looked up: all white space counts as equal, and so do kinds of quotes."""
 
     def __init__(self, excerpt: Excerpt) -> None:
         self.excerpt = excerpt
@@ -50,7 +50,7 @@ class Source:
         self._text = " ".join(pieces)
 
     def find(self, text: str) -> str | None:
-        """The place of a quotation's first words; all of its parts follow each other here. None if it is not here."""
+        """The place of a quotation's first words, if all of its parts occur here in order; else None."""
         first: int | None = None
         after = 0
         for part in filter(None, map(_normal, _ELLIPSIS.split(text))):
@@ -62,7 +62,7 @@ class Source:
         return None if first is None else self.excerpt.place(bisect_right(self._starts, first) - 1)
 
     def _find(self, part: str, after: int) -> int | None:
-        """Where whole words begin that are these; a point or comma at the end may be the answer's own."""
+        """Where these whole words begin; punctuation at the end may be the answer's own."""
         for words in dict.fromkeys((part, part.rstrip(".,;:!?"))):
             at = self._text.find(words, after) if words else -1
             while at >= 0:
@@ -78,8 +78,8 @@ class Source:
 class QuotationChecker:
     """Checks an answer while it streams: `push` returns what may be shown.
 
-    Text is held back from the beginning of a quotation until its end. One that is in a source is followed by its place,
-    any other by a mark that says so. A block of code counts as a quotation. cite: how a place is written behind it.
+    Text is held back from the beginning of a quotation until its end. A quotation found in a source is followed by its
+    place, any other by a note. A block of code counts as a quotation. cite: formats the place after a quotation.
     """
 
     sources: Sequence[Source]
@@ -95,12 +95,12 @@ class QuotationChecker:
         return "".join(self._ready(whole=False))
 
     def flush(self) -> str:
-        """The answer has ended: returns the rest."""
+        """Return the rest at the end of the answer."""
         return "".join(self._ready(whole=True))
 
     @property
     def places(self) -> list[str]:
-        """Where the quotations that were found are, without repetitions."""
+        """The places of the quotations that were found, without repetitions."""
         return list(dict.fromkeys(each.place for each in self.quotations if each.place))
 
     def _ready(self, whole: bool) -> Iterator[str]:
@@ -145,7 +145,7 @@ class QuotationChecker:
         return self._quoted_lines(whole) if held.startswith(">") else _PLAIN
 
     def _quoted_lines(self, whole: bool) -> tuple[int, str] | None:
-        """Lines behind > are one quotation; where signs stand in the first one, what is between them is quoted."""
+        """Lines after > are one quotation; if the first has quotation marks, only the text between them is quoted."""
         held = self._held
         first, ended, _ = held.partition("\n")
         if any(sign in first for sign in _PAIRS):
@@ -165,12 +165,12 @@ class QuotationChecker:
         if match is None or (match.end() == len(held) and not whole):
             if not whole and len(held) <= MAX_BLOCK_CHARS:
                 return None
-            return len(held), held  # it has no end, or is longer than a quotation
+            return len(held), held  # it has no end, or is too long for a quotation
         body = held[: match.start()].partition("\n")[2]
         return match.end(), held[: match.end()] + (f"\n{self._judged(body).lstrip()}" if body.strip() else "")
 
     def _inline_code(self, whole: bool) -> tuple[int, str] | None:
-        """Code in a line is shown as it is: signs in it quote nothing."""
+        """Inline code is shown unchanged: quotation marks in it do not quote."""
         run = len(self._held) - len(self._held.lstrip("`"))
         end = self._held.find("`" * run, run)
         line = self._held.find("\n")
@@ -179,7 +179,7 @@ class QuotationChecker:
         return (run, self._held[:run]) if whole or line >= 0 else None
 
     def _reference(self, whole: bool, cited: bool) -> tuple[int, str] | None:
-        """A reference that the model wrote: kept if it names an excerpt, left out behind a place that says the same."""
+        """A reference that the model wrote: marked if it names no excerpt, left out after a place if it does."""
         blanks = len(self._held) - len(self._held.lstrip(" "))
         end = self._held.find("]")
         if end < 0 and not whole and "\n" not in self._held and len(self._held) < MAX_REFERENCE_CHARS:
@@ -195,7 +195,7 @@ class QuotationChecker:
         return match.end(), self._held[: match.end()] + ("" if known else f" ({NOT_CHECKED})")
 
     def _names(self, excerpt: Excerpt, reference: str) -> bool:
-        """Whether a reference is to lines of an excerpt."""
+        """Whether a reference names lines of an excerpt."""
         if reference == excerpt.label:
             return True
         name, _, lines = reference.rpartition(":")
@@ -216,7 +216,7 @@ class QuotationChecker:
         if end < 0 and not bounded and not whole and len(held) <= MAX_QUOTED_CHARS:
             return None
         if bounded or end < 0 or end > MAX_QUOTED_CHARS:
-            # It has no end, or none that is near.
+            # It has no end, or not a near one.
             stop = paragraph if bounded else end + 1 if end >= 0 else len(held)
             text = held[1:stop].strip()
             if not text:
@@ -227,7 +227,7 @@ class QuotationChecker:
         return end + 1, held[: end + 1] + (self._judged(text) if text.strip() else "")
 
     def _judged(self, text: str) -> str:
-        """The place of a quotation, or that it has none."""
+        """Check a quotation; return its place, or a note that it was not found."""
         if not _normal(text):
             return ""
         found = next((place for source in self.sources if (place := source.find(text))), None)

@@ -1,4 +1,4 @@
-"""From a question to the excerpts that go before it, and their order."""
+"""Selects the excerpts for a question, and their order in the prompt."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -9,9 +9,9 @@ from localllm.documents.index import DocumentIndex
 
 EXCERPTS = 8
 _CANDIDATES = 60
-_FITTING = 24  # of the candidates may stand in a prompt where an earlier one has them
+_FITTING = 24  # best candidates, which a prompt may include because an earlier one has them
 _RANK_OFFSET = 60  # reciprocal rank fusion, Cormack, Clarke and Büttcher, SIGIR 2009
-# Of the chunks that an earlier prompt begins with, this share at least must be wanted now.
+# At least this share of the chunks reused from the beginning of an earlier prompt must be wanted now.
 _WANTED_SHARE = 0.5
 
 
@@ -23,10 +23,10 @@ def find_excerpts(
     room: int | None = None,
     tokens: Callable[[str], int | None] = lambda _text: None,
 ) -> list[Excerpt]:
-    """The excerpts that fit a question best, in the order in which they are to stand in the prompt, which is kept.
+    """The excerpts that match a question best, in prompt order, which is stored in the index.
 
-    meaning: adds search by meaning to BM25. room: tokens that the excerpts may take, counted by `tokens`, or estimated
-    where it does not know.
+    meaning: adds semantic search to BM25. room: tokens that the excerpts may take, counted by `tokens`, or estimated if
+    it returns None.
     """
     lists = [index.best_words(question, _CANDIDATES)]
     if meaning is not None:
@@ -62,13 +62,13 @@ def _fused(lists: Sequence[Sequence[int]]) -> list[int]:
 
 
 def arranged(wanted: Sequence[int], fitting: Collection[int], earlier: Sequence[Sequence[int]]) -> list[int]:
-    """The wanted chunks, behind the longest beginning of an earlier prompt that is worth taking over.
+    """The wanted chunks, after the most useful beginning of an earlier prompt.
 
-    Its keys and values are kept, so what two prompts begin with alike is computed once.
+    The keys and values of a prefix are cached, so a shared beginning is computed once.
 
-    wanted: the chunks that fit the question best, the best first. fitting: those that fit it well enough to stand among
-    them where an earlier prompt has them, since what is computed already costs nothing. The rest is ordered by how
-    many earlier prompts have it, so that what comes often comes first, and the next prompts share more.
+    wanted: the chunks that match the question best, best first. fitting: chunks that match well enough to be included
+    if an earlier prompt has them, since what is already computed costs nothing. The rest is ordered by how many earlier
+    prompts have it: frequent chunks come first, so that later prompts share more.
     """
     best: Sequence[int] = ()
     for prompt in earlier:
@@ -81,7 +81,7 @@ def arranged(wanted: Sequence[int], fitting: Collection[int], earlier: Sequence[
 
 
 def _beginning(prompt: Sequence[int], wanted: Sequence[int], fitting: Collection[int]) -> Sequence[int]:
-    """The longest useful beginning of a prompt; it ends with a wanted chunk, and leaves room for the best one."""
+    """The longest useful beginning of a prompt: it ends with a wanted chunk, and has room for the best one."""
     found, hits = 0, 0
     for length, chunk in enumerate(prompt[: len(wanted)], 1):
         if chunk in wanted:

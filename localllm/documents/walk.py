@@ -1,4 +1,4 @@
-"""Finding the files of a folder that may hold text."""
+"""Finds the files of a folder that may contain text."""
 
 import contextlib
 import os
@@ -15,10 +15,10 @@ from localllm.files import TEMPORARY
 
 MAX_FILES = 100_000
 _MAX_RULES_BYTES = 2**16  # of a .gitignore
-_MAX_STARS = 3  # in one of its patterns: each multiplies the time to match by the length of the name
-# Folders of other people's code and of what programs made, by the names that their tools give them.
+_MAX_STARS = 3  # in one of its patterns: each multiplies the matching time by the length of the name
+# Folders of dependencies and of generated files, by the names that tools give them.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv"})
-# Formats without text, so that they need not be opened.
+# Formats without text, which need not be opened.
 _NO_TEXT = re.compile(
     r"\.(7z|a|avi|bin|bmp|bz2|class|db|deb|dll|dylib|eot|exe|flac|gguf|gif|gz|ico|iso|jar|jpe?g|m4a|mkv|mov|mp[34]|npy|npz"
     r"|o|og[gv]|onnx|otf|parquet|pickle|pkl|png|pt|pyc|rar|rpm|safetensors|so|sqlite|tar|tgz|tiff?|ttf|wasm|wav|web[mp]"
@@ -40,12 +40,12 @@ class FoundFile:
 def found_files(root: Path) -> Iterator[FoundFile]:
     """The files below a folder in a fixed order, at most MAX_FILES + 1.
 
-    Left out: hidden files and folders, symbolic links, other programs' folders, formats without text, names that are
-    not UTF-8, and what Git's rules name: .gitignore in the folder, and above it up to the root of its repository. What
-    vanishes meanwhile is left out too.
+    Left out: hidden files and folders, symbolic links, _SKIPPED folders, formats without text, names that are not
+    UTF-8, and files that Git ignores: by .gitignore in the folder, and above it up to the root of its repository. Files
+    that vanish meanwhile are left out too.
     """
     count = 0
-    rules = {os.fspath(root): _rules_above(Path(os.path.abspath(root)))}  # of the folders to come
+    rules = {os.fspath(root): _rules_above(Path(os.path.abspath(root)))}  # of the folders not yet visited
     for parent, folders, files in os.walk(root):
         base = _prefix(Path(os.path.abspath(parent)))
         here = _with_rules(base, rules.pop(parent))
@@ -77,7 +77,7 @@ _Rules = tuple[tuple[str, GitIgnoreSpec], ...]
 
 
 def _rules_above(root: Path) -> _Rules:
-    """The rules of the repository that a folder is in; none if they name that folder, which the user asked for."""
+    """The rules of the repository that a folder is in; none if they ignore that folder, since the user requested it."""
     repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     rules: _Rules = ()
     for folder in reversed(root.parents):
@@ -87,18 +87,18 @@ def _rules_above(root: Path) -> _Rules:
 
 
 def _prefix(folder: Path) -> str:
-    """What the paths in an absolute folder begin with."""
+    """The prefix of the paths in an absolute folder."""
     return f"{folder.as_posix().rstrip('/')}/"
 
 
 def _with_rules(prefix: str, outer: _Rules) -> _Rules:
-    """The rules in the folder of a prefix: those of its .gitignore behind the outer ones.
+    """The rules in the folder of a prefix: the outer ones, then those of its .gitignore.
 
-    Patterns that Git would refuse, or that a hostile file could keep matching for hours, are not followed.
+    Patterns that Git would reject, or with which a hostile file could keep matching for hours, are skipped.
     """
     path = Path(f"{prefix}.gitignore")
     try:
-        if not path.is_file():  # but a pipe, say
+        if not path.is_file():  # missing, or a pipe, for example
             return outer
         with path.open("rb") as file:
             lines = file.read(_MAX_RULES_BYTES).decode(errors="surrogateescape").splitlines()
@@ -113,7 +113,7 @@ def _with_rules(prefix: str, outer: _Rules) -> _Rules:
 
 
 def _is_ignored(path: str, rules: _Rules) -> bool:
-    """Whether the rules name an absolute path, which ends with a slash if it is a folder. The innermost decide."""
+    """Whether the rules ignore an absolute path, which ends with a slash for a folder. The innermost rules decide."""
     for folder, patterns in reversed(rules):
         verdict = patterns.check_file(path.removeprefix(folder)).include
         if verdict is not None:

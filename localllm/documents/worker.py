@@ -1,4 +1,4 @@
-"""The confined child process that takes text out of HTML, PDF and DOCX.
+"""The confined child process that extracts text from HTML, PDF and DOCX.
 
 The kind of a request is "html", "pdf" or "docx", its data the file. The reply is {"pages": [[line, ...], ...], "cut":
 why the rest was left out, or ""}, or {"error": text}. A PDF has a list of lines for each page, other formats have one.
@@ -30,17 +30,17 @@ def _answer(kind: str, data: bytes) -> Reply:
         return _KINDS[kind](data)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a library makes of a stranger's file is the parent's to report
+    except Exception as error:  # the parent reports whatever a library raises on an untrusted file
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 class _HtmlText(HTMLParser):
-    """The text of a page, each piece on the line that it has in the file."""
+    """The text of a page, each piece on the line where it is in the file."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.lines: list[str] = []
-        self._hidden = 0  # inside so many elements whose text is not shown
+        self._hidden = 0  # number of open elements whose text is not shown
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden += tag in ("script", "style", "template")
@@ -98,7 +98,7 @@ def _docx(data: bytes) -> Reply:
 
 
 def _paragraphs(container: Any) -> Iterator[str]:
-    """Texts in the order of the document; a row of a table is one paragraph."""
+    """Texts in document order; a table row is one paragraph."""
     from docx.table import Table
 
     for block in container.iter_inner_content():

@@ -6,8 +6,8 @@ from pathlib import Path
 def resolve(name: str) -> Path:
     """Return the file that a model's name stands for, looked up with this user's settings; see docs/models.md.
 
-    Asks no network. A name that looks like a path is one, and its file may be missing or of another kind: opening it
-    says so, as gguf_io.ModelFileError. Raises ModelNotFoundError for other names that nothing on this machine has.
+    Uses no network. A name that looks like a path is returned unchecked: opening a missing or other file raises
+    gguf_io.ModelFileError. Raises ModelNotFoundError for any other name without a model on this machine.
     """
     from localllm.library.lookup import find
     from localllm.settings import load_settings

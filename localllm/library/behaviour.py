@@ -1,4 +1,4 @@
-"""How a model of the library behaves where its user says nothing else: template, system text, settings, stops."""
+"""A library model's defaults, which anything the user sets overrides: template, system text, settings, stops."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,9 +35,9 @@ SETTING_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """settings: by the names of Settings, below every other source. template: Jinja; None is the file's own.
+    """settings: by field name of Settings; every other source overrides them. template: Jinja; None means the file's.
 
-    keep: how many first tokens stay in a window that rolls, as GenerationRequest has it; None is the engine's own.
+    keep: how many first tokens stay in a rolling window, as in GenerationRequest; None means the engine's default.
     """
 
     template: str | None = None
@@ -49,16 +49,16 @@ class Behaviour:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Settings and keep in Ollama's names; stops are apart."""
+        """Settings and keep by Ollama's names; without stops."""
         keep = {} if self.keep is None else {"num_keep": self.keep}
         return {name: self.settings[own] for name, own in SETTING_OF.items() if own in self.settings} | keep
 
 
 def behaviour_of(model: LibraryModel) -> Behaviour:
-    """Read what a model's manifest says, in our terms. What cannot be followed is told of in the log.
+    """Read a model's manifest in our terms. What is not supported is logged.
 
-    Raises LibraryError for a model that would be another one without what cannot be followed: a chat template of no
-    known family where the file has none of its own.
+    Raises LibraryError if ignoring that would change the model: for a chat template of no known family when the file
+    has none of its own.
     """
     defaults = model.defaults()
     parameters = dict(defaults.parameters)
@@ -74,7 +74,7 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
         settings["lora"] = lora_text(defaults.adapters)
     if defaults.projectors:
         settings["mmproj"] = str(defaults.projectors[0])
-    # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.
+    # Ollama writes "no limit" and "random" as negative numbers; here that is None.
     for name in ("max_tokens", "seed"):
         value = settings.get(name)
         if isinstance(value, int) and value < 0:
@@ -103,7 +103,7 @@ def _template(model: LibraryModel, template: str | None) -> str | None:
 
 
 def own_template(model: LibraryModel) -> str | None:
-    """The chat template in the model's file, read once as long as it does not change. Raises ModelFileError."""
+    """The chat template in the model's file, cached until the file changes. Raises ModelFileError."""
     try:
         status = model.path.stat()
     except OSError as error:

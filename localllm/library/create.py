@@ -1,4 +1,4 @@
-"""Making a model of one's own: from a recipe, with no copy of the weights, or from uploaded files."""
+"""Creates a model of the user's own: from a recipe, without copying the weights, or from uploaded files."""
 
 import json
 import os
@@ -28,10 +28,10 @@ MAX_LICENSES = 32
 
 
 def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryModel) -> None:
-    """Write a model that is `base` with what the recipe changes.
+    """Write a model that is `base` with the recipe's changes.
 
-    Weights that lie in our store are shared with it; others stay where they are and are linked to. Raises LibraryError
-    for what a recipe cannot have, and ModelFileError where the base is no model.
+    Weights in our store are shared with the base; others stay where they are and are linked to. Raises LibraryError
+    for an invalid recipe, and ModelFileError if the base is not a model.
     """
     with open_model(base.path) as file:
         adapters = [_adapter(Path(path), file.architecture) for path in recipe.adapters]
@@ -53,7 +53,7 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
 
 
 def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
-    """The model of uploaded blobs, which are its parts in order. Raises ModelFileError where they are no model."""
+    """The model of uploaded blobs, which are its parts in order. Raises ModelFileError if they are not a model."""
     names = model_file_names(layers)
     if len(layers) > 1:
         for layer, name in zip(layers, names, strict=True):
@@ -66,7 +66,7 @@ def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
 
 
 def _name_part(store: OwnStore, blob: Path, name: Path) -> None:
-    """Give a part the name by which its first part's loader looks for it."""
+    """Give a part the name under which the loader of a split model looks for it."""
     if name.is_file():
         return
     try:
@@ -87,9 +87,9 @@ def _weights(base: LibraryModel) -> list[Layer]:
 
 
 def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path | None]:
-    """What shows images to it: shared where it is in our store, else the file to link to.
+    """The base's projectors: their layers if they are in our store, else the file to link to.
 
-    One that lies beside a file that is linked to is found there.
+    Without a manifest, a projector beside the linked model file is found there.
     """
     if base.manifest is None:
         return [], None
@@ -119,7 +119,7 @@ def _link(base: LibraryModel) -> Path | None:
 def _texts(recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[tuple[str, bytes]]:
     """The text layers with their kinds: the recipe's, else the base's; licences of both.
 
-    Raises LibraryError for what could not be read back: whatever is written here, ModelDefaults must accept.
+    Raises LibraryError for anything that ModelDefaults would not accept when it is read back.
     """
     system = base.system if recipe.system is None else recipe.system
     parameters = checked_parameters(base.parameters | recipe.parameters)

@@ -1,4 +1,4 @@
-"""One file over HTTP: chunks in parallel, each tried again where it was cut, hashed while the rest arrives."""
+"""Downloads one file over HTTP: chunks in parallel, each resumed where it broke off, hashed while the rest arrives."""
 
 import errno
 import threading
@@ -30,7 +30,7 @@ _JOIN_S = 0.2
 class Download:
     """Fills a PartialFile from an address. Use `run` once.
 
-    what: the file, for messages.
+    what: names the file in messages.
     """
 
     def __init__(self, client: httpx2.Client, remote: Remote, file: PartialFile, what: str) -> None:
@@ -38,16 +38,16 @@ class Download:
         self._remote = remote
         self._file = file
         self._what = what
-        self._direct: Remote | None = None  # where redirects lead, until that expires
+        self._direct: Remote | None = None  # the redirects' target, until it expires
         self._stop = threading.Event()
         self._changed = threading.Event()
         self._chunks: deque[int] = deque()
         self._failure: BaseException | None = None
 
     def run(self, progress: Callable[[int], None]) -> str:
-        """Fetch what is missing and return the digest of the whole. progress gets the bytes that are there.
+        """Fetch what is missing and return the digest of the whole file. progress receives the bytes present so far.
 
-        Raises PullError; what arrived stays in the partial file. An exception of progress stops everything.
+        Raises PullError; what arrived stays in the partial file. An exception in progress stops the download.
         """
         try:
             if missing := self._file.missing():
@@ -63,7 +63,7 @@ class Download:
             self._file.checkpoint()
 
     def _takes_ranges(self, chunk: int) -> bool:
-        """Ask for one byte. Also finds out, before anything is written, that the server has another file."""
+        """Request one byte to see whether ranges work. Detects a different file before anything is written."""
         at = self._file.span(chunk)[0]
 
         def ask() -> bool:
@@ -100,7 +100,7 @@ class Download:
         try:
             while not self._stop.is_set() and (chunk := self._next()) is not None:
                 self._fetch_chunk(chunk)
-        except BaseException as error:  # told to the thread that waits
+        except BaseException as error:  # raised by the waiting thread
             self._failure = self._failure or error
         finally:
             self._changed.set()
@@ -112,7 +112,7 @@ class Download:
             return None
 
     def _fetch_chunk(self, chunk: int) -> None:
-        """Go on where the connection was cut, until the chunk is whole or nothing comes any more."""
+        """Fetch a chunk, resuming where the connection broke off. Raises PullError when attempts bring nothing more."""
         at, stop = self._file.span(chunk)
         failures = 0
         while at < stop and not self._stop.is_set():
@@ -161,7 +161,7 @@ class Download:
             )
 
     def _fetch_whole(self, progress: Callable[[int], None]) -> None:
-        """From a server that knows no ranges: all in one, and anew when it is cut."""
+        """Download in one piece from a server without ranges; each attempt starts over."""
         at = 0
         self._file.restart()
         with get(self._client, self._remote, {}) as response:

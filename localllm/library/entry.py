@@ -1,4 +1,4 @@
-"""One model on this machine: where its file is, and what its owner says about it beside the file."""
+"""One model on this machine: where its file is, and what its manifest adds to it."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from localllm.library.modelfile import checked_parameters
 
 
 class Source(StrEnum):
-    """Whose folder a model was found in, in the order in which names are looked up."""
+    """The program whose folder a model was found in, in lookup order."""
 
     BUILT_IN = "built-in"
     OWN = "localllm"
@@ -26,9 +26,9 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """What a manifest adds to a model file. parameters are in Ollama's names, values as JSON gives them.
+    """What a manifest adds to a model file. parameters: Ollama's names, with values as parsed from JSON.
 
-    template is the text as it is stored, in Go's or Jinja's language. messages begin every conversation.
+    template: the stored text, a Go or Jinja template. messages: begin every conversation.
     """
 
     template: str | None = None
@@ -42,7 +42,7 @@ class ModelDefaults:
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A model that a name stands for. names: all of them, the one to show first; path: its file, or the first part."""
+    """A model and its names. names: all of them, the display name first; path: its file, or the first part."""
 
     names: tuple[str, ...]
     source: Source
@@ -53,7 +53,7 @@ class LibraryModel:
 
     @property
     def name(self) -> str:
-        """The name to show."""
+        """The display name."""
         return self.names[0]
 
     def defaults(self) -> ModelDefaults:
@@ -73,7 +73,7 @@ class LibraryModel:
         )
 
     def projectors(self) -> tuple[Path, ...]:
-        """The manifest's projectors that are on this machine: older pulls left them out."""
+        """The manifest's projectors that exist on this machine: older pulls left them out."""
         if self.manifest is None or self.blobs is None:
             return ()
         paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind("projector")]

@@ -1,4 +1,4 @@
-"""Errors of the model library, and warnings that a long-running process gives once."""
+"""Errors of the model library, and warnings that a process logs only once."""
 
 import logging
 from functools import lru_cache
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class LibraryError(LocalLLMError):
-    """The model store cannot do what was asked: a bad name, a damaged manifest, a folder that cannot be written."""
+    """An operation of the model store failed: a bad name, a damaged manifest, a folder that cannot be written."""
 
 
 class ModelNotFoundError(LibraryError):
@@ -20,12 +20,12 @@ class ModelNotFoundError(LibraryError):
         self.missing = missing
 
     def cannot_be_pulled(self, why: LibraryError) -> "PullError":
-        """The same after a pull was tried."""
+        """The error to raise after a pull of the model has failed too."""
         return PullError(f"{self.missing}, and it cannot be pulled: {why}")
 
 
 class PullError(LibraryError):
-    """A model did not arrive. What arrived is kept where it can be trusted; the next pull resumes there."""
+    """A pull failed. What arrived intact is kept, and the next pull resumes there."""
 
 
 @lru_cache(maxsize=1024)

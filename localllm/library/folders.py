@@ -1,4 +1,4 @@
-"""Models that lie as plain GGUF files: the Hugging Face cache, LM Studio's and llama.cpp's folders, configured ones."""
+"""Models stored as plain GGUF files: the Hugging Face cache, LM Studio's and llama.cpp's folders, configured ones."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def folder_models(folder: Path) -> Iterator[LibraryModel]:
 
 
 def gguf_files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Model files below a folder, sorted: no projectors (mmproj), of split ones the first part."""
+    """Model files below a folder, sorted: the first part of split models, and no projectors (mmproj)."""
     for path in sorted(_listed(folder)):
         if os.path.isdir(path):
             if depth > 1 and not path.is_symlink():
@@ -67,19 +67,19 @@ def gguf_files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a file of this name is a model or its first part, and no projector for images or sound."""
+    """Whether a file of this name is a model or its first part, not a projector for images or sound."""
     return not _LATER_PART.search(name) and not is_projector_name(name)
 
 
 def is_projector_name(name: str) -> bool:
-    """Whether a file of this name is a projector: what shows images or sound to a model."""
+    """Whether a file of this name is a projector, which encodes images or sound for a model."""
     return "mmproj" in name.lower()
 
 
 def _of_repository(
     files: Mapping[str, Path], repository: str, source: Source, also: str | None = None
 ) -> Iterator[LibraryModel]:
-    """Name a repository's files by quantisation, and by their whole names where that leaves a doubt."""
+    """Name a repository's files by quantisation, or by their whole names where that is ambiguous."""
     stems = {without_part(Path(name).stem): path for name, path in sorted(files.items())}
     labels = [quantization_of(stem) for stem in stems]
     bases = [repository, *([also] if also else [])]
@@ -90,7 +90,7 @@ def _of_repository(
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing where it is missing or closed to us: other programs need not be installed."""
+    """The entries of a folder; none if it is missing or not readable: other programs need not be installed."""
     try:
         return [Path(entry.path) for entry in os.scandir(folder)]
     except OSError:

@@ -1,8 +1,8 @@
-"""Chat templates in Go's language, as Ollama's manifests have them, told apart by what they write.
+"""Go chat templates, as in Ollama's manifests, recognised by the text that they write.
 
-A Go template is not run: it is recognised by its literal text. One that writes just what a known family writes is
+A Go template is not run: it is recognised by its literal text. One that writes only what a known family writes is
 replaced by that family's Jinja template. One that writes the family's markers and more, such as instructions for
-tools, is replaced by the model file's own template where that is of the same family. All others are refused.
+tools, is replaced by the model file's own template if that is of the same family. All others are refused.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
@@ -18,7 +18,7 @@ _MARKER = re.compile(r"<\|?[^<>\s|]+\|?>|<｜[^<>\s]+｜>|<<[^<>\s]+>>|\[/?[A-Z_
 
 @dataclass(frozen=True, slots=True)
 class GoFamily:
-    """What templates of a family may write: its markers, others that do no harm, and the names of roles."""
+    """The text that templates of a family may write: its markers, other harmless ones, and role names."""
 
     family: Family
     also: frozenset[str]
@@ -38,14 +38,14 @@ GO_FAMILIES = (
 
 
 def is_jinja(template: str) -> bool:
-    """Whether a template is Jinja's language already; Go has no {% %}."""
+    """Whether a template is already Jinja; Go templates have no {% %}."""
     return "{%" in template
 
 
 def jinja_of(template: str, own: str | None) -> str | None:
-    """The Jinja template that stands for a manifest's; None where the prompt is to be left as it is.
+    """The Jinja template that replaces a manifest's; `own` for one without literal text, such as {{ .Prompt }}.
 
-    own: the template in the model file, if there is one. Raises LibraryError for templates of no known family.
+    own: the template in the model file, if there is one. Raises LibraryError for a template of no known family.
     """
     if is_jinja(template):
         return template
@@ -69,7 +69,7 @@ def jinja_of(template: str, own: str | None) -> str | None:
 
 
 def _literal_text(template: str) -> str:
-    """What is outside of a template's actions {{ }}. One pass: a lazy regular expression would be quadratic."""
+    """The text outside of a template's actions {{ }}. One pass: a lazy regular expression would be quadratic."""
     kept, at = [], 0
     while (opened := template.find("{{", at)) >= 0 and (closed := template.find("}}", opened + 2)) >= 0:
         kept.append(template[at:opened])

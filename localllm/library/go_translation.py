@@ -1,8 +1,8 @@
-"""Chat templates in Go's language as Jinja, which runs in the sandbox of all chat templates.
+"""Translates Go chat templates to Jinja, which runs in the sandbox of all chat templates.
 
-What Ollama's templates are made of is translated: text, fields, conditions, ranges, variables and the functions that
-compare. A template without .Messages is written once for each turn, and the last turn ends at its .Response, as Ollama
-does it (https://github.com/ollama/ollama/blob/main/docs/template.mdx, https://pkg.go.dev/text/template).
+It translates what Ollama's templates use: text, fields, conditions, ranges, variables and comparison functions. A
+template without .Messages is rendered once per turn, and the last turn ends at its .Response, as in Ollama
+(https://github.com/ollama/ollama/blob/main/docs/template.mdx, https://pkg.go.dev/text/template).
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from localllm.library.errors import LibraryError
 from localllm.text import shortened
 
-# What an action has up to its }}, which may stand in strings. Possessive, so that no text takes long.
+# The content of an action up to its }}, which strings may also contain. Possessive, so that no text backtracks.
 _ACTION = re.compile(
     r"""\s*+(?:/\*.*?\*/|-\s+/\*.*?\*/|)(?:[^"`}]|"(?:[^"\\]|\\.)*+"|`[^`]*+`|\}(?!\}))*+""", re.DOTALL
 )
@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 _LONGEST = 64 * 1024
 _DEEPEST = 50
 
-# What a template sees: of a request, and of a message.
+# The fields that a template can read: of a request, and of a message.
 _ROOT = frozenset({"System", "Prompt", "Response", "Messages", "Tools"})
 _FIELDS = {
     "Role": "role",
@@ -39,7 +39,7 @@ _FIELDS = {
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _WORDS = {"true": "true", "false": "false", "nil": "none"}
 
-# The turns of a conversation for templates that know one prompt, and all of it for those that know messages.
+# A loop over turns for templates that read one prompt, and the whole conversation for those that read messages.
 _TURNS = """{%- set T = namespace(turns=[], System='', Prompt='', Response='') -%}
 {%- for m in messages -%}
 {%- if (m.role == 'system' and (T.Prompt or T.Response)) or (m.role == 'user' and T.Response) -%}
@@ -63,7 +63,7 @@ _ALL = """{%- set S = namespace(text='') -%}
 
 @dataclass(slots=True)
 class _Block:
-    """An if or a range: its branches, each with its tag, and what it reads."""
+    """An if or a range: the tags of its branches, their bodies, and the end tag."""
 
     tags: list[str] = field(default_factory=list)
     bodies: list[list[Any]] = field(default_factory=list)
@@ -72,14 +72,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Jinja that stands for one action or text. ends_turn: whether it is where the answer goes."""
+    """The Jinja for one action or text. ends_turn: whether it is where the answer goes."""
 
     jinja: str
     ends_turn: bool = False
 
 
 def translated(template: str) -> str:
-    """A Go template as Jinja. Raises LibraryError, saying what is not understood."""
+    """A Go template as Jinja. Raises LibraryError naming what is not supported."""
     if len(template) > _LONGEST:
         raise LibraryError(f"The template has {len(template)} characters; at most {_LONGEST} are translated.")
     pieces = _pieces(template)
@@ -93,7 +93,7 @@ def translated(template: str) -> str:
 
 
 def _pieces(template: str) -> list[tuple[bool, str]]:
-    """Texts and actions in turn, (is_action, content), trimmed as {{- and -}} say; without notes."""
+    """Texts and actions in order, (is_action, content), trimmed as {{- and -}} say; without comments."""
     found: list[tuple[bool, str]] = []
     at, trims = 0, False
     while (opened := template.find("{{", at)) >= 0:
@@ -113,7 +113,7 @@ def _pieces(template: str) -> list[tuple[bool, str]]:
 
 
 def _up_to_answer(nodes: Sequence[Any], found: list[bool]) -> Iterator[Any]:
-    """The nodes up to where the answer goes; found[0] says whether that was met."""
+    """The nodes up to where the answer goes; sets found[0] once that place is reached."""
     for node in nodes:
         if found[0]:
             return
@@ -142,7 +142,7 @@ def _joined(nodes: Sequence[Any]) -> str:
 
 
 class _Parser:
-    """Reads the pieces of a template as nodes of Jinja."""
+    """Parses the pieces of a template into Jinja nodes."""
 
     def __init__(self, pieces: Sequence[tuple[bool, str]]) -> None:
         self._pieces = pieces
@@ -150,7 +150,7 @@ class _Parser:
         self._loops = 0
 
     def body(self, dot: str, depth: int) -> list[Any]:
-        """The nodes up to an else, an end, or the template's end, which is an error within a block."""
+        """The nodes up to an else, an end, or the end of the template, which is an error within a block."""
         if depth > _DEEPEST:
             raise LibraryError(f"The template is nested deeper than {_DEEPEST} blocks.")
         nodes: list[Any] = []
@@ -235,7 +235,7 @@ def _expression(source: str, dot: str) -> str:
 
 
 class _Expression:
-    """Reads the tokens of one pipeline."""
+    """Parses the tokens of one pipeline."""
 
     def __init__(self, tokens: list[dict[str, str]], dot: str, source: str) -> None:
         self.left = tokens
@@ -243,11 +243,11 @@ class _Expression:
         self._source = source
 
     def error(self) -> LibraryError:
-        """What to raise where the pipeline is not understood."""
+        """The error for a pipeline that is not supported."""
         return LibraryError(f"The template's {{{{ {self._source} }}}} is not understood.")
 
     def pipeline(self, depth: int) -> str:
-        """A command, or several, each of which takes the one before as its last argument."""
+        """One or more commands; each takes the result of the one before as its last argument."""
         if depth > _DEEPEST:
             raise self.error()
         value = self._command(depth, None)

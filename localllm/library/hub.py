@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: which files a repository has, and which of them make up the wanted quantisation.
 
 GET /api/models/<repository>?blobs=true lists files with size and SHA-256; GET /<repository>/resolve/<revision>/<file>
-is a file. HF_ENDPOINT names a mirror, and gets the token of HF_TOKEN or `hf auth login`; nobody else does.
+returns a file. HF_ENDPOINT names a mirror. The token of HF_TOKEN or `hf auth login` goes to that host only.
 """
 
 import json
@@ -41,7 +41,7 @@ class HubFile:
 
     @property
     def label(self) -> str:
-        """The quantisation that the file's name tells of, or its folder's; "" for none."""
+        """The quantisation in the file's name, or its folder's; "" for none."""
         return quantization_of(self.stem) or quantization_of(PurePosixPath(self.path).parent.name) or ""
 
 
@@ -51,18 +51,18 @@ def endpoint() -> str:
 
 
 def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
-    """Choose the files of the tag, a quantisation or a file's name without .gguf; of `latest`, a good one.
+    """Choose the files of the tag: a quantisation, a file's name without .gguf, or `latest` for the preferred one.
 
-    Raises PullError, which lists what there is.
+    Raises PullError listing what is available.
     """
     repository = _Repository(client, name)
     return repository.plan(choose(repository.files, name))
 
 
 def every_plan(client: httpx2.Client, name: ModelName) -> list[PullPlan]:
-    """All models of a repository, whatever the tag, the smallest first; those of which parts are missing are left out.
+    """All models of a repository, whatever the tag, smallest first; models with missing parts are left out.
 
-    Raises PullError where there is none.
+    Raises PullError if there is none.
     """
     repository = _Repository(client, name)
     models = [parts for parts in _models(repository.files, name) if not _missing_parts(parts)]
@@ -70,7 +70,7 @@ def every_plan(client: httpx2.Client, name: ModelName) -> list[PullPlan]:
 
 
 class _Repository:
-    """The files of a repository, as its listing tells them."""
+    """The files of a repository, from its listing."""
 
     def __init__(self, client: httpx2.Client, name: ModelName) -> None:
         from huggingface_hub import get_token
@@ -82,7 +82,7 @@ class _Repository:
         self._revision, self.files = parse_listing(listing, url)
 
     def plan(self, parts: list[HubFile]) -> PullPlan:
-        """The pull of a model of these parts, and of its projector."""
+        """The plan for a model of these parts and its projector."""
         stem, label = parts[0].stem, parts[0].label
         same = {file.stem for file in self.files if file.label == label and is_model_name(f"{file.stem}.gguf")}
         wanted = [("model", file) for file in parts]
@@ -115,7 +115,7 @@ def parse_listing(data: bytes, where: str) -> tuple[str, list[HubFile]]:
         if not isinstance(revision, str) or not revision or not _REVISION_CHARS.issuperset(revision):
             raise LibraryError(f"its revision is {str(revision)[:60]!r}")
         items = [item for item in content["siblings"] if str(item["rfilename"]).endswith(".gguf")]
-        files = [_hub_file(item) for item in items if item.get("lfs")]  # small files tell no SHA-256
+        files = [_hub_file(item) for item in items if item.get("lfs")]  # small files have no SHA-256
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise PullError(f"{where}: the list of files cannot be read: {error}.") from error
     return revision, files
@@ -140,7 +140,7 @@ def choose(files: list[HubFile], name: ModelName) -> list[HubFile]:
 
 
 def _models(files: list[HubFile], name: ModelName) -> list[list[HubFile]]:
-    """The files of each model, in order of their parts. Raises PullError where there is no model."""
+    """The files of each model, in order of their parts. Raises PullError if there is no model."""
     models: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         if is_model_name(f"{file.stem}.gguf"):
@@ -151,27 +151,27 @@ def _models(files: list[HubFile], name: ModelName) -> list[list[HubFile]]:
 
 
 def _missing_parts(parts: list[HubFile]) -> int:
-    """How many parts a model has where not all are there, else 0."""
+    """How many parts a model should have if some are missing, else 0."""
     told = _PARTS.search(parts[0].path)
     return int(told[1]) if told is not None and int(told[1]) != len(parts) else 0
 
 
 def projectors(files: list[HubFile], model: HubFile) -> list[HubFile]:
-    """What shows images to a model, the best first: those in its folder, else those of the whole repository."""
+    """The projectors for a model, best first: those in its folder, else those of the whole repository."""
     every = [file for file in files if is_projector_name(PurePosixPath(file.path).name)]
     beside = [file for file in every if PurePosixPath(file.path).parent == PurePosixPath(model.path).parent]
     return sorted(beside or every, key=lambda file: (_projector_rank(file.label), file.size, file.path))
 
 
 def _projector_rank(label: str) -> int:
-    """Encoders of images are small and lose by quantising; F32 is twice the size for nothing."""
+    """Image encoders are small and lose quality when quantised; F32 doubles the size for no gain."""
     ranks = ("F16", "BF16", "Q8_0", "F32")
     return ranks.index(label) if label in ranks else len(ranks)
 
 
 def _hub_file(item: dict[str, Any]) -> HubFile:
     path = str(item["rfilename"])
-    path.encode()  # lone surrogates, which JSON can hold, are in no address
+    path.encode()  # raises for lone surrogates, which JSON allows and addresses do not
     stored = item["lfs"]
     size = stored["size"]
     if type(size) is not int or not 0 < size <= MAX_LAYER_BYTES:

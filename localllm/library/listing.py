@@ -1,4 +1,4 @@
-"""What `localllm list` says of each model: read from headers alone, nothing is loaded."""
+"""What `localllm list` shows of each model: read from headers alone, nothing is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from localllm.memory import plan_memory
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One row. size: bytes; context: tokens the model was trained for; None where the file does not say.
+    """One row. size: bytes; context: tokens the model was trained for; None if the file does not say.
 
-    memory: bytes that the model and a conversation of CHAT_TOKENS take. fits: whether main memory that is free now
-    holds the model and a short conversation. speed: tokens a second that decoding should reach here. problem: why the
-    file cannot be read, and then nothing but name, source and path is known.
+    memory: bytes that the model and a conversation of CHAT_TOKENS take. fits: whether the currently free main memory
+    holds the model and a short conversation. speed: tokens per second that decoding should reach here. problem: why
+    the file cannot be read; then only name, source and path are known.
     """
 
     name: str
@@ -42,10 +42,10 @@ def describe(
     speed: Callable[[ModelFile], float | None] = lambda _file: None,
     projector: Callable[[ModelFile], Path | None] = lambda _file: None,
 ) -> Listed:
-    """Open a model's header. A file that cannot be read gets a row that says why.
+    """Read a model's header. A file that cannot be read gets a row that says why.
 
-    available: bytes of free memory, asked of the machine if None. speed: what is expected of a file, see Listed.
-    projector: what would be loaded with it.
+    available: bytes of free memory; None means measure it. speed: expected speed of a file, see Listed. projector: the
+    projector that would be loaded with it.
     """
     try:
         with open_model(model.path) as file:
@@ -68,7 +68,7 @@ def describe(
 
 
 def fits(summary: ModelSummary, available: int | None = None) -> bool | None:
-    """Whether main memory holds the model and a short conversation; None for a file without layers."""
+    """Whether the model and a short conversation fit into main memory; None for a file without layers."""
     if summary.memory is None:
         return None
     try:
@@ -79,7 +79,7 @@ def fits(summary: ModelSummary, available: int | None = None) -> bool | None:
 
 
 def file_type(file: ModelFile) -> str | None:
-    """The mixture of formats by llama.cpp's name, such as Q4_K_M; None where the file does not say."""
+    """llama.cpp's name for the mixture of formats, such as Q4_K_M; None if the file does not say."""
     from gguf import LlamaFileType
 
     value = file.metadata.get("general.file_type")

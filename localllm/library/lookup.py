@@ -1,4 +1,4 @@
-"""From a name to a model on this machine. docs/models.md says the order in words."""
+"""Finds the model on this machine for a name. docs/models.md describes the order."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
 
 def all_models(settings: Settings) -> Iterator[LibraryModel]:
-    """Every model on this machine, in the order in which a name is looked up."""
+    """Every model on this machine, in lookup order."""
     yield built_in_model()
     yield from users_models(settings)
 
@@ -31,7 +31,7 @@ def built_in_model() -> LibraryModel:
 
 
 def users_models(settings: Settings) -> Iterator[LibraryModel]:
-    """Every model that somebody brought to this machine, in the order in which a name is looked up."""
+    """Every model on this machine except the built-in one, in lookup order."""
     yield from stored_models(places.own_store(settings), Source.OWN)
     for store in places.ollama_stores():
         yield from stored_models(store, Source.OLLAMA)
@@ -44,9 +44,9 @@ def users_models(settings: Settings) -> Iterator[LibraryModel]:
 
 
 def find(name: str, settings: Settings) -> LibraryModel:
-    """The model that a name stands for: a path, a URL that was pulled, or a name.
+    """The model for a path, a URL that was pulled, or a name.
 
-    Asks no network. Raises ModelNotFoundError, and LibraryError for a name that cannot be one.
+    Uses no network. Raises ModelNotFoundError, and LibraryError for an invalid name.
     """
     if is_path(name):
         return LibraryModel((name,), Source.PATH, user_path(name))
@@ -61,14 +61,14 @@ def find(name: str, settings: Settings) -> LibraryModel:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is a path: it looks like one, or a file of this name is here."""
+    """Whether a name is a path: it looks like one, or such a file exists."""
     if "://" in name:
         return False
     return name.startswith(("/", ".", "~")) or name.lower().endswith(".gguf") or os.path.isfile(name)
 
 
 def wanted_names(name: str) -> set[str]:
-    """What a model may be called, in lower case, to be the one that this name means."""
+    """The lower-case names of the model that this name means, any of which identifies it."""
     if "://" in name:
         return {str(name_of_url(name)).lower(), name_of_url(name).key}
     wanted = {name.lower()}
@@ -77,7 +77,7 @@ def wanted_names(name: str) -> set[str]:
 
 
 def stored_name(text: str) -> ModelName:
-    """The name that a model of our store has, or would have, by its name or its address. Raises LibraryError."""
+    """The name in our store for a model's name or address, stored or not. Raises LibraryError."""
     return name_of_url(text) if "://" in text else ModelName.parse(text)
 
 
@@ -104,7 +104,7 @@ def name_of_url(url: str) -> ModelName:
 
 
 def _parsed(name: str) -> ModelName | None:
-    """None for what is no name of a registry, such as a file's name with a space: it may still be in a folder."""
+    """None if it is not a registry name, such as a file name with a space: it may still be in a folder."""
     try:
         return ModelName.parse(name)
     except LibraryError:
@@ -112,7 +112,7 @@ def _parsed(name: str) -> ModelName | None:
 
 
 def _untagged_repository(name: str) -> str | None:
-    """How the names of a repository's models begin, for a name that leaves the quantisation open."""
+    """The common prefix of a repository's model names, for a name without a quantisation; else None."""
     parsed = name_of_url(name) if "://" in name else _parsed(name)
     if parsed is None or parsed.tag != DEFAULT_TAG or "/" not in name:
         return None

@@ -1,6 +1,6 @@
-"""Manifests: which blobs make up a model. Ollama's registry and store have the same form, and so has our store.
+"""Manifests: which blobs make up a model. Ollama's registry, its store and our store share the format.
 
-A model is a list of layers, each a kind and the SHA-256 of its content. No digest reaches a path unchecked.
+A model is a list of layers, each a kind and the SHA-256 of its content. Digests are checked before use in a path.
 Format: Docker's image manifest, version 2, with the media types application/vnd.ollama.image.*.
 """
 
@@ -16,7 +16,7 @@ from localllm.library.errors import LibraryError
 MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_LAYERS = 1024
-MAX_TEXT_BYTES = 1 << 20  # of a layer that is text
+MAX_TEXT_BYTES = 1 << 20  # of a text layer
 MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 
 _LAYER_TYPE = "application/vnd.ollama.image."
@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One content. kind: model, template, system, params, messages, license, adapter, projector. size: bytes."""
+    """One blob. kind: model, template, system, params, messages, license, adapter, projector. size: bytes."""
 
     kind: str
     digest: str
@@ -39,8 +39,8 @@ class Layer:
 class Manifest:
     """A model's layers.
 
-    link, projector_link: GGUF files outside the store that stand in for the layers of the model and its projector.
-    title: what the file was called where it came from, without .gguf; a second tag.
+    link, projector_link: GGUF files outside the store that replace the layers of the model and its projector.
+    title: the file's original name without .gguf, usable as a second tag.
     """
 
     layers: tuple[Layer, ...]
@@ -72,7 +72,7 @@ _FOREIGN_REMEDY = "Pull the model again with the program that keeps it, or with 
 
 
 def check_digest(digest: object) -> str:
-    """The digest itself, if it is one; LibraryError otherwise."""
+    """The digest, unchanged. Raises LibraryError if it is not one."""
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise LibraryError(f"{str(digest)[:100]!r} is not a digest like sha256:<64 hex digits>.")
     return digest
@@ -84,7 +84,7 @@ def blob_name(digest: str) -> str:
 
 
 def model_file_names(layers: Sequence[Layer]) -> list[str]:
-    """The blobs' file names of a model's parts, in order; a split model's are named as its loader looks for them."""
+    """Blob file names of a model's parts, in order; those of a split model are the names its loader looks for."""
     if len(layers) == 1:
         return [blob_name(layers[0].digest)]
     stem = blob_name(layers[0].digest)
@@ -92,9 +92,9 @@ def model_file_names(layers: Sequence[Layer]) -> list[str]:
 
 
 def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -> Manifest:
-    """Read a manifest. Layers of unknown kinds are left out.
+    """Parse a manifest. Layers of unknown kinds are left out.
 
-    own: it lies in our own store, so that its link may be followed; nobody else's is.
+    own: whether it is from our own store; links of other manifests are not followed.
     Raises LibraryError naming where it came from, and the remedy.
     """
     try:

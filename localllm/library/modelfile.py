@@ -3,7 +3,7 @@
     FROM <name, path or URL>        PARAMETER <name> <value>      TEMPLATE <text>     SYSTEM <text>
     ADAPTER <path>                  MESSAGE <role> <text>         LICENSE <text>      # a comment
 
-Instructions are of any case and in any order; text may stand between triple quotes over many lines.
+Instructions may be in any case and order; text between triple quotes may span lines.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any
 from localllm.library.errors import LibraryError
 from localllm.text import shortened
 
-# Parameters that are followed, and the type of their values. `stop` may occur many times.
+# Supported parameters, and the type of their values. `stop` may occur many times.
 _FOLLOWED: dict[str, type] = {
     "frequency_penalty": float,
     "min_p": float,
@@ -36,7 +36,7 @@ _FOLLOWED: dict[str, type] = {
     "top_p": float,
     "typical_p": float,
 }
-# Ollama's others: kept, so that its recipes are taken as they are, and told of as not used when the model runs.
+# Ollama's other parameters: accepted so that its recipes work unchanged, and reported as unused when the model runs.
 _UNUSED: dict[str, type] = {
     "draft_num_predict": int,
     "main_gpu": int,
@@ -45,7 +45,7 @@ _UNUSED: dict[str, type] = {
     "tfs_z": float,
 }
 PARAMETERS = _FOLLOWED | _UNUSED
-MAX_NUMBER = 2**63  # as far as JSON readers agree on integers
+MAX_NUMBER = 2**63  # JSON parsers agree on integers up to this
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
 
@@ -55,7 +55,7 @@ _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)[ \t]+(.*)", re.DOTALL)
 
 @dataclass(slots=True)
 class Modelfile:
-    """A recipe. parameters: in Ollama's names, `stop` as a list."""
+    """A recipe. parameters: by Ollama's names, `stop` as a list."""
 
     source: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Modelfile:
 
 
 def parse_modelfile(text: str, source: str | None = None) -> Modelfile:
-    """Read a recipe. source: stands in for its FROM, if it is given. Raises LibraryError naming the line."""
+    """Parse a recipe. source: replaces its FROM, if given. Raises LibraryError naming the line."""
     if len(text) > MAX_MODELFILE_CHARS:
         raise LibraryError(f"The Modelfile has {len(text)} characters, more than {MAX_MODELFILE_CHARS}.")
     recipe = Modelfile()
@@ -90,7 +90,7 @@ def parse_modelfile(text: str, source: str | None = None) -> Modelfile:
 def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
     """A model's parameters, if their values have the types of PARAMETERS; unknown ones may be numbers or text.
 
-    Raises LibraryError. What a manifest holds and what is written into one goes through here.
+    Raises LibraryError otherwise. Manifests are checked with this both when read and when written.
     """
     for name, value in values.items():
         kind = PARAMETERS.get(name)
@@ -110,7 +110,7 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
-    """Instructions with the numbers of their first lines; what is between triple quotes is one."""
+    """Instructions with the numbers of their first lines; text between triple quotes belongs to one instruction."""
     found: list[tuple[int, str]] = []
     lines = iter(enumerate(text.splitlines(keepends=True), start=1))
     for first, line in lines:
@@ -150,7 +150,7 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
         if role.lower() not in ROLES:
             raise LibraryError(f"{shortened(role)!r} is not a role; choose {', '.join(ROLES)}.")
         recipe.messages.append({"role": role.lower(), "content": _unquoted(content.strip())})
-    elif instruction != "REQUIRES":  # a version of Ollama, which says nothing about us
+    elif instruction != "REQUIRES":  # an Ollama version, which does not apply to localllm
         raise LibraryError(f"there is no instruction {shortened(instruction)}.")
 
 

@@ -1,6 +1,6 @@
-"""Names of models in the registries' words: [host/][namespace/]model[:tag].
+"""Model names in the registries' form: [host/][namespace/]model[:tag].
 
-The parts become folders, so each is checked here before anything else sees it. Names compare without case.
+The parts become folders, so each is checked here before any other use. Names compare case-insensitively.
 """
 
 import re
@@ -14,7 +14,7 @@ OLLAMA_HOST = "registry.ollama.ai"
 HUGGING_FACE_HOST = "hf.co"
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
-BUILT_IN = "builtin"  # the model that comes with localllm; no stored one is called so
+BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may have this name
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
@@ -25,13 +25,13 @@ _QUANTIZATION = re.compile(
 )
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
-# What a repository's model stands for when no quantisation is named: small enough for most, good enough for most.
+# What a repository's name means when no quantisation is given: small enough for most, good enough for most.
 PREFERRED_QUANTIZATIONS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A whole name. `str` leaves out Ollama's host and namespace: qwen3:0.6b, hf.co/user/repo:Q4_K_M."""
+    """A full name. `str` leaves out Ollama's host and namespace: qwen3:0.6b, hf.co/user/repo:Q4_K_M."""
 
     model: str
     tag: str = DEFAULT_TAG
@@ -49,7 +49,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a name and fill in the defaults. Raises LibraryError, also for what would leave its folder."""
+        """Parse a name and fill in the defaults. Raises LibraryError, also for parts that would leave their folder."""
         *before, last = text.split("/")
         model, colon, tag = last.partition(":")
         if len(before) > 2:
@@ -66,17 +66,17 @@ class ModelName:
 
     @property
     def key(self) -> str:
-        """The whole name in lower case, for comparing."""
+        """The full name in lower case, for comparing."""
         return f"{self.host}/{self.repository}:{self.tag}".lower()
 
     @property
     def repository(self) -> str:
-        """Namespace and model, as registries and Hugging Face call it."""
+        """Namespace and model, which registries and Hugging Face call the repository."""
         return f"{self.namespace}/{self.model}"
 
     @property
     def folders(self) -> tuple[str, str, str, str]:
-        """Where the manifest lies below its folder; the last is the file."""
+        """The manifest's path below the manifests folder; the last part is the file."""
         return self.host, self.namespace, self.model, self.tag
 
     def tagged(self, tag: str) -> Self:
@@ -90,7 +90,7 @@ class ModelName:
 
 
 def quantization_of(stem: str) -> str | None:
-    """The quantisation that a file's name (without .gguf) tells of, in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M."""
+    """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M."""
     found = _QUANTIZATION.findall(_SPLIT.sub("", stem))
     return found[-1].upper() if found else None
 
@@ -101,7 +101,7 @@ def without_part(stem: str) -> str:
 
 
 def preference(quantization: str) -> int:
-    """Rank of a quantisation where none was asked for; smaller is better."""
+    """Rank of a quantisation if none was requested; smaller is better."""
     try:
         return PREFERRED_QUANTIZATIONS.index(quantization.upper())
     except ValueError:

@@ -1,9 +1,9 @@
 """localllm's own store: the only folder of models that it writes to.
 
-manifests/<host>/<namespace>/<model>/<tag>    written last, so that a model is complete or not there
-blobs/sha256-<64 hex digits>                  layers, and parts of split models beside their first
-partial/                                      downloads and temporary files; nothing here is taken for a model
-.lock                                         held while manifests and blobs are made to agree; marks the store as ours
+manifests/<host>/<namespace>/<model>/<tag>    written last, so that a model is complete or absent
+blobs/sha256-<64 hex digits>                  layers, and parts of split models beside the first part
+partial/                                      downloads and temporary files; nothing here counts as a model
+.lock                                         held while manifests and blobs change together; marks the store as ours
 """
 
 import errno
@@ -26,7 +26,7 @@ from localllm.library.names import BUILT_IN, ModelName
 
 log = logging.getLogger(__name__)
 
-# Names that localllm gives to what it may remove: nothing else is touched, whatever the folder.
+# Patterns of the file names that localllm creates and may remove. Nothing else is touched, in any folder.
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}(-\d{5}-of-\d{5}\.gguf)?")
 _DOWNLOAD = re.compile(r"(sha256|url)-[0-9a-f]{64}\.(part|json|lock)")
 _TEMPORARY = re.compile(rf"{re.escape(TEMPORARY)}.+|\.[0-9a-f]{{16}}\.tmp")
@@ -35,7 +35,7 @@ ELSEWHERE = "Name another folder by the setting model_store (LOCALLLM_MODEL_STOR
 
 
 class OwnStore:
-    """Manifests and blobs below one folder. Folders are made when something is written."""
+    """Manifests and blobs below one folder. Folders are created when something is written."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class OwnStore:
         self._lock = root / ".lock"
 
     def prepare(self) -> None:
-        """Make the folders. Raises LibraryError where they cannot be written, and for another program's store."""
+        """Create the folders. Raises LibraryError if they cannot be written, and for another program's store."""
         try:
             self._check_ours()
             self.root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class OwnStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from changing the store; for moments only. Raises LibraryError."""
+        """Keep other processes from changing the store; hold it only briefly. Raises LibraryError."""
         self._check_ours()
         lock = FileLock(self._lock)
         try:
@@ -83,9 +83,9 @@ class OwnStore:
             lock.release()
 
     def manifest_path(self, name: ModelName) -> Path:
-        """Where the manifest of a name is, or would be; found without case.
+        """Where the manifest of a name is, or would be; found case-insensitively.
 
-        Raises LibraryError for the name of the built-in model, which is in no store.
+        Raises LibraryError for the name of the built-in model, which no store may contain.
         """
         if name.key == ModelName(BUILT_IN).key:
             raise LibraryError(
@@ -98,7 +98,7 @@ class OwnStore:
         return path
 
     def manifest(self, name: ModelName) -> Manifest:
-        """The manifest of one of our models. Raises ModelNotFoundError for a name that is not one."""
+        """The manifest of a model in this store. Raises ModelNotFoundError if there is none of that name."""
         return read_manifest(self._require(name), own=True)
 
     def _require(self, name: ModelName) -> Path:
@@ -118,7 +118,7 @@ class OwnStore:
         return Layer(kind, digest, len(data))
 
     def add_manifest(self, name: ModelName, manifest: Manifest) -> bool:
-        """Write the manifest, and so make the model appear. False, and nothing done, where a blob is missing."""
+        """Write the manifest, which makes the model visible. Returns False and writes nothing if a blob is missing."""
         self.prepare()
         with self.locked():
             if not all((self.blobs / file).is_file() for file in blob_files(manifest)):
@@ -132,19 +132,19 @@ class OwnStore:
         return True
 
     def copy(self, source: ModelName, target: ModelName) -> None:
-        """Give one of our models a second name. No blob is copied. Raises LibraryError where one of its is gone."""
+        """Give a model a second name without copying blobs. Raises LibraryError if one of its blobs is missing."""
         if not self.add_manifest(target, self.manifest(source)):
             raise LibraryError(f"Files of {source} are gone. `localllm verify {source} --repair` pulls them again.")
 
     def temporary(self, suffix: str = ".tmp") -> Path:
-        """A new name for a temporary file, which remove_unfinished recognises if it is left behind."""
+        """A new name for a temporary file; remove_unfinished recognises it if it is left behind."""
         return self.partial / f"{TEMPORARY}{secrets.token_hex(8)}{suffix}"
 
     def remove(self, name: ModelName) -> int:
-        """Remove a model and the blobs that no other one uses; return the bytes that became free.
+        """Remove a model and the blobs that no other model uses; return the bytes freed.
 
-        What was packed of files that are gone goes too (localllm/packed.py) and is not counted.
-        A manifest that cannot be read is removed too. Raises ModelNotFoundError.
+        Packed weights of the removed files are removed too (localllm/packed.py) and not counted.
+        A manifest that cannot be read is removed as well. Raises ModelNotFoundError.
         """
         self._require(name)
         with self.locked():
@@ -159,12 +159,12 @@ class OwnStore:
             return self._remove_unused(files)
 
     def discard(self, files: Iterable[str]) -> None:
-        """Remove those of these blobs that no model uses."""
+        """Remove the given blobs that no model uses."""
         with self.locked():
             self._remove_unused(files)
 
     def remove_unfinished(self) -> int:
-        """Remove partial downloads that no process works on, and blobs that no model uses; return the bytes freed."""
+        """Remove partial downloads that no process holds, and blobs that no model uses; return the bytes freed."""
         self._check_ours()
         if not self._lock.exists():
             return 0
@@ -179,7 +179,7 @@ class OwnStore:
             return freed + self._remove_unused(path.name for path in self.blobs.glob("*"))
 
     def _remove_unused(self, files: Iterable[str]) -> int:
-        """Unlink those of these blobs that no manifest names; none while a manifest cannot be read: it may name any."""
+        """Unlink the given blobs that no manifest names; none if a manifest is unreadable, since it may name any."""
         used: set[str] = set()
         for path in self.manifests.glob("*/*/*/[!.]*"):
             try:
@@ -194,7 +194,7 @@ class OwnStore:
         unused = [file for file in files if _BLOB.fullmatch(file) and file not in used]
         freed = sum(_unlinked(self.blobs / file) for file in unused)
         if unused:
-            from localllm.packed import remove_orphans  # takes a moment to import
+            from localllm.packed import remove_orphans  # slow to import
 
             remove_orphans()
         return freed
@@ -223,7 +223,7 @@ def free_bytes(folder: Path) -> int:
 def _if_free(lock: FileLock) -> Iterator[bool]:
     try:
         lock.acquire(blocking=False)
-    except OSError:  # another process has it, or it is none of our files
+    except OSError:  # another process has it, or it is not our file
         yield False
         return
     try:
@@ -236,6 +236,6 @@ def _if_free(lock: FileLock) -> Iterator[bool]:
 def _unlinked(path: Path) -> int:
     if not path.is_file():
         return 0
-    size = path.stat().st_blocks * 512  # what a file with holes takes
+    size = path.stat().st_blocks * 512  # the space that a file with holes takes
     path.unlink()
     return size

@@ -1,9 +1,9 @@
 """A file that is being downloaded: written in any order, resumable after a kill -9 or a power cut.
 
-    <key>.part    the bytes, at their final places, with holes where they are missing
-    <key>.json    how far each chunk has come; written after the bytes have reached the disk
+    <key>.part    the bytes, at their final offsets, with holes where they are missing
+    <key>.json    the progress of each chunk; written after the bytes have reached the disk
 
-Partial files have a folder of their own and are renamed out of it when the digest is right.
+Partial files have a folder of their own and are renamed out of it when the digest matches.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PartialFile:
-    """One file of known size, in chunks that are each filled from their beginning. Thread-safe but for open and close.
+    """One file of known size, in chunks that are each filled from the start. Thread-safe except for open and close.
 
-    validator: identifies the content, a digest or a server's ETag; with another one, or an empty one, the download
-    starts over. Only one process may have the file open: see `pull`.
+    validator: identifies the content, a digest or a server's ETag; if it differs or is empty, the download starts over.
+    Only one process may have the file open: see `pull`.
     """
 
     def __init__(self, folder: Path, key: str, size: int, validator: str) -> None:
@@ -43,7 +43,7 @@ class PartialFile:
         self._fd = os.open(self._path, _OPEN, 0o600)
         self._have = self._noted()
         if not any(self._have):
-            # Never written over: the file may have another name, under which it is somebody else's.
+            # Never overwrite it: it may be a hard link to a file that belongs to somebody else.
             os.close(self._fd)
             self._path.unlink()
             self._fd = os.open(self._path, _OPEN | os.O_EXCL, 0o600)
@@ -60,13 +60,13 @@ class PartialFile:
         return start + self._have[chunk], start + self._length(chunk)
 
     def bytes_done(self) -> int:
-        """Bytes that are there."""
+        """Bytes written so far."""
         with self._lock:
             return sum(self._have)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write bytes where a chunk's missing ones begin; they may reach into the next chunks. Now and then a
-        checkpoint follows.
+        """Write bytes where a chunk's missing bytes begin; they may extend into the next chunks. Saves a checkpoint
+        about every CHECKPOINT_S.
 
         Raises OSError, and ValueError after close.
         """
@@ -87,18 +87,18 @@ class PartialFile:
                 self._saving.release()
 
     def restart(self) -> None:
-        """Forget all that came: the whole file is written again."""
+        """Discard all progress: the whole file is written again."""
         with self._lock:
             self._have = [0] * len(self._have)
 
     def checkpoint(self) -> None:
-        """Make what is done so far survive anything: first the bytes, then the note of them."""
+        """Make the progress so far durable: first the bytes, then the note of them."""
         with self._saving:
             if self._fd >= 0:
                 self._save()
 
     def hash_more(self) -> bool:
-        """Hash the next chunk if it is complete; False if it is not. For one thread only."""
+        """Hash the next chunk if it is complete; return whether it was. Call from one thread only."""
         chunk = self._hashed_chunks
         if chunk == len(self._have) or self._have[chunk] < self._length(chunk):
             return False
@@ -112,7 +112,7 @@ class PartialFile:
         return True
 
     def digest(self, progress: Callable[[], None]) -> str:
-        """sha256:<hex> of the complete file. progress is called between chunks. Raises ValueError if it is not."""
+        """sha256:<hex> of the file. progress is called between chunks. Raises ValueError if chunks are missing."""
         while self.hash_more():
             progress()
         if self._hashed_chunks != len(self._have):
@@ -120,7 +120,7 @@ class PartialFile:
         return f"sha256:{self._hash.hexdigest()}"
 
     def keep_as(self, target: Path) -> None:
-        """Move the complete file to its place, in full or not at all even after a power cut."""
+        """Move the complete file to `target`, atomically even through a power cut."""
         os.fsync(self._fd)
         os.replace(self._path, target)
         sync_folder(target.parent)
@@ -132,7 +132,7 @@ class PartialFile:
         self._state.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Later writes fail. Idempotent."""
+        """Close the file; later writes fail. Idempotent."""
         with self._saving, self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -150,7 +150,7 @@ class PartialFile:
         return min(CHUNK_BYTES, self.size - chunk * CHUNK_BYTES)
 
     def _noted(self) -> list[int]:
-        """How many bytes of each chunk an earlier download left; zeros where its note is of another file."""
+        """How many bytes of each chunk an earlier download left; all 0 if its note is of another file."""
         chunks = -(-self.size // CHUNK_BYTES)
         note = read_note(self._state)
         have = note.get("have")
@@ -165,13 +165,13 @@ class PartialFile:
 
 
 def remove_leftovers(folder: Path, key: str) -> None:
-    """Remove what a download left that was killed after its file had moved to its place. The caller holds its lock."""
+    """Remove what a download left if it was killed after moving its file to the store. The caller holds its lock."""
     for suffix in (".part", ".json"):
         (folder / f"{key}{suffix}").unlink(missing_ok=True)
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """The content of a note; empty for one that is missing or damaged, which only costs downloading again."""
+    """The content of a note; empty if missing or damaged, which only means downloading again."""
     try:
         note = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

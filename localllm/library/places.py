@@ -1,4 +1,4 @@
-"""Where models lie on this machine, by program. Nothing here is written to, except the own store by its module."""
+"""Where each program keeps its models on this machine. Only our own store is ever written to, by its module."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def own_store(settings: Settings) -> Path:
 
 
 def ollama_stores() -> list[Path]:
-    """Ollama's: OLLAMA_MODELS, or the user's and the Linux service's."""
+    """Ollama's stores: OLLAMA_MODELS, or the user's and the Linux service's."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
         return [user_path(chosen)]
     return [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
@@ -34,7 +34,7 @@ def hugging_face_hub() -> Path:
 
 
 def lm_studio_models() -> list[Path]:
-    """LM Studio's folders, under the home that its pointer file names, and the two that it used by default."""
+    """LM Studio's folders: under the home that its pointer file names, and under its two default homes."""
     homes = [Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"]
     pointer = Path.home() / ".lmstudio-home-pointer"
     try:
@@ -46,7 +46,7 @@ def lm_studio_models() -> list[Path]:
 
 
 def llama_cpp_cache() -> Path:
-    """llama.cpp's downloads: LLAMA_CACHE or the platform's cache folder. Newer ones lie in the Hugging Face cache."""
+    """llama.cpp's downloads: LLAMA_CACHE or the platform's cache folder. Newer versions use the Hugging Face cache."""
     if chosen := os.environ.get("LLAMA_CACHE"):
         return user_path(chosen)
     if sys.platform == "darwin":
@@ -55,7 +55,7 @@ def llama_cpp_cache() -> Path:
 
 
 def configured_folders(settings: Settings) -> list[Path]:
-    """The folders of the setting model_folders, which are separated as in PATH."""
+    """The folders of the setting model_folders, separated as in PATH."""
     return [user_path(folder) for folder in settings.model_folders.split(os.pathsep) if folder]
 
 

@@ -1,4 +1,4 @@
-"""What a pull is going to fetch, whoever has it."""
+"""What a pull will fetch, from any kind of source."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from localllm.library.web import Remote
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file to come. size: bytes.
+    """One file to download. size: bytes.
 
-    what: the file in words. digest: None where the host does not tell it; then the ETag, if there is one, says whether
-    what arrived earlier is still of the same file. key: names its partial download.
+    what: names the file in messages. digest: None if the host does not give it; then the ETag, if any, tells whether
+    what arrived earlier belongs to the same file. key: names its partial download.
     """
 
     kind: str
@@ -23,13 +23,13 @@ class RemoteFile:
     digest: str | None
 
     def layer(self, digest: str) -> Layer:
-        """The file as a manifest names it."""
+        """The file as a layer of a manifest."""
         return Layer(self.kind, digest, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """A model's files, and the name under which it will be stored. title: as in Manifest."""
+    """A model's files, and the name to store it under. title: as in Manifest."""
 
     name: ModelName
     files: tuple[RemoteFile, ...]

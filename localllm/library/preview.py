@@ -1,8 +1,8 @@
-"""A model that is not on this machine, as far as its header tells: for advice before the download.
+"""Reads the header of a model that is not on this machine, for advice before the download.
 
-The headers of its files come by ranges of growing size. Each is written into a file as long as the real one, whose
-tensors are a hole that takes no room on the disk: everything that reads headers (plans, layouts, llama.cpp's dry run)
-sees what it will see after the pull. Nothing of it enters the store.
+The headers of its files are fetched by ranges of growing size. Each is written into a sparse file as long as the real
+one, with a hole for the tensors: everything that reads headers (plans, layouts, llama.cpp's dry run) sees what it will
+see after the pull. Nothing enters the store.
 """
 
 import time
@@ -24,16 +24,16 @@ from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.pull import files_of
 from localllm.library.web import PassingError, check_status, decimal, get, new_client, persistently
 
-FIRST_BYTES = 1 << 20  # of the first range; each further one doubles what is there
+FIRST_BYTES = 1 << 20  # of the first range; each further one doubles the total
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A model to come. path: a file that has its header and size, or the first part, for opening and nothing else.
+    """A model not yet pulled. path: a file with its header and size, or the first part; only its header can be read.
 
-    size: bytes of the model's files to pull; projector: those of its projector, 0 for none.
+    size: bytes of the model's files to pull; projector: bytes of its projector, 0 for none.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Preview:
 
 @contextmanager
 def previewed(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
-    """Fetch the header of the model that a pull of this name would bring; its files are gone afterwards.
+    """Fetch the header of the model that a pull of this name would fetch; its files are removed afterwards.
 
-    Raises PullError and LibraryError as a pull does, and ModelFileError for what is no model.
+    Raises PullError and LibraryError as a pull does, and ModelFileError if it is not a model.
     """
     with new_client() as client:
         plan = files_of(client, name)
@@ -55,9 +55,9 @@ def previewed(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
 
 
 def every_preview(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
-    """The same for each model of a Hugging Face repository, the smallest first; each is gone when the next one comes.
+    """The same for each model of a Hugging Face repository, smallest first; each is removed before the next one.
 
-    Raises LibraryError also for a name that is none of a Hugging Face repository.
+    Raises LibraryError also for a name that is not a Hugging Face repository.
     """
     parsed = stored_name(name)
     if parsed.host != HUGGING_FACE_HOST:
@@ -85,7 +85,7 @@ def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Tell) ->
 
 
 class _Beginning:
-    """The first bytes of a file elsewhere, as many as were asked for, and some more."""
+    """The first bytes of a remote file, fetched on demand and somewhat ahead."""
 
     def __init__(self, client: httpx2.Client, file: RemoteFile) -> None:
         self._client = client
@@ -93,7 +93,7 @@ class _Beginning:
         self.data = bytearray()
 
     def read(self, start: int, stop: int) -> bytes:
-        """A range of them. Raises PullError."""
+        """A range of the file. Raises PullError."""
         if stop > len(self.data):
             wanted = min(max(stop, 2 * len(self.data), FIRST_BYTES), self.file.size, MAX_HEADER_BYTES)
             persistently(lambda: self._grow(wanted), time.sleep)
@@ -104,7 +104,7 @@ class _Beginning:
         with get(self._client, self.file.remote, {"Range": f"bytes={start}-{stop - 1}"}) as response:
             check_status(response, self.file.what)
             told = response.headers.get("content-range", "")
-            if response.status_code == 200:  # no ranges: all of it comes, and is cut short
+            if response.status_code == 200:  # no ranges: the whole file is sent, and reading stops early
                 start, total = 0, decimal(response.headers.get("content-length", ""))
             else:
                 total = decimal(told.rpartition("/")[2])
@@ -127,7 +127,7 @@ class _Beginning:
 
 
 def _write_stand_in(beginning: _Beginning, path: Path) -> None:
-    """Write a file's header, and a hole where its tensors will be. Raises PullError where the disk does not take it."""
+    """Write a file's header, and a hole in place of its tensors. Raises PullError if it cannot be written."""
     header = read_header(beginning.read, beginning.file.size, Path(beginning.file.what))
     try:
         with path.open("xb") as file:

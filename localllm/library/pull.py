@@ -1,7 +1,7 @@
 """Pulling a model: the same three steps for every kind of source.
 
-Find out which files make it up (`hub`, `registry`, or one address), bring each into the store under its digest, and
-write the manifest. Whatever is interrupted goes on where it was; one download serves all processes that want the file.
+Find out which files make it up (`hub`, `registry`, or one address), download each into the store under its digest, and
+write the manifest. An interrupted pull resumes; one download serves all processes that want the file.
 """
 
 import time
@@ -36,7 +36,7 @@ _LOCK_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PullStatus:
-    """How far a pull is. completed and total: bytes of the whole model; digest: of the file that is coming."""
+    """Progress of a pull. completed and total: bytes of the whole model; digest: of the current file."""
 
     status: str
     digest: str | None = None
@@ -53,12 +53,12 @@ def pull(
     progress: PullProgress = lambda _status: None,
     damaged: Collection[Path] = (),
 ) -> LibraryModel:
-    """Bring a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
+    """Download a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
 
-    The built-in model is here already. damaged: blobs to download again; each stays until the new one replaces it.
+    The built-in model needs no pull. damaged: blobs to download again; each stays until the new one replaces it.
 
-    progress is called on this thread, at most ten times a second; an exception that it raises stops the pull. Raises
-    PullError or LibraryError; what arrived until then is kept for the next pull.
+    progress is called on this thread, at most ten times a second; an exception from it stops the pull. Raises PullError
+    or LibraryError; what arrived until then is kept for the next pull.
     """
     if not wanted_names(name).isdisjoint(BUILT_IN_NAMES):
         return built_in_model()
@@ -72,7 +72,7 @@ def pull(
 
 
 def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> LibraryModel:
-    """The model that a name stands for, pulled if it is not on this machine. Raises as find and pull do."""
+    """The model for a name, pulled if it is not on this machine. Raises what find and pull raise."""
     try:
         return find(name, settings)
     except ModelNotFoundError as error:
@@ -84,7 +84,7 @@ def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> Libra
 
 
 def files_of(client: httpx2.Client, name: str) -> PullPlan:
-    """The files that make up a model, as whoever has it tells. Raises PullError and LibraryError."""
+    """The files that make up a model, according to its source. Raises PullError and LibraryError."""
     parsed = name_of_url(name) if "://" in name else ModelName.parse(name)
     if parsed.host == HUGGING_FACE_HOST:
         return hub.plan(client, parsed)
@@ -113,7 +113,7 @@ class _Pull:
 
     def run(self) -> None:
         self._check_disk()
-        for _ in range(2):  # once more, if another process removed a blob between its arrival and the manifest
+        for _ in range(2):  # retry once if another process removed a blob before the manifest was written
             layers = self._fetch_all()
             if self.store.add_manifest(self.plan.name, Manifest(layers, title=self.plan.title)):
                 self.progress(PullStatus("success", completed=self.total, total=self.total))
@@ -136,7 +136,7 @@ class _Pull:
         return path not in self.damaged and path.is_file()
 
     def _targets(self) -> list[tuple[RemoteFile, str]]:
-        """Each file with its name in the store; "" while the digest is not known before the file is there."""
+        """Each file with its name in the store; "" if the digest is only known once the file is downloaded."""
         models = [file for file in self.plan.files if file.kind == "model"]
         if any(file.digest is None for file in models):
             return [(file, "") for file in self.plan.files]
@@ -156,7 +156,7 @@ class _Pull:
         return tuple(layers)
 
     def _fetch(self, file: RemoteFile, name: str) -> str:
-        """Bring one file into the store and return its digest."""
+        """Download one file into the store and return its digest."""
         lock = FileLock(self.store.partial / f"{file.key}.lock")
         self._acquire(lock, file)
         try:
@@ -168,14 +168,14 @@ class _Pull:
             lock.release()
 
     def _acquire(self, lock: FileLock, file: RemoteFile) -> None:
-        """Wait while another process downloads the same file, and show how far it is."""
+        """Wait while another process downloads the same file, and report its progress."""
         while True:
             try:
                 lock.acquire(timeout=_LOCK_POLL_S)
                 return
             except Timeout:
                 self._tell("another localllm is pulling", file, bytes_noted(self.store.partial, file.key))
-            except OSError as error:  # a link, say, which is not followed
+            except OSError as error:  # such as a symbolic link, which is not followed
                 raise PullError(f"{lock.lock_file}: cannot be locked: {error.strerror}. Remove it.") from error
 
     def _download(self, file: RemoteFile, name: str) -> str:
@@ -208,7 +208,7 @@ class _Pull:
             self.progress(PullStatus(status, file.digest, self.before + done, self.total))
 
     def _check_model(self, layers: list[Layer]) -> None:
-        """A file may match its digest and still not be a model."""
+        """Raise PullError if the files are not a model, which a matching digest does not rule out."""
         names = model_file_names([layer for layer in layers if layer.kind == "model"])
         try:
             with open_model(self.store.blobs / names[0]):

@@ -1,7 +1,7 @@
 """Ollama's registry protocol: GET /v2/<repository>/manifests/<tag>, GET /v2/<repository>/blobs/<digest>.
 
-It is Docker's, with media types of Ollama's. Registries that want a login are refused: where a registry says a token
-is to be had is up to that registry, so nothing is sent there.
+It is Docker's, with Ollama's media types. Registries that require a login are refused: the address of the token server
+is chosen by the registry, so nothing is sent there.
 """
 
 import httpx2
@@ -19,7 +19,7 @@ _LOOPBACK = ("localhost", "127.0.0.1")
 
 
 def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
-    """Read a model's manifest. Raises PullError, and LibraryError for a manifest that is none."""
+    """Fetch a model's manifest. Raises PullError, and LibraryError for an invalid manifest."""
     scheme = "http" if name.host.partition(":")[0] in _LOOPBACK else "https"
     base = f"{scheme}://{name.host}/v2/{name.repository}"
     url = f"{base}/manifests/{name.tag}"

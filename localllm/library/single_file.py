@@ -1,4 +1,4 @@
-"""One GGUF file at any address. Nobody tells its digest beforehand: its length, and what is in it, are checked."""
+"""One GGUF file at any address. Its digest is not known beforehand, so only its length and content are checked."""
 
 import hashlib
 import time
@@ -13,7 +13,7 @@ from localllm.library.web import Remote, check_status, decimal, get, persistentl
 
 
 def plan(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
-    """Ask for the file's length. Raises PullError where the host does not tell it."""
+    """Request the file's length. Raises PullError if the host does not give it."""
 
     def ask() -> tuple[int, str]:
         with get(client, Remote(url), {"Range": "bytes=0-0"}) as response:

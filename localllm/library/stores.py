@@ -3,7 +3,7 @@
     manifests/<host>/<namespace>/<model>/<tag>    a manifest
     blobs/sha256-<64 hex digits>                  a layer
 
-A manifest that is damaged, or whose blobs are gone, hides no other model; the log has a warning.
+A manifest that is damaged, or whose blobs are missing, does not hide other models; a warning is logged.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def stored_models(
             report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))
             continue
         if manifest.link is None and not manifest.of_kind("model"):
-            continue  # a model that only its maker's servers run
+            continue  # a model that runs only on its vendor's servers
         file, missing = model_path(root / "blobs", manifest)
         if missing:
             remedy = f"`localllm verify {name} --repair`" if source is Source.OWN else f"`ollama pull {name}`"
@@ -54,15 +54,15 @@ def stored_models(
 
 
 def model_path(blobs: Path, manifest: Manifest) -> tuple[Path, list[Path]]:
-    """The file of a manifest's model, or its first part; and those of its files that cannot be found."""
+    """The file of a manifest's model, or its first part; and the model's missing files."""
     if manifest.link is not None:
         return manifest.link, []
     files = [blobs / name for name in model_file_names(manifest.of_kind("model"))]
-    return files[0], [path for path in files if not os.path.isfile(path)]  # a folder closed to us counts as missing
+    return files[0], [path for path in files if not os.path.isfile(path)]  # so does a file in an unreadable folder
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:
-    """Blobs of a model that are gone or whose content does not match its digest. progress: the share read."""
+    """Blobs of a model that are missing or do not match their digest. progress: receives the share read."""
     if model.manifest is None or model.blobs is None:
         return []
     models = model.manifest.of_kind("model")

@@ -1,24 +1,24 @@
-"""Good models for somebody who has none yet, of families that the CPU engine runs.
+"""Good first models for a new user, of families that the CPU engine runs.
 
-Written down by hand and asked of nobody, so that the list is there offline: sizes are about those of the files in
-Ollama's library, which may change under the same name, and licences are named as the models' cards name them. Bytes of
-keys and values are layers * KV heads * head size * 2 * 2, from the models' published configurations.
+Maintained by hand, so that the list is available offline. Sizes are approximately those of the files in Ollama's
+library, which may change under the same name; licences are those of the model cards. Bytes of keys and values are
+layers * KV heads * head size * 2 * 2, from the models' published configurations.
 """
 
 from dataclasses import dataclass
 
-# Keys and values of so many tokens count towards the memory that a model needs: a conversation of some length.
+# Tokens whose keys and values count towards the memory that a model needs: a conversation of some length.
 CHAT_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A model to pull by its name. size: about how many bytes come; context: tokens it was trained for.
+    """A model to pull by its name. size: approximate bytes to download; context: tokens it was trained for.
 
-    loaded: about how many of the bytes the CPU engine loads: what sees and hears, and embeddings that are read token by
-    token, stay in the file. read: about how many a decoded token reads, of a mixture of experts those of the chosen
-    ones. main_type: of most weights. kv_bytes_per_token counts f16 keys and values of all layers. suits: what it is
-    good at, in a few words.
+    loaded: approximate bytes that the CPU engine loads: vision, audio, and embeddings that are read token by token stay
+    in the file. read: approximate bytes read per decoded token; for a mixture of experts, of the chosen ones only.
+    main_type: of most weights. kv_bytes_per_token: f16 keys and values of all layers. suits: what it is good at, in a
+    few words.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Suggestion:
 
     @property
     def memory(self) -> int:
-        """About how many bytes the weights and a conversation of CHAT_TOKENS take."""
+        """Approximate bytes of the weights and a conversation of CHAT_TOKENS."""
         return self.loaded + CHAT_TOKENS * self.kv_bytes_per_token
 
 
@@ -52,7 +52,7 @@ def _of(
     loaded: float = 0,
     read: float = 0,
 ) -> Suggestion:
-    """size, loaded and read in 10^9 bytes; without the latter two, all is loaded, and all that is loaded is read."""
+    """size, loaded and read in 10^9 bytes; loaded defaults to size, read to loaded."""
     loaded = loaded or size
     return Suggestion(
         name,
@@ -70,7 +70,7 @@ def _of(
 
 
 _Q4, _Q8, _APACHE = "Q4_K_M", "Q8_0", "Apache 2.0"
-# The best first: by how well they answer, whatever they need. Every architecture among them runs on the CPU engine.
+# Best answers first, whatever memory they need. Every architecture among them runs on the CPU engine.
 SUGGESTIONS = (
     _of(
         *(_Q4, "qwen3.5:35b-a3b", "qwen35moe", 24.0, 262_144, 20_480, "the hardest questions, quickly", _APACHE),
@@ -88,7 +88,7 @@ SUGGESTIONS = (
 
 
 def ranked(available: int) -> list[Suggestion]:
-    """The suggestions, the best first; those that do not fit into so many bytes of memory come last, smallest first."""
+    """The suggestions, best first; those that do not fit into `available` bytes of memory come last, smallest first."""
     fitting = [suggestion for suggestion in SUGGESTIONS if suggestion.memory <= available]
     others = [suggestion for suggestion in SUGGESTIONS if suggestion.memory > available]
     return fitting + sorted(others, key=lambda suggestion: suggestion.memory)

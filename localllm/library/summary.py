@@ -1,4 +1,4 @@
-"""What a model file is, in the words that people choose a model by."""
+"""Summarizes a model file by the properties that people choose a model by."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
+    """A summary of a model file. Sizes are bytes, lengths tokens; None if the file does not say.
 
-    quantization is the block format that holds most bytes. kv_types: how keys and values are planned. memory: None for
-    a file without layers. notes: ModelFile's, on a file in another program's layout.
+    quantization: the block format with most bytes. kv_types: planned types of keys and values. memory: None for a file
+    without layers. notes: ModelFile's, about a file in another program's layout.
     """
 
     name: str
@@ -43,16 +43,16 @@ class ModelSummary:
     notes: tuple[str, ...] = ()
 
     def memory_bytes(self, context: int) -> int | None:
-        """All that a conversation of so many tokens takes."""
+        """Bytes for the model and a conversation of `context` tokens; None if memory is."""
         return None if self.memory is None else self.memory.total(context)
 
 
 def summarize(
     model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
 ) -> ModelSummary:
-    """Read a summary from the header alone, for keys and values of these types and the projector that is loaded too.
+    """Summarize from the header alone, with keys and values of these types and the projector that is also loaded.
 
-    Raises ModelFileError where a key is of the wrong kind, RequestError where the model's heads do not fit the types.
+    Raises ModelFileError if a key has the wrong type, RequestError if the model's heads do not fit the KV types.
     """
     groups = _tensor_groups(model)
     return ModelSummary(
@@ -90,7 +90,7 @@ def _vocabulary(model: ModelFile) -> int | None:
 
 
 def _number(model: ModelFile, key: str) -> int | None:
-    """An architecture's own number. None where it is missing or differs from layer to layer."""
+    """A number of the architecture's metadata. None if it is missing or differs per layer."""
     key = f"{model.architecture}.{key}"
     value = model.metadata.get(key)
     return model.metadata.get_int(key) if isinstance(value, int) else None

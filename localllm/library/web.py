@@ -1,4 +1,4 @@
-"""HTTP as pulls need it: redirects are followed here, one by one, so that a token goes to nobody but its own host."""
+"""HTTP for pulls. Redirects are followed here, one by one, so that a token is sent to its own host only."""
 
 import email.utils
 import random
@@ -18,7 +18,7 @@ MAX_REDIRECTS = 5
 MAX_FAILURES = 6  # in a row, without a byte between them
 LONGEST_WAIT_S = 60.0
 MAX_DIGITS = 19  # of a number in a header
-STALL_S = 30.0  # a connection that says nothing for so long is dropped
+STALL_S = 30.0  # a connection that is silent for this long is dropped
 
 ResultT = TypeVar("ResultT")
 
@@ -27,7 +27,7 @@ _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An address, and the token that its host, and no other, is shown. etag: serve ranges of this version only."""
+    """An address, and a token for its host only. etag: serve ranges of this version only."""
 
     url: str
     token: str | None = None
@@ -35,9 +35,9 @@ class Remote:
 
 
 class PassingError(Exception):
-    """Something that may be gone at the next attempt.
+    """A transient failure: the next attempt may succeed.
 
-    wait_s: how long the server asks to wait, if it says so. unreachable: there was no connection at all.
+    wait_s: how long the server asks clients to wait, if it says. unreachable: there was no connection at all.
     """
 
     def __init__(self, message: str, wait_s: float | None = None, unreachable: bool = False) -> None:
@@ -47,18 +47,18 @@ class PassingError(Exception):
 
 
 def new_client() -> httpx2.Client:
-    """A client for all requests of one pull; safe for many threads."""
+    """A client for all requests of one pull; thread-safe."""
     return httpx2.Client(
         timeout=httpx2.Timeout(STALL_S, connect=15.0, pool=None),
         follow_redirects=False,
-        # Ranges count the bytes as they are stored.
+        # Ranges count bytes as stored, so the content must not be compressed.
         headers={"User-Agent": f"localllm/{version('localllm')}", "Accept-Encoding": "identity"},
     )
 
 
 @contextmanager
 def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-    """Open a response that is no redirect. Its status may be any; its body is not read yet.
+    """Open a response, following redirects. Its status may be any other; its body has not been read.
 
     Raises PassingError for network failures, and PullError for redirects that are endless or lead from https to http.
     """
@@ -84,13 +84,13 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
 
 
 def landed(remote: Remote, response: httpx2.Response) -> Remote:
-    """Where redirects of a remote have led, with its token only if that is the same host."""
+    """The target of a remote's redirects, with its token only if that is the same host."""
     same = _origin(response.url) == _origin(httpx2.URL(remote.url))
     return Remote(str(response.url), remote.token if same else None, remote.etag)
 
 
 def check_status(response: httpx2.Response, what: str) -> None:
-    """Raise PassingError or PullError unless the request went well (200 or 206)."""
+    """Raise PassingError or PullError unless the request succeeded (200 or 206)."""
     status, host = response.status_code, response.url.host
     if status in (200, 206):
         return
@@ -106,7 +106,7 @@ def check_status(response: httpx2.Response, what: str) -> None:
 
 
 def get_small(client: httpx2.Client, remote: Remote, headers: Mapping[str, str], what: str, limit: int) -> bytes:
-    """A body of at most `limit` bytes, tried again while the reasons pass. what: for messages. Raises PullError."""
+    """A body of at most `limit` bytes, retried after transient failures. what: for messages. Raises PullError."""
 
     def attempt() -> bytes:
         with get(client, remote, headers) as response:
@@ -124,7 +124,7 @@ def get_small(client: httpx2.Client, remote: Remote, headers: Mapping[str, str],
 def persistently(attempt: Callable[[], ResultT], wait: Callable[[float], object]) -> ResultT:
     """Call until it succeeds, waiting longer after each PassingError. Raises PullError after MAX_FAILURES of them.
 
-    A host that cannot be reached is given up at the second: there is likely no network.
+    A host that cannot be reached is given up after the second: there is probably no network.
     """
     for failures in range(1, MAX_FAILURES + 1):
         try:
@@ -137,7 +137,7 @@ def persistently(attempt: Callable[[], ResultT], wait: Callable[[float], object]
 
 
 def backoff(failures: int, error: PassingError) -> float:
-    """Seconds to wait after so many failures in a row: what the server asks for, else doubling, with jitter."""
+    """Seconds to wait after `failures` failures in a row: what the server requests, else doubling, with jitter."""
     if error.wait_s is not None:
         return min(error.wait_s, LONGEST_WAIT_S)
     return float(min(0.25 * 2**failures, LONGEST_WAIT_S)) * random.uniform(0.5, 1.0)

@@ -1,1 +1,1 @@
-"""How good a model still is: perplexity, divergence from a reference, and the quantising that both are asked about."""
+"""Measures model quality (perplexity, divergence from a reference), and quantises models."""

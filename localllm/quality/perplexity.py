@@ -1,7 +1,8 @@
 """Perplexity of a text, and divergence from a reference model, in the chunks of llama.cpp's perplexity tool.
 
-The text is cut into chunks of `context` tokens. The first token of each is BOS where the model wants one; the first
-half is read only, and the predictions of the second half count (tools/perplexity/perplexity.cpp). So figures compare.
+The text is cut into chunks of `context` tokens. The first token of each is replaced by BOS if the model uses one; the
+first half is only context, and the predictions of the second half count (tools/perplexity/perplexity.cpp). So the
+figures are comparable.
 """
 
 import math
@@ -15,7 +16,7 @@ from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 
 Progress = Callable[[int, int], None]
-"""Called with the chunks that are done and all of them."""
+"""Called with the number of chunks done and their total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Kullback-Leibler divergence of the model's predictions from the reference's, in nats a token.
+    """Kullback-Leibler divergence of the model's predictions from the reference's, in nats per token.
 
     same_top: the share of predictions whose likeliest token is the reference's. reference: its perplexity.
     """
@@ -45,7 +46,7 @@ class Divergence:
 
 
 def split_chunks(tokens: Sequence[int], context: int, bos: int | None) -> list[list[int]]:
-    """Whole chunks of the text; bos replaces the first token of each. Raises RequestError where there is none."""
+    """Whole chunks of the text; bos replaces the first token of each. Raises RequestError if there are none."""
     count = len(tokens) // context
     if count == 0:
         raise RequestError(
@@ -98,7 +99,7 @@ def divergence(
 
 
 def log_probabilities(runner: Runner, chunk: Sequence[int]) -> NDArray[np.float64]:
-    """Log probabilities of all tokens after each position of the second half but the last one.
+    """Log probabilities of all tokens after each position of the second half except the last.
 
     float64[len(chunk) - 1 - len(chunk) // 2, vocab_size].
     """

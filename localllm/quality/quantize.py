@@ -1,7 +1,7 @@
-"""Quantising a model file: by ourselves where the format is simple, by llama.cpp otherwise.
+"""Quantises a model file: with our own code for simple formats, with llama.cpp for the others.
 
-What we write ourselves is equal to llama.cpp's output, tensor for tensor: gguf.quants computes the same blocks, and
-the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
+Our own output equals llama.cpp's, tensor for tensor: gguf.quants computes the same blocks, and the choice of tensors
+follows llama_model_quantize (src/llama-quant.cpp).
 """
 
 import ctypes
@@ -48,15 +48,15 @@ _EXACT = frozenset({"F32", "F16", "BF16"})
 _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 _UNFINISHED = ".gguf.tmp"
 _SMALL_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"})  # of 32 numbers; all others have 256
-_TENSOR_DONE = re.compile(r"\[ *(\d+)/ *(\d+)\]")  # how llama.cpp's log begins a line for each tensor
+_TENSOR_DONE = re.compile(r"\[ *(\d+)/ *(\d+)\]")  # begins the line of each tensor in llama.cpp's log
 _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
 
 def quantize(source: Path, target: Path, kind: str, progress: Progress, threads: int | None = None) -> None:
-    """Write `source` anew with its matrices in the format `kind`, one of TYPES. `target` is whole or not there.
+    """Write a copy of `source` with its matrices in the format `kind`, one of TYPES. `target` appears only if complete.
 
-    Raises RequestError for an unknown kind, a source that is quantised already or a target that exists, ModelFileError,
-    and LlamaCppMissingError where llama.cpp is needed.
+    Raises RequestError for an unknown kind, a source that is already quantised or a target that exists, ModelFileError,
+    and LlamaCppMissingError if llama.cpp is needed.
     """
     kind = kind.upper()
     if kind not in TYPES:
@@ -85,8 +85,7 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
 def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Progress) -> LibraryModel:
     """The same model with its weights in another format, stored as a blob of localllm's store.
 
-    Raises what quantize raises, LibraryError where the disk is too full, and what progress raises, which stops the
-    work.
+    Raises what quantize raises, LibraryError if the disk is too full, and what progress raises, which stops the work.
     """
     with open_model(base.path) as file:
         size = file.size_bytes
@@ -103,7 +102,7 @@ def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Pr
 
 
 def store_model(store: OwnStore, write: Callable[[Path], None]) -> Layer:
-    """Have a model file written to a path that does not exist, and make it a blob of the store."""
+    """Call `write` with a new path, and make the model file that it writes there a blob of the store."""
     store.prepare()
     made = store.temporary(".gguf")
     try:
@@ -119,7 +118,7 @@ def store_model(store: OwnStore, write: Callable[[Path], None]) -> Layer:
 
 
 def quantizes(tensor: TensorInfo) -> bool:
-    """Whether a tensor is a matrix that quantised files hold in blocks; norms, biases and routers keep their type."""
+    """Whether a tensor is a matrix that quantised files store in blocks; norms, biases and routers keep their type."""
     return is_matrix(tensor.name, tensor.shape)
 
 
@@ -150,7 +149,7 @@ def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None
 
 
 def _type_of(tensor: TensorInfo, kind: str) -> str:
-    """The format of a tensor in the new file; rows that no whole number of blocks fills fall back to F16."""
+    """The format of a tensor in the new file; F16 if its rows are not a multiple of the block length."""
     if not quantizes(tensor):
         return tensor.type.name
     return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
@@ -162,7 +161,7 @@ def _blocks(file: ModelFile, name: str, kind: str) -> NDArray[np.uint8]:
     if file.tensors[name].type.name == kind:
         return file.data(name)
     try:
-        with np.errstate(invalid="raise", over="raise"):  # instead of wrong numbers and a warning
+        with np.errstate(invalid="raise", over="raise"):  # instead of a warning and wrong values
             quantized = quants.quantize(file.dequantize(name), GGMLQuantizationType[kind])
     except FloatingPointError as error:
         raise ModelFileError(
@@ -180,7 +179,7 @@ def _row_bytes(block_type: Any, items: int) -> int:
 
 
 def _copy_metadata(source: Path, writer: Any) -> None:
-    """All keys, with their types, but those that the new file has its own of, or that tell of parts."""
+    """Copy all keys with their types, except those that the new file sets itself and those of split files."""
     from gguf import GGUFReader, GGUFValueType
 
     for field in GGUFReader(source).fields.values():
@@ -211,7 +210,7 @@ def _by_llama(file: ModelFile, target: Path, kind: str, progress: Progress, thre
 
 @contextmanager
 def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
-    """Read how many tensors are done from llama.cpp's log, since it has no callback for that.
+    """Read the number of finished tensors from llama.cpp's log, since it has no callback for that.
 
     What progress raises is raised at the end; llama.cpp cannot be stopped.
     """
@@ -223,7 +222,7 @@ def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
         if (done := _TENSOR_DONE.match(record.getMessage())) and raised is None:
             try:
                 progress((int(done[1]) - 1) / int(done[2]))
-            except BaseException as error:  # nothing may leave a callback of C's
+            except BaseException as error:  # must not propagate through C frames
                 raised = error
         return record.levelno >= shown_from
 
@@ -240,9 +239,9 @@ def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A temporary file beside the target that takes its place when all went well. Raises RequestError.
+    """A temporary file beside the target that replaces it on success. Raises RequestError.
 
-    What a killed process left for the same target is removed.
+    Files that a killed process left for the same target are removed.
     """
     folder, prefix = target.absolute().parent, f"{TEMPORARY}{target.name}."
     try:
@@ -254,7 +253,7 @@ def _whole(target: Path) -> Iterator[Path]:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     os.close(handle)
     try:
-        os.chmod(name, _usual_mode())  # a temporary file is its user's alone
+        os.chmod(name, _usual_mode())  # mkstemp makes files that only the user can read
         yield Path(name)
         with open(name, "rb") as file:
             os.fsync(file.fileno())
@@ -266,7 +265,7 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def _usual_mode() -> int:
-    """The permissions that a new file of this process has."""
+    """The permissions of a new file of this process."""
     mask = os.umask(0o077)
     os.umask(mask)
     return 0o666 & ~mask

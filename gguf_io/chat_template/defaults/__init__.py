@@ -1,8 +1,8 @@
-"""Templates for files that bring none, chosen by the tokens that only one family of models has.
+"""Templates for files without one, chosen by tokens that only one family of models has.
 
-A template that writes control tokens which the model has never seen makes it worse, so a family is recognised by those
-tokens. Where none of them is in the vocabulary, the name tells of the older [INST] models, and the rest, base models
-among them, get lines of "Role: text".
+Control tokens that a model has never seen degrade its answers, so a family is recognised by its control tokens. Where
+the vocabulary has none of them, the model's name identifies the older [INST] models; all others, base models included,
+get lines of "Role: text".
 """
 
 # ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
@@ -36,7 +36,7 @@ FAMILIES = (
 INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
 PLAIN = Family("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
 
-# Parts of a name, the second after the first.
+# Substrings of a lower-case model name; the second follows the first.
 _INSTRUCT_NAMES = (
     *((f"llama{between}2", "chat") for between in ("", "-", " ", "_")),
     *(("mistral", "instruct"), ("mixtral", "instruct")),
@@ -44,7 +44,7 @@ _INSTRUCT_NAMES = (
 
 
 def family_of(tokens: Collection[str], model_name: str) -> Family:
-    """The family whose control tokens the vocabulary holds; by name for [INST] models, whose marks are plain text."""
+    """The family whose control tokens the vocabulary has; by name for [INST] models, whose markers are plain text."""
     for family in (*FAMILIES, INSTRUCT):
         if all(token in tokens for token in family.tokens):
             return family

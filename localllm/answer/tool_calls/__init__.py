@@ -1,4 +1,4 @@
-"""Tool calls as models write them: one table of formats, from which both the grammar and the reader follow."""
+"""Tool calls as models write them: one table of formats drives both the grammar and the reader."""
 
 from localllm.answer.tool_calls.call import CallDelta, ToolCall
 from localllm.answer.tool_calls.formats import CallFormat, call_formats

@@ -1,4 +1,4 @@
-"""A tool call, whole and as it comes; and the schemas of tools."""
+"""Tool calls, complete and as deltas, and the schemas of tools."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What came of a call. name: only on the first delta of a call. arguments: a piece of their JSON text."""
+    """A new piece of a call. name: only on the first delta of a call. arguments: a piece of their JSON text."""
 
     name: str = ""
     arguments: str = ""
 
 
 def parameters_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
-    """The JSON Schemas of the tools' arguments, by the tools' names. One without parameters takes any object."""
+    """The JSON Schemas of the tools' arguments, by tool name. A tool without parameters takes any object."""
     return {tool["function"]["name"]: _object_schema(tool["function"].get("parameters")) for tool in tools}
 
 
@@ -37,7 +37,7 @@ def _object_schema(schema: Any) -> Schema:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """A schema, or what it refers to within the root. {}, which allows everything, if that cannot be found."""
+    """A schema, or the target of its reference within the root; {}, which allows everything, if that is missing."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -49,7 +49,7 @@ def resolved(schema: Any, root: Schema) -> Schema:
 
 
 def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
-    """Whether all values of a schema are texts, and whether null is one as well."""
+    """Whether all values of a schema other than null are strings, and whether it allows null."""
     schema = resolved(schema, root)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list) and values:

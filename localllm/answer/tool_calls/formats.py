@@ -1,7 +1,7 @@
 """How models write tool calls: a row for each family of chat templates.
 
-A row is found by texts that stand in the template. Grammar (`grammar`) and reader (`reader`) follow from it.
-Source of the formats: the families' chat templates, and what the models' makers publish about them.
+A row is selected by texts that occur in the template. The grammar (`grammar`) and the reader (`reader`) are built from
+it. Source of the formats: the families' chat templates, and the documentation of the models' vendors.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
@@ -19,7 +19,7 @@ class Slot(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Text that fits a regular expression, in the dialect that Python's and Rust's have in common."""
+    """Text that matches a regular expression, in the syntax that Python and Rust share."""
 
     source: str
 
@@ -38,7 +38,7 @@ class Json(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Arguments one by one, each between tags; texts are written as they are, other values as JSON.
+    """Arguments one by one, each between tags; strings are written raw, other values as JSON.
 
     opening, closing: with {key} for the parameter's name, {type} for its JSON type and {string} for whether it is text.
     """
@@ -51,9 +51,9 @@ class Tags:
 class Literals:
     """Arguments as key and value pairs, in another spelling than JSON's.
 
-    quotes: around texts; JSON's double quotes are escaped as in JSON, others not at all. assigns: between key and
-    value. braces: around nested objects' pairs; keys there have no quotes unless quoted_keys. words: true, false, null.
-    closing: what ends the arguments; it is no part of them.
+    quotes: around strings; within double quotes they are escaped as in JSON, within others not at all. assigns,
+    nested_assigns: between key and value, at the top and in nested objects, whose keys have quotes only with
+    quoted_keys. words: true, false, null. closing: the text after the arguments, not part of them.
     """
 
     quotes: str
@@ -69,7 +69,7 @@ Arguments = Json | Tags | Literals
 Piece = str | Slot | Pattern | Maybe | Json | Tags | Literals
 
 BLANK = re.compile(r" (?![A-Za-z])|\n")
-BETWEEN_TAGS = re.compile(r"(?<=>) (?=<)")  # where white space may be in the opening of Tags
+BETWEEN_TAGS = re.compile(r"(?<=>) (?=<)")  # where the opening of Tags may have white space
 
 NAME, JSON = Slot.NAME, Json.OBJECT
 PYTHON = Literals('"', "=", ":", True, ("True", "False", "None"), ")")
@@ -89,10 +89,10 @@ class CallFormat:
     """How calls are written.
 
     openings: texts that open a section of calls; the first is the usual one. closing: the text that closes it; "" if
-    the answer ends with it. call: the pieces of one call. separator: between the calls of a section; None if there is
-    one call in each. begin, end: around all calls of a section. signs: texts in the template, all of them, besides the
-    first opening. starts: whether the openings are part of the call, and stand only at the beginning of an answer's
-    text.
+    the answer ends with it. call: the pieces of one call. separator: between the calls of a section; None if a section
+    has one call. begin, end: around all calls of a section. signs: texts that must all occur in the template; None
+    means the first opening and the closing. starts: whether the openings are part of the call, and occur only at the
+    beginning of an answer's text.
     """
 
     openings: tuple[str, ...]
@@ -148,7 +148,7 @@ HARMONY = _row(
     signs=("<|channel|>", "to=functions."),
 )
 
-# A call as the whole answer, for templates that show no format.
+# The whole answer is one call, for templates that show no format.
 BARE = CallFormat(
     _BARE_STARTS, "", ('{ "name" : "', NAME, '" , "', Pattern("arguments|parameters"), '" : ', JSON, " }"), starts=True
 )
@@ -260,7 +260,7 @@ FORMATS: tuple[CallFormat, ...] = (
     # Apriel, MiniMax M1
     _list("<tool_calls>", "</tool_calls>", *_OBJECT, signs=("<tool_calls>[",)),
     _row("<tool_calls>", "</tool_calls>", *_OBJECT, separator="\n"),
-    # GLM 4.5 and later, Qwen 3 Coder and Qwen 3.5, Qwen, Hermes and all who write like them
+    # GLM 4.5 and later, Qwen 3 Coder and Qwen 3.5, Qwen, Hermes and similar models
     _row(
         "<tool_call>",
         "</tool_call>",
@@ -308,7 +308,7 @@ FORMATS: tuple[CallFormat, ...] = (
 def call_formats(shown: str) -> tuple[CallFormat, ...]:
     """The formats that a template shows, the usual one first; BARE if it shows none.
 
-    shown: the template's source and prompts that it has rendered. Of rows with the same opening the first counts.
+    shown: the template's source and prompts that it has rendered. Of rows with the same opening, the first is used.
     """
     found: dict[str, CallFormat] = {}
     for row in FORMATS:

@@ -1,4 +1,4 @@
-"""Grammars of tool calls, in llguidance's Lark: the name is a given tool's, the arguments fit its schema."""
+"""Grammars of tool calls, in llguidance's Lark: the name is a given tool's, the arguments match its schema."""
 
 import json
 import re
@@ -18,9 +18,9 @@ from localllm.answer.tool_calls.formats import (
     Tags,
 )
 
-MAX_DEPTH = 6  # of nested values in a spelling that is not JSON; deeper ones are plain values
-MAX_LENGTH = 2000  # of texts whose length is held; longer limits are not
-FREE_PARAMETERS = 16  # parameters of a tool that lists none
+MAX_DEPTH = 6  # of nested values in a spelling other than JSON; deeper ones are plain values
+MAX_LENGTH = 2000  # longest text limit that is enforced
+FREE_PARAMETERS = 16  # most parameters of a tool that lists none
 
 # White space between the pieces of a call, as in JSON formats.
 BLANKS = r"/ |\n{1,2}[ \t]{0,20}/"
@@ -37,8 +37,8 @@ class CallGrammar:
         enforced: Callable[[Schema], Any],
         ends: frozenset[int],
     ) -> None:
-        """pieces: cuts text into control tokens and what is between. enforced: a JSON Schema in llguidance's
-        terms, from a client's. ends: tokens that end an answer.
+        """pieces: splits text into control tokens and the text between. enforced: converts a client's JSON Schema to
+        one for llguidance. ends: tokens that end an answer.
         """
         self._form = form
         self._pieces = pieces
@@ -55,7 +55,7 @@ class CallGrammar:
         return not pieces or pieces[0] in self._ends
 
     def section(self, before: str = "") -> str:
-        """The grammar of what follows an opening; with it, where it is part of the call. before: what comes first."""
+        """The grammar of what follows an opening, or of both if the call includes it. before: literal text in front."""
         form = self._form
         calls = [self._call(name, schema) for name, schema in self._tools.items()]
         call = self._rule(" | ".join(calls))
@@ -101,7 +101,7 @@ class CallGrammar:
         return name
 
     def _text(self, text: str) -> str:
-        """Text in which spaces may be white space or nothing; see formats.Piece."""
+        """Text in which a space matches any white space or none; see formats.Piece."""
         parts = BLANK.split(text)
         return " blank? ".join(self._literal(part) for part in parts)
 
@@ -165,7 +165,7 @@ class CallGrammar:
         return {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
 
     def _raw(self, schema: Any, closing: str, line: str = "") -> str:
-        """A text as it is, and what closes it. line: what may be between them and is no part of the text."""
+        """A raw string and its closing. line: what may stand between them and is not part of the string."""
         schema = resolved(schema, self._root)
         for choice in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
             if is_text(choice, self._root)[0]:
@@ -202,7 +202,7 @@ class CallGrammar:
         return self._joined(pairs)
 
     def _joined(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Pairs in their order with commas between those that are there; the flag says which must be."""
+        """Pairs in order, with commas between those present; the flag says whether a pair is required."""
         comma = self._text(", ")
         rest = ""  # what may follow a pair
         for pair, needed in reversed(pairs[1:]):
@@ -262,12 +262,12 @@ class CallGrammar:
 
 
 def _parts(text: str) -> list[str]:
-    """A parameter's opening cut where white space may be."""
+    """A parameter's opening, split where white space is allowed."""
     return BETWEEN_TAGS.split(text)
 
 
 def _limits(schema: Schema, closing: str) -> str | None:
-    """A terminal for a text with a pattern or a bounded length, on one line and without the sign that closes it."""
+    """A terminal for a text with a pattern or bounded length, on one line and without the closing's first character."""
     least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
     if most is not None and most > MAX_LENGTH:
         most = None

@@ -1,4 +1,4 @@
-"""Reading a section of tool calls while it is written."""
+"""Reads a section of tool calls while it is being written."""
 
 import json
 import re
@@ -19,31 +19,31 @@ from localllm.answer.tool_calls.formats import (
     Tags,
 )
 
-LONGEST_MARKUP = 2000  # characters around names and arguments; longer ones are no call
-# What is certain of JSON, up to the next mark or to the end of the text.
+LONGEST_MARKUP = 2000  # characters around names and arguments; with more it is not a call
+# The part of JSON that is certain, up to the next mark or the end of the text.
 _OUTSIDE = re.compile(r'[^"{}]*+(?P<mark>["{}]?)')
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+(?P<mark>"?)', re.DOTALL)
 _KEY = r'(?P<key>[^"<>=/\n][^"<>=\n]{0,255})'
 
-# Arguments that are spelled otherwise than JSON: Python's literals and Gemma's.
+# Arguments in other spellings than JSON: Python's literals and Gemma's.
 _BLANKS = re.compile(r"\s*")
 _BARE_KEY = re.compile(r"[^\s\"'=:{}\[\](),]+")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
-# Waits for text; each resumption has more of it.
+# Yields to wait for text; there is more of it on each resumption.
 Reading = Generator[None, None, Any]
 
 
 class BrokenCallError(Exception):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 class CallReader:
     """Reads the calls of one section. tools: the schemas of their arguments by name.
 
-    closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is none, and the
-    section is text.
+    closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is not a call, and
+    counts as text.
     """
 
     def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str) -> None:
@@ -62,11 +62,11 @@ class CallReader:
 
     @property
     def source(self) -> str:
-        """The section's text so far, since the last call that is complete."""
+        """The section's text so far, since the last complete call."""
         return "".join(self._source)
 
     def push(self, text: str) -> list[CallDelta | ToolCall]:
-        """Add text; return what came of calls, each call after all of its deltas."""
+        """Add text; return the new deltas and calls, each call after all of its deltas."""
         self._text += text
         self._source.append(text)
         try:
@@ -95,7 +95,7 @@ class CallReader:
                 return
 
     def _match(self, expression: str) -> Generator[None, None, "re.Match[str]"]:
-        """Wait until the text goes on as expected."""
+        """Wait until the text continues as expected."""
         compiled = re.compile(expression)
         while (match := compiled.match(self._text, self._at)) is None:
             if len(self._text) - self._at > LONGEST_MARKUP:
@@ -161,16 +161,16 @@ class CallReader:
             self._found.append(CallDelta(arguments=before + json.dumps(value, ensure_ascii=False)))
 
     def _written_text(self, closing: str, before: str) -> Generator[None, None, str]:
-        """A text up to its closing tag, whose pieces are found as soon as they are certain. before: its first piece.
+        """A string up to its closing tag, emitted piece by piece as soon as certain. before: precedes the first piece.
 
-        The line ends that models write behind the opening and before the closing tag are no part of it.
+        The newlines that models write after the opening and before the closing tag are not part of it.
         """
         while len(self._text) <= self._at:
             yield
         first = sent = self._at + self._text.startswith("\n", self._at)
         piece = before + '"'
         while (end := self._text.find(closing, sent)) < 0:
-            certain = len(self._text) - len(closing)  # neither part of the tag nor the line end before it
+            certain = len(self._text) - len(closing)  # neither part of the tag nor the newline before it
             if certain > sent:
                 self._found.append(CallDelta(arguments=piece + _escaped(self._text[sent:certain])))
                 piece, sent = "", certain
@@ -195,12 +195,12 @@ class CallReader:
 
 
 def _escaped(text: str) -> str:
-    """A text as it stands between JSON's quotes."""
+    """A text as written between JSON's quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _value(text: str, schema: Any, root: Schema) -> Any:
-    """A parameter's value: what its schema says is text stays it, other values are JSON where they can be."""
+    """A parameter's value: raw text if its schema says string, else parsed as JSON if possible."""
     is_string, nullable = is_text(schema, root)
     if is_string and not (nullable and text == "null"):
         return text
@@ -212,7 +212,7 @@ def _value(text: str, schema: Any, root: Schema) -> Any:
 
 @lru_cache(maxsize=64)
 def _expressions(form: CallFormat, names: Sequence[str]) -> tuple[str, str, str, str]:
-    """Expressions for what is before a call's arguments, what is after them, the way to the next call, and the end."""
+    """Expressions for the text before a call's arguments, after them, up to the next call's, and the section's end."""
     at = form.call.index(form.arguments)
     name = f"(?P<name>{'|'.join(re.escape(json.dumps(name, ensure_ascii=False)[1:-1]) for name in names)})"
     head, tail = _expression(form.call[:at], name), _expression(form.call[at + 1 :], name)
@@ -248,11 +248,11 @@ def _tag_opening(tags: Tags) -> str:
 
 
 class _IncompleteError(Exception):
-    """The text ends too early, or is none of these values."""
+    """The text ends too early, or is not a valid value."""
 
 
 def read_pairs(text: str, at: int, spelling: Literals) -> tuple[dict[str, Any], int] | None:
-    """The pairs up to the end of the arguments, and where they end. None if they are not complete or not valid."""
+    """The pairs up to the end of the arguments, and where they end. None if they are incomplete or invalid."""
     try:
         return _Reader(text, spelling).pairs(at, spelling.assigns, spelling.closing, quoted=False)
     except (_IncompleteError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Constraints: which tokens may come next so that the whole answer is JSON, fits a schema, a regex or a grammar."""
+"""Constraints: which tokens may come next so that the whole answer is JSON or matches a schema, regex or grammar."""
 
 from localllm.engine.constraint.compile import ConstraintKind, compile_constraint
 from localllm.engine.constraint.constraint import Constraint

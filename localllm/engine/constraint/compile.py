@@ -1,4 +1,4 @@
-"""From a user's JSON mode, schema, regex or grammar to a constraint, within bounds of size and time."""
+"""Compiles JSON mode, a schema, a regex or a grammar into a constraint, within bounds of size and time."""
 
 import json
 import logging
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 MAX_SOURCE_CHARACTERS = 256 * 1024
 
-# llguidance counts its work. With these, patterns such as (a{1000}){1000} and rules that double 30 times are refused
-# within half a second, at compilation or where they are met, and a schema of 2,000 properties with patterns passes.
+# llguidance counts its work. With these limits, patterns such as (a{1000}){1000} and rules that double 30 times fail
+# within half a second, at compilation or when reached, and a schema of 2,000 properties with patterns passes.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
@@ -30,14 +30,14 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-# What a model writes between its reasoning and its answer, which JSON itself may not begin with.
+# Whitespace that a model writes between reasoning and answer; JSON itself may not begin with it.
 BLANKS = r"/[\x20\x0A\x0D\x09]{0,4}/"
 ANSWER = "answer"
 
 JSON_MARKS = b'{}[]":,'
 
-# Between JSON's tokens: a space, or new lines and an indent, as llama.cpp's grammars have it. Weak models write blanks
-# wherever they may.
+# Between JSON's tokens: a space, or newlines and an indent, as in llama.cpp's grammars. Weak models write whitespace
+# wherever it is allowed.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 OVERRIDES = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}
 LONGEST_NOTE = 1000  # characters of a log line
@@ -56,12 +56,12 @@ class ConstraintKind(StrEnum):
 def compile_constraint(
     kind: ConstraintKind, source: str, vocabulary: ConstraintVocabulary, after: tuple[str, str] | None = None
 ) -> Constraint:
-    """Return a constraint at its beginning.
+    """Return a constraint in its initial state.
 
-    JSON Schema is that of draft 2020-12, with a property order fixed by the schema; keywords that no grammar can keep
-    are left out and logged (`json_schema`), and a oneOf that cannot be kept is an anyOf. after: the texts that open and
-    close a section of free text, such as reasoning, which comes first; an opening of "" means that the prompt has
-    opened it already. Raises RequestError, saying what and where, on a source that is malformed, too large or
+    JSON Schema is draft 2020-12, with the property order fixed by the schema; keywords that no grammar can enforce are
+    left out and logged (`json_schema`), and a oneOf that cannot be enforced becomes an anyOf. after: the texts that
+    open and close a section of free text that comes first, such as reasoning; an opening of "" means that the prompt
+    has already opened it. Raises RequestError, saying what and where, if the source is malformed, too large or
     unsatisfiable.
     """
     if len(source) > MAX_SOURCE_CHARACTERS:
@@ -92,7 +92,7 @@ def compile_constraint(
 
 
 def embedded(schema: Mapping[str, Any]) -> Any:
-    """A JSON Schema as it may stand after %json in a Lark grammar, without what cannot be enforced.
+    """A JSON Schema for use after %json in a Lark grammar, without what cannot be enforced.
 
     Raises RequestError.
     """
@@ -103,7 +103,7 @@ def embedded(schema: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=256)
 def note_once(text: str) -> None:
-    """Log a warning, once as long as it is among the last ones."""
+    """Log a warning unless it is among the last 256."""
     log.warning(text)
 
 
@@ -127,9 +127,9 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
 
 
 def _section(opening: str, closing: str, vocabulary: ConstraintVocabulary) -> str:
-    """A grammar of free text between markers, and the answer. Markers are text and control tokens, which never are."""
+    """A grammar of free text between markers, then the answer. Markers are made of text and control tokens."""
     ending, *rest = vocabulary.pieces(closing)
-    # A suffix ends the text where it first stands; a control token ends it because it is no text.
+    # A suffix ends the text at its first occurrence; a control token ends it because it is not text.
     stops = f"[suffix={json.dumps(ending)}]" if isinstance(ending, str) else ""
     end = _written(rest if stops else [ending, *rest])
     start = _written(vocabulary.pieces(opening))
@@ -143,5 +143,5 @@ def _written(pieces: Sequence[int | str]) -> str:
 def _lark_from_gbnf(source: str) -> str:
     try:
         return str(any_to_lark(source))
-    except Exception as error:  # the converter raises what its parts raise, whatever the fault in the source
+    except Exception as error:  # the converter has no error class of its own
         raise RequestError(f"The gbnf constraint is not a grammar: {error}") from error

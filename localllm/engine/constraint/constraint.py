@@ -1,4 +1,4 @@
-"""A constraint in use: what may come next, and what came."""
+"""A constraint in use: which tokens may come next, given those accepted so far."""
 
 import numpy as np
 from llguidance import LLMatcher
@@ -14,8 +14,8 @@ REWORDED = {
 class Constraint:
     """The state of one generation under a constraint; made by compile_constraint. Not thread-safe.
 
-    The masks hold on the model's real vocabulary: tokens that are no text are never allowed, and those that end a
-    generation only where the constraint is satisfied. Of forced text only the tokenizer's own cut is allowed.
+    Masks cover the model's real vocabulary: tokens that are not text are never allowed, and end tokens only where the
+    constraint is satisfied. For forced text, only the tokenizer's own tokenization is allowed.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
@@ -25,7 +25,7 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was accepted satisfies the constraint, so that the generation may end here."""
+        """Whether the accepted tokens satisfy the constraint, so that the generation may end here."""
         return bool(self._matcher.is_accepting())
 
     @property
@@ -34,10 +34,10 @@ class Constraint:
         return bool(self._matcher.is_stopped())
 
     def mask(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, bool[vocab_size]; the same array until the next change of state.
+        """Return which tokens may come next, bool[vocab_size]; the same array until the state changes.
 
-        Takes some 0.1 ms and lets other threads run. Raises RequestError when the grammar needs too much work here, and
-        when the vocabulary lacks what must come next.
+        Takes about 0.1 ms and lets other threads run. Raises RequestError if the grammar needs too much work here, or
+        if the vocabulary cannot write what must come next.
         """
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -52,31 +52,31 @@ class Constraint:
         self._check(f"accept token {token_id}")
 
     def permits(self, token_id: int) -> bool:
-        """Whether a token may come next that the mask allows; it always may."""
+        """Whether a token that the mask allows may come next: always true here."""
         return True
 
     def accept_text(self, tokens: list[int]) -> bool:
-        """Record text, as any tokens that spell it. False, and of no more use, if it is forbidden."""
+        """Record text, as any tokens that spell it. Returns False if it is forbidden; the object is then unusable."""
         self._mask = None
         return not tokens or self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens, often none, whose text is the only one that can follow. Changes no state.
+        """Return the tokens, often none, of the only text that can follow. Changes no state.
 
-        The masks along them allow nothing else, so that taking them unsampled gives what sampling would.
+        The masks at these positions allow nothing else, so taking them without sampling gives the same result.
         """
         tokens = list(self._matcher.compute_ff_tokens())
         self._check("say what must follow")
         return tokens
 
     def forced_text(self) -> bytes:
-        """Return the bytes, often none, that must come next, whether the vocabulary can write them or not."""
+        """Return the bytes, often none, that must come next, even if the vocabulary cannot write them."""
         text = bytes(self._matcher.compute_ff_bytes())
         self._check("say what must follow")
         return text
 
     def rollback(self, tokens: int) -> None:
-        """Forget the last accepted tokens. Raises ValueError if there were fewer."""
+        """Undo the last `tokens` accepted tokens. Raises ValueError if there were fewer."""
         self._mask = None
         if not self._matcher.rollback(tokens):
             raise ValueError(f"cannot roll {tokens} tokens back: {reason(self._matcher)}")
@@ -91,7 +91,7 @@ class Constraint:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Return llguidance's words on an error, less its notes to developers."""
+    """Return llguidance's error message without its notes to developers."""
     words = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
     for theirs, ours in REWORDED.items():
         words = words.replace(theirs, ours)

@@ -1,9 +1,9 @@
-"""JSON Schema before it becomes a grammar: its bounds, keywords in other words, and those that cannot be kept.
+"""Prepares a JSON Schema for a grammar: bounds it, rewrites keywords, and drops those that cannot be enforced.
 
-Libraries write keywords that no grammar can enforce into ordinary schemas, and patterns and numbers that llguidance
-cannot follow. Those are left out and named, so that the answer fits the rest; whoever reads the answer checks them. As
-in llama.cpp's grammars, an object that lists its properties gets no others, and what has properties or items is an
-object or an array: the standard allows everything else too, and weak models write it without end.
+Ordinary schemas contain keywords that no grammar can enforce, and patterns and numbers that llguidance does not
+support. Those are left out and reported, so that the answer matches the rest; the caller must check them on the answer.
+As in llama.cpp's grammars, an object that lists its properties allows no others, and a schema with properties or items
+means an object or an array: the standard also allows everything else, which weak models write without end.
 """
 
 import json
@@ -19,7 +19,7 @@ from localllm.errors import RequestError
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5000
 
-# What the grammar enforces, and where schemas are kept.
+# Keywords that the grammar enforces, and keywords that contain schemas.
 KEPT = {
     "$ref", "type", "const", "enum", "allOf", "anyOf", "oneOf",
     "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
@@ -29,8 +29,8 @@ KEPT = {
     "$schema", "$id", "id", "$defs", "definitions",
 }  # fmt: skip
 
-# Notes that restrict nothing, or nothing by themselves, and `nullable`, which is said in other words. So does whatever
-# begins with "x-". All other keywords are named, also unknown ones: they may be misspelt.
+# Keywords that restrict nothing, or nothing by themselves, and `nullable`, which is rewritten. Keywords that begin with
+# "x-" are neutral too. All others are reported, also unknown ones: they may be misspelt.
 NEUTRAL = {
     "$comment", "$vocabulary", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "title", "description", "default",
     "example", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType",
@@ -38,7 +38,7 @@ NEUTRAL = {
     "markdownDescription", "strict",
 }  # fmt: skip
 
-# Keywords of the standard that restrict values and cannot be enforced, everywhere or in some places.
+# Standard keywords that restrict values and cannot be enforced, at least in some places.
 NOT_ENFORCED = {
     "not", "if", "uniqueItems", "contains", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "format", "minProperties",
@@ -49,21 +49,21 @@ FORMATS = {
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip
 
-# Keywords that llguidance supports for most values, and of which those are left out that it cannot follow.
+# Keywords that llguidance supports for most values; they are left out where it does not.
 TRIED_TOGETHER = (
     ("pattern",),
     ("patternProperties",),
     ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
 COUNTS = {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
-OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # where a $ref is all of its schema
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # where $ref overrides the schema's other keywords
 
 MAPS = {"properties", "patternProperties", "$defs", "definitions"}
 LISTS_OR_SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties"}
 
 
 def enforceable(source: str) -> tuple[Any, list[str]]:
-    """Parse a schema; return what of it can be enforced, and the places of what cannot.
+    """Parse a schema; return its enforceable part, and the keywords that are not enforced, with their places.
 
     Raises RequestError for a schema that is malformed, too deep or too large.
     """
@@ -84,7 +84,7 @@ def enforceable(source: str) -> tuple[Any, list[str]]:
 class _Reader:
     """Copies a schema, counting its parts. loosened: keywords that were left out, with their places.
 
-    closes: whether objects get no properties but those that they list. is_old: whether the schema is of OLD_DRAFTS.
+    closes: whether objects allow only the properties that they list. is_old: whether the schema is of OLD_DRAFTS.
     """
 
     root: Any
@@ -94,7 +94,7 @@ class _Reader:
     count: int = 0
 
     def read(self, schema: Any, path: str, depth: int) -> Any:
-        """What of a schema can be enforced."""
+        """The enforceable part of a schema. Raises RequestError if it is too deep or too large."""
         if depth > MAX_DEPTH:
             raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.")
         if not isinstance(schema, dict):
@@ -136,7 +136,7 @@ class _Reader:
         return self.read(value, path, depth)
 
     def _without_names(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The schema with propertyNames said by other keywords where they can."""
+        """The schema with propertyNames expressed by other keywords where possible."""
         rest = {key: value for key, value in schema.items() if key != "propertyNames"}
         names = self._resolved(schema.get("propertyNames", True))
         if not isinstance(names, dict):
@@ -152,7 +152,7 @@ class _Reader:
         return rest if not other and "pattern" not in names else dict(schema)
 
     def _resolved(self, schema: Any) -> Any:
-        """What a schema that is only a reference into the root's definitions refers to."""
+        """The target of a schema that is a reference into the root; any other schema unchanged."""
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
@@ -163,7 +163,7 @@ class _Reader:
 
 
 def _stand_alone(schema: Any) -> bool:
-    """Whether no object of a schema has to fit two lists of properties at once."""
+    """Whether no object of a schema has to match two lists of properties at once."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -177,7 +177,7 @@ def _stand_alone(schema: Any) -> bool:
 
 
 def _meant(schema: Mapping[str, Any]) -> str | None:
-    """The type that a schema without one means by what else it says; the standard allows all others too."""
+    """The type that a schema implies by its keywords if it names none; the standard would allow any type."""
     if schema.keys() & {"type", "const", "enum", "$ref", "anyOf", "oneOf"}:
         return None
     if schema.keys() & {"properties", "patternProperties", "required"}:
@@ -186,7 +186,7 @@ def _meant(schema: Mapping[str, Any]) -> str | None:
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema lists properties, and none but these are needed or described."""
+    """Whether a schema lists properties, and requires or describes no others."""
     properties, required = schema.get("properties"), schema.get("required") or []
     if not properties or not isinstance(properties, dict) or not isinstance(required, list):
         return False
@@ -210,7 +210,7 @@ def _lost(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _beyond_grammars(schema: Mapping[str, Any]) -> list[str]:
-    """The keywords whose values llguidance cannot follow, such as a pattern that looks ahead."""
+    """The keywords whose values llguidance does not support, such as a pattern with look-ahead."""
     found: list[str] = []
     for keywords in TRIED_TOGETHER:
         given = {key: schema[key] for key in keywords if key in schema}
@@ -227,7 +227,7 @@ def _beyond_grammars(schema: Mapping[str, Any]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _is_followed(source: str) -> bool:
-    """Whether llguidance can make a grammar of a schema; one that contradicts itself counts."""
+    """Whether llguidance can compile a schema; an unsatisfiable one counts as supported."""
     try:
         told = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(source))
     except ValueError:

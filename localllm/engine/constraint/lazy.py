@@ -1,4 +1,4 @@
-"""A constraint that holds only parts of an answer: from where one opens, such as a tool call, until it closes."""
+"""A constraint on parts of an answer only, such as tool calls: from where a part opens until it closes."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -13,28 +13,28 @@ from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 
 
 class Watcher(Protocol):
-    """Reads an answer's text and knows where parts open."""
+    """Reads an answer's text and detects where parts open."""
 
     def watch(self, text: str) -> "tuple[int, str] | None":
-        """Add text. When a part opens: which of the constraints holds it, and the text since, to be held too."""
+        """Add text. If a part opens, return the index of its constraint and the text since, which it must match too."""
 
     def fork(self) -> Self:
-        """A copy in the same state; not asked for within a part."""
+        """A copy in the same state; never called within a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """How one kind of part is held. constraint: at its beginning. ends: whether the answer ends with the part."""
+    """How to constrain one kind of part. constraint: in its initial state. ends: whether the answer ends with it."""
 
     constraint: Constraint
     ends: bool
 
 
 class LazyConstraint:
-    """Holds nothing until its watcher sees a part open. The interface is Constraint's, but for masks that are None.
+    """Constrains nothing until its watcher sees a part open. Has Constraint's interface, except that masks may be None.
 
-    A token that opens a part and goes on in a way that the part's constraint forbids is not permitted; it is known only
-    when it has been chosen, so that text outside of parts costs no masks. Not thread-safe.
+    A token that opens a part and continues in a way that the part's constraint forbids is not permitted. That is
+    checked only once a token has been chosen, so that text outside of parts costs no masks. Not thread-safe.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LazyConstraint:
         openings: Sequence[str],
         vocabulary: ConstraintVocabulary,
     ) -> None:
-        """watcher: makes one for each answer. openings: texts without one of which no part opens."""
+        """watcher: makes a watcher for each answer. openings: no part opens without one of these texts."""
         self._make_watcher = watcher
         self._parts = parts
         self._openings = [opening.encode() for opening in openings]
@@ -54,7 +54,7 @@ class LazyConstraint:
         self._longest = max(map(len, self._openings))
         self._tail = b""  # the last bytes of the answer, in which an opening may have begun
         self._part: HeldPart | None = None
-        self._held: Constraint | None = None  # the open part's
+        self._held: Constraint | None = None  # of the open part
         self._checked: tuple[int, Watcher, tuple[bytes, int], HeldPart | None, Constraint | None] | None = None
 
     @property
@@ -63,11 +63,11 @@ class LazyConstraint:
         return self._held is not None and self._held.is_finished
 
     def mask(self) -> NDArray[np.bool_] | None:
-        """Which tokens may come next; None outside of parts, where all may that are permitted."""
+        """Which tokens may come next; None outside of parts, where every permitted token may."""
         return None if self._held is None else self._held.mask()
 
     def permits(self, token_id: int) -> bool:
-        """Whether a token may come next that the mask allows."""
+        """Whether a token that the mask allows may come next."""
         if self._held is not None:
             return True
         data = self._vocabulary.token_bytes(token_id)
@@ -107,11 +107,11 @@ class LazyConstraint:
         self._checked = None
 
     def forced_tokens(self) -> list[int]:
-        """None: what the model would have written anyway keeps the tokens that it has for it."""
+        """Always empty, so that text which the model would have written anyway keeps the model's own tokens."""
         return []
 
     def fork(self) -> "LazyConstraint":
-        """An independent copy at the beginning of an answer."""
+        """An independent copy for the beginning of an answer."""
         return LazyConstraint(
             self._make_watcher, self._parts, [text.decode() for text in self._openings], self._vocabulary
         )

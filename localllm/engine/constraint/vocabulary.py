@@ -6,7 +6,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 
 class TokenSource(Protocol):
-    """What of a tokenizer is needed here; gguf_io.tokenizer.Tokenizer has it."""
+    """The part of a tokenizer needed here; gguf_io.tokenizer.Tokenizer provides it."""
 
     vocab_size: int
     eog_ids: frozenset[int]
@@ -16,14 +16,14 @@ class TokenSource(Protocol):
         """Token ids of a text."""
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
-        """What a token adds to a text; with skip_special nothing for those that are no text."""
+        """The bytes that a token adds to a text; with skip_special none for tokens that are not text."""
 
     def is_control(self, token: int) -> bool:
-        """Whether a token steers the model and is no text."""
+        """Whether a token steers the model and is not text."""
 
 
 class ConstraintVocabulary:
-    """Made once per model, shared by all its constraints; takes up to a second or two for 150,000 tokens."""
+    """Built once per model and shared by all its constraints; takes up to a second or two for 150,000 tokens."""
 
     def __init__(self, tokenizer: TokenSource) -> None:
         self.vocab_size = tokenizer.vocab_size
@@ -40,20 +40,20 @@ class ConstraintVocabulary:
         return self._source.eog_ids
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to a text, markup too, unless it ends a generation."""
+        """The bytes that a token adds to a text, markup included; none if it ends a generation."""
         return b"" if token in self._source.eog_ids else self._source.token_bytes(token)
 
     def tokens_of(self, text: str) -> list[int]:
-        """Some tokens that spell a text which other tokens have written."""
+        """Tokens that spell a text, not necessarily those that wrote it."""
         return list(self.tokenizer.tokenize_bytes(text.encode())) if text else []
 
     def unwritable(self, text: bytes) -> str:
-        """The characters of a text, each once, of which some byte stands in no token."""
+        """The distinct characters of a text that have a byte in no token."""
         characters = dict.fromkeys(text.decode(errors="replace"))
         return "".join(character for character in characters if not self._bytes.issuperset(character.encode()))
 
     def pieces(self, text: str) -> list[int | str]:
-        """The text cut into the control tokens that it names, and what stands between them."""
+        """The text split into the control tokens that it names, and the text between them."""
         found: list[int | str] = []
         for token in self._source.encode(text, add_special=False, parse_special=True):
             if self._source.is_control(token):
@@ -63,23 +63,24 @@ class ConstraintVocabulary:
 
 
 class _Adapter:
-    """The attributes and the call that llguidance's TokenizerWrapper wants."""
+    """The attributes and the call that llguidance's TokenizerWrapper expects."""
 
     def __init__(self, tokenizer: TokenSource) -> None:
         ids = range(tokenizer.vocab_size)
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.eog_ids)
         self.bos_token_id = tokenizer.bos_id
-        # Byte 255 is in no text, and llguidance marks control tokens by it.
+        # Byte 255 occurs in no text; llguidance marks control tokens with it.
         self.tokens = [b"" if (data := tokenizer.token_bytes(token)).startswith(b"\xff") else data for token in ids]
         self.special_token_ids = [token for token in ids if not tokenizer.token_bytes(token, skip_special=True)]
-        # Some tokenizers put a space before every text. After a newline they do not, and it merges with nothing there.
+        # Some tokenizers put a space before every text. With a newline in front, the text gets none, and the newline
+        # does not merge with it.
         spaced = b"".join(self.tokens[token] for token in tokenizer.encode("a", add_special=False)) != b"a"
         self._lead = "\n" if spaced else ""
         self._lead_length = len(tokenizer.encode(self._lead, add_special=False)) if spaced else 0
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text in the middle of a text, up to the first character that no token can write."""
+        """Token ids of a text within a longer one, up to the first character that no token can write."""
         ids = self._tokenizer.encode(self._lead + text, add_special=False)[self._lead_length :]
         data, at = text.encode(), 0
         for index, token in enumerate(ids):

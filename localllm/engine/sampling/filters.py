@@ -1,4 +1,4 @@
-"""The tokens still in play, finding the largest of them fast, and the filters that narrow them.
+"""Candidate tokens, a fast search for their largest logits, and the filters that narrow them.
 
 Filters are plain functions from candidates to fewer candidates, with llama.cpp's meaning and neutral values. Each is
 applied only when its parameter is not neutral, in llama.cpp's order; temperature comes last. A filter leaves at least
@@ -19,18 +19,18 @@ from localllm.errors import LocalLLMError, RequestError
 # No sound model computes a logit this high; below it, bias and penalties cannot overflow float32.
 HIGHEST_LOGIT = 1e30
 
-# Values in a column where the largest are sought.
+# Values per column in the search for the largest.
 STACKED = 64
 # Sorting this many is cheap, and a nucleus is hardly ever larger.
 USUAL_NUCLEUS = 1024
-# Where the entropy asks for temperature 0: any logits that differ at all are then decided by the highest.
+# Used where entropy scaling gives temperature 0: unless logits are equal, the highest one then always wins.
 COLDEST = 1e-9
-# Below it, float32 logits that differ are as far apart as at it: all but the highest have no chance.
+# Lower temperatures change nothing: already here, all but the highest of different float32 logits have no chance.
 LEAST_TEMPERATURE = 1e-200
 
 
 class LogitsError(LocalLLMError):
-    """Logits that no token can be chosen from, NaN or absurdly high: an error of the model."""
+    """Logits that no token can be chosen from, NaN or absurdly high: a fault of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Candidates:
     peaks: NDArray[np.floating] | None = None
 
     def keep(self, positions: NDArray[np.intp]) -> "Candidates":
-        """Return those at the positions, which ascend."""
+        """Return the candidates at these ascending positions."""
         return Candidates(self.ids[positions], self.logits[positions])
 
     def probabilities(self) -> NDArray[np.float64]:
@@ -56,7 +56,7 @@ class Candidates:
 
 
 def check_model(highest: float) -> None:
-    """Raise LogitsError when the model's own logits are broken. highest: NumPy's maximum of them, NaN if any is."""
+    """Raise LogitsError if the model's own logits are invalid. highest: NumPy's maximum of them, NaN if any is NaN."""
     if not highest < HIGHEST_LOGIT:
         raise LogitsError(
             f"The model computed a logit that is {highest}. The model file may be damaged or its quantisation "
@@ -76,7 +76,7 @@ def check_choice(highest: float) -> None:
 def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return the largest value of each column of values, STACKED to a column, and the remaining values.
 
-    Finding the largest values takes this one pass over all of them.
+    Finding the largest values takes only this one pass over all of them.
     """
     columns = values.size // STACKED
     stack = values[: columns * STACKED].reshape(STACKED, columns)
@@ -84,10 +84,10 @@ def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def _contenders(values: NDArray[np.floating], count: int, highest: NDArray[np.floating]) -> NDArray[np.intp]:
-    """Return positions, ascending, among which are those of the `count` largest values. highest: the values' peaks.
+    """Return ascending positions that include those of the `count` largest values. highest: the values' peaks.
 
-    Only columns whose peak reaches the count-th highest peak can hold them, so the rest are not looked at again, and no
-    array of all values is allocated.
+    Only columns whose peak reaches the count-th highest peak can hold them, so the rest is not read again, and no array
+    of all values is allocated.
     """
     columns = values.size // STACKED
     border = np.partition(highest, highest.size - count)[highest.size - count]
@@ -97,7 +97,7 @@ def _contenders(values: NDArray[np.floating], count: int, highest: NDArray[np.fl
 
 
 def best_first(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Return the positions of the `count` largest values, the largest first; of equal ones the lowest position."""
+    """Return the positions of the `count` largest values, largest first; ties go to the lowest position."""
     if count >= values.size:
         return np.asarray((-values).argsort(kind="stable"))
     best = largest(values, count)
@@ -107,7 +107,7 @@ def best_first(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 def largest(values: NDArray[np.floating], count: int, highest: NDArray[np.floating] | None = None) -> NDArray[np.intp]:
     """Return the positions, ascending, of the `count` largest values; ties at the border go to the lowest position.
 
-    highest: the values' peaks, where they are known.
+    highest: the values' peaks, if known.
     """
     if count >= values.size:
         return np.arange(values.size)
@@ -195,7 +195,7 @@ def min_p(candidates: Candidates, share: float, min_keep: int) -> Candidates:
 def xtc(
     candidates: Candidates, probability: float, threshold: float, min_keep: int, coin: Callable[[], float]
 ) -> Candidates:
-    """With the given probability drop all tokens that reach `threshold` but the least probable of them.
+    """With the given probability, drop all tokens that reach `threshold`, except the least probable of them.
 
     XTC, "exclude top choices" (text-generation-webui pull request 6335). coin() is uniform in [0, 1).
     """
@@ -210,7 +210,7 @@ def xtc(
 
 
 def scale(candidates: Candidates, temperature: float) -> Candidates:
-    """Divide the logits, less their maximum, by the temperature, which is above 0."""
+    """Subtract the maximum from the logits and divide by the temperature, which is above 0."""
     distance = candidates.logits.astype(np.float64) - float(candidates.logits.max())
     return Candidates(candidates.ids, distance / max(temperature, LEAST_TEMPERATURE))
 
@@ -227,7 +227,7 @@ def scale_by_entropy(candidates: Candidates, temperature: float, spread: float, 
 
 
 class Mirostat:
-    """Mirostat 2: keep the surprise of the text near a target by cutting off what is too surprising (arXiv:2007.14966).
+    """Mirostat 2: keep the text's surprise near a target by dropping too surprising tokens (arXiv:2007.14966).
 
     tau is the target surprise in bits, eta the learning rate; the state is the bound mu.
     """
@@ -247,7 +247,7 @@ class Mirostat:
         return self._last
 
     def accept(self, token_id: int) -> None:
-        """Learn from the token that was taken. One that was not drawn from the last candidates teaches nothing."""
+        """Update mu from the accepted token. A token that was not drawn from the last candidates changes nothing."""
         candidates, self._last = self._last, None
         if candidates is None:
             return

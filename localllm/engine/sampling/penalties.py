@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams
 
-# Bans a token for certain and is still far from overflowing float32.
+# Surely bans a token, and is far from overflowing float32.
 MAX_PENALTY = 1e30
 # In longer windows, counting over the vocabulary is faster than sorting the window.
 LONG_WINDOW = 4096
@@ -66,7 +66,7 @@ class DryPenalty:
     """DRY, "don't repeat yourself": a token that would continue a repeated passage costs more the longer it is.
 
     Defined in text-generation-webui pull request 5677; parameters as in llama.cpp. A breaker (a newline, a quote) ends
-    a passage: only what follows it can count as repeated. It is found in the bytes of the text, so it may straddle
+    a passage: only the text after it can count as repeated. Breakers are searched in the text's bytes, so they may span
     tokens. history: the tokens so far, which the sampler extends before `accept`.
     """
 
@@ -92,7 +92,7 @@ class DryPenalty:
     def accept(self, token_id: int) -> None:
         """Record the newest token, the history's last.
 
-        What ends at a token and repeats the end is one longer than what ended before it, if the token is the newest.
+        Where a token equals the newest, the repeat that ends there is one longer than the one that ended before it.
         """
         self._look_for_breaker(token_id)
         tokens = self._history.last(-1)
@@ -137,9 +137,9 @@ class DryPenalty:
 
 
 def repeat_lengths(tokens: NDArray[np.int64]) -> list[int]:
-    """Return for each token how many tokens ending there equal those that the list ends with; 0 for the last itself.
+    """Return for each token how many tokens ending there equal the end of the list; 0 for the last itself.
 
-    The Z algorithm, from the end: in linear time.
+    The Z algorithm from the end, in linear time.
     """
     values = tokens.tolist()[::-1]
     count = len(values)

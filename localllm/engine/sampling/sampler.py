@@ -1,4 +1,4 @@
-"""From a row of logits to a token."""
+"""Samples a token from a row of logits."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bia
 from localllm.engine.sampling.validation import validate
 from localllm.errors import RequestError
 
-# Positions whose random numbers are drawn together: making a generator takes as long as the rest of a choice.
+# Positions whose random numbers are drawn together: making a generator takes as long as the rest of sampling a token.
 DRAWN_TOGETHER = 64
 
 
@@ -28,10 +28,10 @@ class Sampler:
     """Chooses the tokens of one generation.
 
     params are validated here; prompt is what the penalty windows see before the answer; token_text gives a token's
-    bytes and is needed for DRY alone. Not thread-safe.
+    bytes and is needed for DRY only. Not thread-safe.
 
-    The random numbers depend only on the seed and on how many tokens were accepted. So the same logits give the same
-    tokens, however the request was batched, preempted or speculated: a drafted token is right when it equals what
+    The random numbers depend only on the seed and the number of accepted tokens. So the same logits give the same
+    tokens, however the request was batched, preempted or speculated: a drafted token is accepted if it equals what
     `sample` returns for its row, which also leaves the distribution unchanged.
     """
 
@@ -67,7 +67,7 @@ class Sampler:
 
     @property
     def seed(self) -> int:
-        """The seed in use: the one asked for or the one drawn."""
+        """The seed in use: the requested one, else a random one."""
         return self._seed
 
     def sample(
@@ -76,10 +76,10 @@ class Sampler:
         allowed: NDArray[np.bool_] | None = None,
         banned: NDArray[np.intp] | None = None,
     ) -> tuple[int, TokenLogprob | None]:
-        """Return the next token and, if the params ask for it, its log-probability. Records nothing.
+        """Return the next token and, if the params request it, its log-probability. Records nothing.
 
-        logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token but those
-        banned by their ids. Raises LogitsError on NaN or absurdly high logits, RequestError when no token is left.
+        logits: float32[vocab_size], not modified. allowed: bool[vocab_size], None allows every token. banned: ids that
+        are not allowed. Raises LogitsError on NaN or absurdly high logits, RequestError if no token is left.
         """
         if logits.shape != (self.vocab_size,):
             raise ValueError(f"logits have shape {logits.shape}, expected ({self.vocab_size},)")
@@ -97,7 +97,7 @@ class Sampler:
         allowed: NDArray[np.bool_] | None = None,
         banned: NDArray[np.intp] | None = None,
     ) -> Candidates:
-        """Return what `sample` draws from, above temperature 0: what is left after penalties, masks and filters."""
+        """Return what `sample` draws from at a temperature above 0: tokens left after penalties, masks and filters."""
         return self._narrow(self._adjust(logits, allowed, banned))
 
     def accept(self, token_id: int) -> None:
@@ -162,7 +162,7 @@ class Sampler:
 
     def _narrow(self, candidates: Candidates) -> Candidates:
         steps = self._filters
-        if self._top_k_first:  # leaves few, and impossible ones only where there are no others
+        if self._top_k_first:  # leaves few candidates, and impossible ones only if there are no others
             candidates, steps = steps[0](candidates), steps[1:]
         if candidates.logits.min() == -np.inf:
             check_choice(float(candidates.logits.max()))
@@ -177,7 +177,7 @@ class Sampler:
     def _uniforms(self) -> list[float]:
         """Two numbers in [0, 1) for the position: one for the draw, one for XTC's coin.
 
-        The first two of the four that Philox makes of a position.
+        They are the first two of the four that Philox generates per position.
         """
         first = self._position - self._position % DRAWN_TOGETHER
         if self._drawn[0] != first:
@@ -195,7 +195,7 @@ def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
 def token_logprob(logits: NDArray[np.float32], token_id: int, top: int) -> TokenLogprob:
     """Return the token's log-probability and those of the `top` most probable tokens, best first.
 
-    From the model's own logits, before anything was biased, masked or filtered.
+    Computed from the model's own logits, before bias, masks and filters.
     """
     highest = logits.max()
     total = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))

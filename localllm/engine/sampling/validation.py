@@ -56,7 +56,7 @@ RANGES: dict[str, Range] = {
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError, naming the field, its value and its range, unless every parameter can be served."""
+    """Raise RequestError, naming the field, its value and its range, unless every parameter is valid."""
     check_ranges(params)
     for token_id, bias in params.logit_bias.items():
         if not 0 <= token_id < vocab_size:
@@ -68,7 +68,7 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_ranges(params: SamplingParams) -> None:
-    """The part of `validate` that needs no model, so that front ends can refuse before they load one."""
+    """The part of `validate` that needs no model, so that front ends can refuse a request before loading one."""
     for name, bounds in RANGES.items():
         value = getattr(params, name)
         if value is not None and not bounds.holds(value):
