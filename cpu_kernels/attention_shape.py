@@ -17,6 +17,12 @@ VECTORS = POLICY.attention_vectors
 WIDTHS = tuple(width for width in (1, 2, 4, 8) if width <= VECTORS)
 """Columns that a tile of sums may have; its rows are pages of keys, or vectors of values."""
 
+
+def rows_of(columns: int) -> int:
+    """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
+    return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
+
+
 HEADER_BYTES = 64 + 8 * MAX_COLUMNS
 """Before the outputs of a span: a counter, and the maxima and sums of all columns."""
 MAXIMA, SUMS = 64, 64 + 4 * MAX_COLUMNS

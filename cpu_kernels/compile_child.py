@@ -23,7 +23,7 @@ from cpu_kernels.formats import table  # noqa: F401 - declares kernels
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel import Kernel, find_kernel
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
-from cpu_kernels.kv_types import KVType
+from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS
 from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
@@ -67,7 +67,8 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide about
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no reply
-    for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
+    types = [*product(OF_HEADS, OF_HEADS), *((kind, None) for kind in OF_LATENTS)]
+    for (keys, values), group in product(types, WIDTHS):
         attention.attention_kernel(keys, values, group)
     gc.freeze()
     gc.set_threshold(_GARBAGE)
