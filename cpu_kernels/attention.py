@@ -45,7 +45,12 @@ _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
-_TYPES: dict[KVType, Any] = {KVType.I16: attention_i16, KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
+_TYPES: dict[KVType, Any] = {
+    KVType.I16: attention_i16,
+    KVType.F16: attention_f16,
+    KVType.Q8_0: attention_q8_0,
+    KVType.Q4_0: attention_q4_0,
+}
 
 # Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
 # query. What depends on D comes last.

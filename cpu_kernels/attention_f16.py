@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cpu_kernels.attention_shape import SPAN_BYTES, VECTORS, rows_of
+from cpu_kernels.attention_shape import SPAN_BYTES, rows_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.cross import cross_fma_f16, cross_store, no_rows, page_rows, prefetch_rows, spaced_rows

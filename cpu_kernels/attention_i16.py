@@ -150,7 +150,7 @@ def scores(columns: int, value_bytes: int) -> Any:
     """
     rows = rows_of(columns)
     tile = rows * columns
-    value_step, value_lines = 2 * value_bytes, -(-8 * value_bytes // 64)
+    value_step, value_lines, number_bytes = 2 * value_bytes, -(-8 * value_bytes // 64), value_bytes
 
     @inner
     def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int, memory: int) -> None:
@@ -161,6 +161,8 @@ def scores(columns: int, value_bytes: int) -> Any:
             key = page_rows(no_rows(rows), at, count - 1 - p, keys, key_bytes)
             following = page_rows(no_rows(rows), at + 4 * rows, ahead - 1 - p - rows, keys, key_bytes)
             value = page_rows(no_rows(rows), at, count - 1 - p, values, value_bytes)
+            prefetch_rows(following, padded * VALUE_BYTES, 1, 1)
+            prefetch_rows(value, padded * number_bytes, 1, 1)
             for g in range((used + columns - 1) // columns):
                 acc = zero_tile_i32(tile)
                 query = queries + g * padded * columns * 2
@@ -212,7 +214,10 @@ def _round_weights(pages: Any, storage: Any, columns: int, weights: int, memory:
 
 
 def outputs(columns: int, key_bytes: int) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span; key_bytes is not used."""
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span.
+
+    Asking for the next span's keys meanwhile, as bytes do, costs more than it brings: key_bytes is not used.
+    """
     rows = rows_of(columns)
     tile = rows * columns
 

@@ -3,7 +3,7 @@
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
-MAX_COLUMNS = POLICY.attention_columns
+MAX_COLUMNS = 16
 """A column is one query head of one row; so many of them share a pass over a key-value head."""
 
 SPAN_PAGES = 16

@@ -37,8 +37,7 @@ class Policy:
 
     vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
     hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
-    accumulators that attention works on side by side, for the same reason. attention_columns: queries that share
-    what is read of keys and values, in multiples of 16.
+    accumulators that attention works on side by side, for the same reason.
 
     int16_accumulators: products of small bytes are added up in 16-bit lanes (pmaddubsw) before they are widened,
     because there is no instruction that adds them to 32 bits. converts_halves: whether there is one for half precision.
@@ -57,7 +56,6 @@ class Policy:
     vector_parts: int
     tile_widths: tuple[int, ...]
     attention_vectors: int
-    attention_columns: int = 16
     int16_accumulators: bool = False
     converts_halves: bool = True
     panel_tiles: int | None = None

@@ -192,9 +192,7 @@ def cross_scaled_f32(builder: Any, integers: Values, rows: Values, offset: Any) 
     """float(integers) times the sixteen floats at row + offset."""
     columns = len(integers) // len(rows)
     factors = [vectors.load(builder, builder.add(base, offset), f32x16.llvm, 4) for base in rows]
-    return [
-        builder.fmul(builder.sitofp(value, f32x16.llvm), factors[i // columns]) for i, value in enumerate(integers)
-    ]
+    return [builder.fmul(builder.sitofp(value, f32x16.llvm), factors[i // columns]) for i, value in enumerate(integers)]
 
 
 @operation(lambda integers: tuple(each.astype(np.float32) for each in integers), lambda width: TupleOf(f32x16, width))
