@@ -15,7 +15,7 @@ CUT = 5
 
 
 def poisoned(data: bytes, position: int, positions: int, value: float) -> bytes:
-    """Exported keys and values of heads of 64 in which a position's factors are this, with the checksum of export_kv."""
+    """Exported keys and values of heads of 64, a position's factors being this, with the checksum of export_kv."""
     import zlib
 
     both = np.frombuffer(data[4:], np.float32).copy().reshape(2, -1)  # keys and values; words in pairs, then factors
