@@ -1,6 +1,6 @@
 """Attention alone, for one row or many: products per second and bytes of keys and values per second, by KV types.
 
-    attention.py [--depth 4096] [--rows 1] [--kv f16/f16,q8_0/q8_0,q4_0/q4_0] [--rounds 7]
+    attention.py [--depth 4096] [--rows 1] [--kv i16/i16,q8_0/q8_0,q4_0/q4_0] [--rounds 7]
 
 Uses one thread and reports the best round in processor time, which other programs disturb less than wall time. The
 shapes are a layer of TinyLlama 1.1B (4 key-value heads for 32) and of Qwen3 0.6B (8 for 16), repeated until the pages
@@ -41,7 +41,7 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
     layouts = key_layout(types[0], shape.size), value_layout(types[1], shape.size)
     pages = [aligned_zeros((shape.layers, shape.kv_heads, count, layout.page_bytes), np.uint8) for layout in layouts]
     for part in pages:
-        # Any bytes will do, but as float16 they should be normal numbers, or arithmetic might be slower.
+        # Any bytes will do, but as floats they should be normal numbers, or arithmetic might be slower.
         part[...] = random.integers(0x30, 0x38, part.shape, np.uint8)
     width = shape.kv_heads * shape.group * shape.size
     queries, out = (aligned_zeros((rows, width), np.float32) for _ in range(2))
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depth", type=int, default=4096)
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--kv", default="f16/f16,q8_0/q8_0,q4_0/q4_0")
+    parser.add_argument("--kv", default="i16/i16,q8_0/q8_0,q4_0/q4_0")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels import (
-    attention_bf16,
     attention_blocks,
     attention_f16,
+    attention_i16,
     attention_latent,
     attention_q4_0,
     attention_q8_0,
@@ -30,7 +30,6 @@ from cpu_kernels.attention_shape import (
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
-from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
@@ -46,15 +45,19 @@ _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
-_HALVES = attention_bf16 if POLICY.bf16_attention else attention_f16
-_TYPES = {KVType.F16: _HALVES, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
+_TYPES: dict[KVType, Any] = {
+    KVType.I16: attention_i16,
+    KVType.F16: attention_f16,
+    KVType.Q8_0: attention_q8_0,
+    KVType.Q4_0: attention_q4_0,
+}
 
 # Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
 # query. What depends on D comes last.
 _STATE = MAX_COLUMNS * 4
 _SCORES = _STATE + TOTAL_BYTES
 _WEIGHING = _SCORES + MAX_COLUMNS * SPAN_BYTES
-_PART = _WEIGHING + (max(attention_blocks.MEMORY_BYTES, attention_bf16.MEMORY_BYTES) + 63) // 64 * 64
+_PART = _WEIGHING + (max(attention_blocks.MEMORY_BYTES, attention_i16.MEMORY_BYTES) + 63) // 64 * 64
 
 
 def scratch_bytes(padded: int) -> int:
@@ -169,7 +172,7 @@ def _turn_back(columns: int, padded: int, totals: int) -> None:
 def _parts_of_tile(width: int, keys: KVType, values: KVType | None) -> Sequence[Any]:
     """What makes a column's query, puts it in place, computes scores, and weighs values."""
     if values is None:
-        kind = attention_f16 if keys is KVType.F16 else _TYPES[keys]
+        kind = _TYPES[keys]
         return _join, kind.queries(width), kind.scores(width, 0), attention_latent.outputs(width, keys)
     score = _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
     return _rotate, _TYPES[keys].queries(width), score, _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
@@ -335,7 +338,8 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
         s.positions(tokens - rows, 32)
         count = -(-tokens // PAGE_TOKENS)
         table = s.array(s.random.permutation(count), np.int32)
-        pages = [_random_pages(s, layout, count) for layout in (key_layout(keys, 32), value_layout(values, 32))]
+        layouts = key_layout(keys, 32), value_layout(values, 32)
+        pages = [_random_pages(s, layout, count) for layout in layouts]
         parts = s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), 32)), np.uint8) if split else 0
         s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
         s.step({Step.PARTS: parts})
@@ -343,7 +347,7 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
         storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
         extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
-        places = [32 * _TYPES[kind].PAGE_BYTES_PER_VALUE for kind in (keys, values)]
+        places = [layout.page_bytes for layout in layouts]
         alibi = (0, 0, 0, 0, 0, s.array(np.linspace(0.1, 0.9, group)), s.array(range(16))) if options else ()
         yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32, *alibi)
 
@@ -369,10 +373,12 @@ def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
 
 
 def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
-    """Pages whose numbers in half precision are ordinary ones."""
+    """Pages whose floats are ordinary ones; factors of words are positive and small."""
     pages = s.random.integers(0, 256, (1, 1, count, layout.page_bytes), np.uint8)
     for plane in layout.planes:
-        if plane.dtype is np.float16:
-            halves = s.random.standard_normal((count, plane.nbytes // 2)).astype(np.float16)
-            pages[0, 0, :, plane.offset : plane.offset + plane.nbytes] = halves.view(np.uint8)
+        if np.dtype(plane.dtype).kind == "f":
+            floats = s.random.standard_normal((count, *plane.shape)).astype(plane.dtype)
+            if plane.dtype is np.float32:
+                floats = np.abs(floats) * np.float32(1e-5)
+            pages[0, 0, :, plane.offset : plane.offset + plane.nbytes] = floats.reshape(count, -1).view(np.uint8)
     return s.array(pages, np.uint8)

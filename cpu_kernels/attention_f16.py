@@ -1,20 +1,16 @@
-"""Scores of keys and sums of values in half precision: products and sums in single precision, token by token."""
+"""Scores of latents in half precision: products and sums in single precision. See cpu_kernels.attention_latent."""
 
 from typing import Any
 
-from cpu_kernels.attention_shape import SPAN_BYTES, VECTORS
+from cpu_kernels.attention_shape import SPAN_BYTES, rows_of
 from cpu_kernels.declarations import inner
-from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.cross import cross_fma_f16, cross_store, no_rows, page_rows, prefetch_rows, spaced_rows
 from cpu_kernels.simd.tiles import zero_tile_f32
-from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, scatter_f16, store_f16
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, scatter_f16
 
 PAGE_BYTES_PER_VALUE = 32
 """Bytes of a page for each of D."""
-
-VALUE_BYTES = 32
-"""Bytes of a page of values for each of D."""
 
 
 @inner
@@ -22,13 +18,6 @@ def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
     """Write a token's key, D floats, into its page."""
     for i in range(0, padded, 16):
         scatter_f16(page + i * PAGE_TOKENS * 2 + slot * 2, PAGE_TOKENS * 2, load_f32(key + i * 4))
-
-
-@inner
-def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> None:
-    """Write a token's value, D floats, into its page."""
-    for i in range(0, padded, 16):
-        store_f16(page + i * PAGE_TOKENS * 2 + slot * 32, load_f32(value + i * 4))
 
 
 def queries(columns: int) -> Any:
@@ -43,36 +32,28 @@ def queries(columns: int) -> Any:
     return put
 
 
-def rows_of(columns: int) -> int:
-    """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
-    return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
-
-
 def scores(columns: int, value_bytes: int) -> Any:
     """Function that computes a span's scores, [column][token], and asks for the pages that come next.
 
-    value_bytes: bytes of a page of values for each of D, scales left out.
+    A latent's value lies in its key: value_bytes is not used.
     """
     rows = rows_of(columns)
     tile = rows * columns
-    value_step, value_lines = value_bytes, -(-4 * value_bytes // 64)
 
     @inner
     def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int, memory: int) -> None:
         table, count, ahead = pages
-        keys, values, key_bytes, value_bytes, padded, _ = storage
+        keys, _, key_bytes, _, padded, _ = storage
         for p in range(0, count, rows):
             at = table + 4 * p
             key = page_rows(no_rows(rows), at, count - 1 - p, keys, key_bytes)
             following = page_rows(no_rows(rows), at + 4 * rows, ahead - 1 - p - rows, keys, key_bytes)
-            value = page_rows(no_rows(rows), at, count - 1 - p, values, value_bytes)
             for g in range((used + columns - 1) // columns):
                 acc = zero_tile_f32(tile)
                 query = queries + g * padded * columns * 4
                 for d in range(0, padded, 4):
                     if g == 0:
                         prefetch_rows(following, d * 32, 2, 1)
-                        prefetch_rows(value, d * value_step, value_lines, 1)
                     acc = cross_fma_f16(acc, key, d * 32, query + d * 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 32, query + d * 4 * columns + 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 64, query + d * 4 * columns + 8 * columns, 4)
@@ -81,34 +62,3 @@ def scores(columns: int, value_bytes: int) -> Any:
                 cross_store(acc, spaced_rows(no_rows(rows), place, PAGE_TOKENS * 4, rows), SPAN_BYTES)
 
     return score
-
-
-def outputs(columns: int, key_bytes: int) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span.
-
-    Asking for the next span's keys meanwhile, as those of q8_0 do, costs more than it brings: key_bytes is not used.
-    """
-    rows = rows_of(columns)
-    tile = rows * columns
-
-    @inner
-    def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
-        table, count, _ = pages
-        _, values, _, value_bytes, padded, _ = storage
-        vectors = padded // 16
-        for j in range(0, vectors, rows):
-            for g in range((used + columns - 1) // columns):
-                acc = zero_tile_f32(tile)
-                for p in range(count):
-                    page = values + get_i32(table + 4 * p) * value_bytes + j * PAGE_TOKENS * 32
-                    value = spaced_rows(no_rows(rows), page, PAGE_TOKENS * 32, vectors - 1 - j)
-                    weight = weights + g * columns * SPAN_BYTES + p * PAGE_TOKENS * 4
-                    for token in range(0, PAGE_TOKENS, 4):
-                        acc = cross_fma_f16(acc, value, token * 32, weight + token * 4, SPAN_BYTES)
-                        acc = cross_fma_f16(acc, value, token * 32 + 32, weight + token * 4 + 4, SPAN_BYTES)
-                        acc = cross_fma_f16(acc, value, token * 32 + 64, weight + token * 4 + 8, SPAN_BYTES)
-                        acc = cross_fma_f16(acc, value, token * 32 + 96, weight + token * 4 + 12, SPAN_BYTES)
-                to = out + g * columns * padded * 4 + j * 64
-                cross_store(acc, spaced_rows(no_rows(rows), to, 64, vectors - 1 - j), padded * 4)
-
-    return weigh

@@ -3,7 +3,7 @@
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
-MAX_COLUMNS = POLICY.attention_columns
+MAX_COLUMNS = 16
 """A column is one query head of one row; so many of them share a pass over a key-value head."""
 
 SPAN_PAGES = 16
@@ -16,6 +16,12 @@ SPAN_BYTES = SPAN_TOKENS * 4
 VECTORS = POLICY.attention_vectors
 WIDTHS = tuple(width for width in (1, 2, 4, 8) if width <= VECTORS)
 """Columns that a tile of sums may have; its rows are pages of keys, or vectors of values."""
+
+
+def rows_of(columns: int) -> int:
+    """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
+    return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
+
 
 HEADER_BYTES = 64 + 8 * MAX_COLUMNS
 """Before the outputs of a span: a counter, and the maxima and sums of all columns."""

@@ -23,7 +23,7 @@ from cpu_kernels.formats import table  # noqa: F401 - declares kernels
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel import Kernel, find_kernel
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
-from cpu_kernels.kv_types import KVType
+from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS
 from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
@@ -66,7 +66,8 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not mix with replies
-    for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
+    types = [*product(OF_HEADS, OF_HEADS), *((kind, None) for kind in OF_LATENTS)]
+    for (keys, values), group in product(types, WIDTHS):
         attention.attention_kernel(keys, values, group)
     gc.freeze()
     gc.set_threshold(_GARBAGE)

@@ -18,10 +18,7 @@ ISA_VARIABLE = "LOCALLLM_ISA"
 
 
 class Isa(StrEnum):
-    """Ways to multiply bytes and add the products in groups of four, best first.
-
-    The last one also rounds attention's operands to bfloat16: it is only taken where it is named.
-    """
+    """Ways to multiply bytes and add the products in groups of four, best first."""
 
     AVX512_VNNI = "avx512-vnni"
     AVX_VNNI = "avx-vnni"
@@ -29,7 +26,6 @@ class Isa(StrEnum):
     AVX2 = "avx2"
     NEON_DOT = "neon-dot"
     PORTABLE = "portable"
-    AVX512_BF16 = "avx512-bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +37,7 @@ class Policy:
 
     vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
     hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
-    accumulators that attention works on side by side, for the same reason. attention_columns: queries that share
-    what is read of keys and values, in multiples of 16.
+    accumulators that attention works on side by side, for the same reason.
 
     int16_accumulators: products of small bytes are added up in 16-bit lanes (pmaddubsw) before they are widened,
     because there is no instruction that adds them to 32 bits. converts_halves: whether there is one for half precision.
@@ -50,7 +45,6 @@ class Policy:
     panel_tiles: how many tiles make it worth to unpack a super-block of weights once for all of them, None for never.
     interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory works meanwhile.
     sums_in_registers: whether there is room for the floats that a tile of blocks of 32 is added up in.
-    bf16_attention: keys and values in f16, queries and weights are rounded to bfloat16 where attention multiplies them.
 
     prefetch: how many bytes ahead of their use weights are asked for, by kind of cpu_kernels.records.Ahead, where
     nothing better was measured (cpu_kernels.tuning).
@@ -62,13 +56,11 @@ class Policy:
     vector_parts: int
     tile_widths: tuple[int, ...]
     attention_vectors: int
-    attention_columns: int = 16
     int16_accumulators: bool = False
     converts_halves: bool = True
     panel_tiles: int | None = None
     interleaved_tiles: int = 1
     sums_in_registers: bool = False
-    bf16_attention: bool = False
     prefetch: tuple[int, int, int] = (1024, 2048, 4096)
 
 
@@ -127,13 +119,6 @@ POLICIES: Mapping[Isa, Policy] = {
         attention_vectors=4,
         converts_halves=False,
     ),
-    Isa.AVX512_BF16: replace(
-        _AVX512_VNNI,
-        requires=_AVX512_VNNI.requires | {"avx512bf16"},
-        extras="+avx512vnni,+avx512bf16",
-        attention_columns=64,
-        bf16_attention=True,
-    ),
 }
 
 
@@ -156,7 +141,7 @@ def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[st
 
 
 def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
-    """Return the forced instruction set, or the first whose features are all present and that does not round more.
+    """Return the forced instruction set, or the first whose features are all present.
 
     Raises UnusableIsaError if the forced name is unknown or the processor lacks its features.
     """
@@ -169,8 +154,7 @@ def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
             lacks = ", ".join(sorted(missing))
             raise UnusableIsaError(f"{ISA_VARIABLE}={forced}: this processor lacks {lacks}. Choose another one.")
         return Isa(forced)
-    usable = (isa for isa in Isa if features >= POLICIES[isa].requires)
-    return next(isa for isa in usable if not POLICIES[isa].bf16_attention)
+    return next(isa for isa in Isa if features >= POLICIES[isa].requires)
 
 
 def plain_target(isa: Isa, triple: str = binding.get_process_triple()) -> Target:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels import attention_f16, attention_q4_0, attention_q8_0
+from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
@@ -14,7 +14,7 @@ from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
 _POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
-_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
+_TYPES = {KVType.I16: attention_i16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 
 def _store(keys: KVType, values: KVType) -> Kernel:
@@ -26,7 +26,6 @@ def _store(keys: KVType, values: KVType) -> Kernel:
     of all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
-    key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
 
     def store_kv(op: int, step: int, thread: int, threads: int) -> None:
         heads, padded = argument(op, 5), argument(op, 6)
@@ -49,17 +48,18 @@ def _store(keys: KVType, values: KVType) -> Kernel:
             store_value(value, place, slot, padded, memory)
 
     def samples() -> Iterator[Sample]:
+        key_bytes, value_bytes = key_layout(keys, 32).page_bytes, value_layout(values, 32).page_bytes
         for norm in (False, True):
             s = Sample(rows=5)
             s.positions(14, 32)
             s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
-            pages = [s.zeros(2 * 2 * 32 * each, np.uint8) for each in (key_bytes, value_bytes)]
+            pages = [s.zeros(2 * 2 * each, np.uint8) for each in (key_bytes, value_bytes)]
             shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
-            strides = (64 * key_bytes, 64 * value_bytes, 32 * key_bytes, 32 * value_bytes)
+            strides = (2 * key_bytes, 2 * value_bytes, key_bytes, value_bytes)
             yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides)
 
     return Kernel(store_kv, f"kv_store.{keys}_{values}", samples)
 
 
-KERNELS = {(keys, values): _store(keys, values) for keys in KVType for values in KVType}
+KERNELS = {(keys, values): _store(keys, values) for keys in OF_HEADS for values in OF_HEADS}
 """By the types of keys and values."""

@@ -3,10 +3,12 @@
 A vector of the kernels is sixteen tokens of a page for keys, sixteen values of a head for values. D is the size of a
 head, padded to a multiple of 32.
 
-f16    keys [D][token], values [D / 16][token][16], in half precision.
+i16    Words of 16 bits that stand for shares of a factor in single precision, one for each token's key and one for its
+       value (cpu_kernels.attention_i16). Words come in pairs, whose products with pairs of words are added by one
+       instruction: keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the factors, [token].
+f16    Rows of latents in half precision: keys [D][token].
 q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
-       others are signed bytes. Bytes come in pairs, whose products with pairs of words are added by one instruction:
-       keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the scales, [D / 32][token].
+       others are signed bytes, laid out as the words of i16. Behind them the scales, [D / 32][token].
 q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as a
        Q4_0 block is: a number's four bits stand for -8 to 7 of a scale in half precision. A lane of 32 bits has eight,
        two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token], numbers
@@ -31,9 +33,15 @@ SCALED_TOGETHER = 32
 class KVType(StrEnum):
     """How a number of a key or a value is stored."""
 
+    I16 = "i16"
     F16 = "f16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+
+
+OF_HEADS = (KVType.I16, KVType.Q8_0, KVType.Q4_0)
+OF_LATENTS = (KVType.F16, KVType.Q8_0)
+"""The types of keys and of values of heads, and of latents, which are both."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,8 @@ def key_layout(kind: KVType, padded: int) -> PageLayout:
     """How a page of keys of heads of D values is laid out."""
     if kind is KVType.F16:
         return PageLayout([Plane(0, np.float16, (padded, PAGE_TOKENS), (1,))])
+    if kind is KVType.I16:
+        return PageLayout([Plane(0, np.uint32, (padded // 2, PAGE_TOKENS), (1,)), _factors(padded)])
     if kind is KVType.Q4_0:
         return PageLayout([Plane(0, np.uint32, (padded // 8, PAGE_TOKENS), (1,)), _scales(padded, 4)])
     return PageLayout([Plane(0, np.uint16, (padded // 2, PAGE_TOKENS), (1,)), _scales(padded, 8)])
@@ -96,12 +106,17 @@ def key_layout(kind: KVType, padded: int) -> PageLayout:
 
 def value_layout(kind: KVType, padded: int) -> PageLayout:
     """How a page of values of heads of D values is laid out."""
-    if kind is KVType.F16:
-        return PageLayout([Plane(0, np.float16, (padded // 16, PAGE_TOKENS, 16), (1,))])
+    if kind is KVType.I16:
+        words = Plane(0, np.int16, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3))
+        return PageLayout([words, _factors(padded)])
     if kind is KVType.Q4_0:
         of_bytes = Plane(0, np.uint8, (padded // 32, PAGE_TOKENS // 4, 16, 2, 2), (1, 4, 3))
         return PageLayout([of_bytes, _scales(padded, 4)])
     return PageLayout([Plane(0, np.int8, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3)), _scales(padded, 8)])
+
+
+def _factors(padded: int) -> Plane:
+    return Plane(padded * PAGE_TOKENS * 2, np.float32, (PAGE_TOKENS,), (0,))
 
 
 def _scales(padded: int, bits: int) -> Plane:

@@ -72,14 +72,15 @@ def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
 
 def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
     """The type of that name. Raises UnsupportedModelError if there is none, or the model's heads do not fit it."""
-    names = [kind.value for kind in KVType]
-    if name not in names:
+    sixteen_bits = KVType.F16 if config.latents else KVType.I16
+    kinds = {"f16": sixteen_bits, "q8_0": KVType.Q8_0, "q4_0": KVType.Q4_0}
+    if name not in kinds:
         raise UnsupportedModelError(
-            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
+            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(kinds)}."
         )
-    kind = KVType(name)
+    kind = kinds[name]
     size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
-    if kind is not KVType.F16 and size:
+    if kind is not sixteen_bits and size:
         raise UnsupportedModelError(
             f"{what} of heads of {size} numbers cannot be stored as {name}, which takes "
             f"{SCALED_TOGETHER} together. Store them as f16."

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -34,8 +33,8 @@ from models.weights import WeightLoader
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-# What stored KV depends on besides the model: its layout, and the rounding of attention in earlier layers.
-_KV_VERSION = "native-2-bf16" if POLICY.bf16_attention else "native-2"
+# What stored KV depends on besides the model and its types: the layout.
+_KV_VERSION = "native-2"
 
 
 class NativeRunner:

@@ -28,7 +28,7 @@ MAX_TOKENS = 2048  # of one text, which is computed in one pass
 # Texts that are computed together, unless one alone is longer: enough rows for products to be at their fastest, and few
 # enough that what lies between operations stays in the caches.
 _TOGETHER = 512
-_TYPES = (KVType.F16, KVType.F16)
+_TYPES = (KVType.I16, KVType.I16)
 
 
 class TextEncoder:

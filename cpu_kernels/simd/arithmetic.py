@@ -43,7 +43,7 @@ def _round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 def _round_to_integer(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The nearest integers, the even one of two; any for NaN and beyond the range, but nothing is undefined."""
-    if emitted_isa() in (Isa.AVX512_BF16, Isa.AVX512_VNNI, Isa.AVX512):
+    if emitted_isa() in (Isa.AVX512_VNNI, Isa.AVX512):
         zero, all_lanes, current_rounding = constant(_VECTOR_I, 0), ir.IntType(16)(-1), I32(4)
         return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _VECTOR_I, x, zero, all_lanes, current_rounding)
     if emitted_isa() in (Isa.AVX_VNNI, Isa.AVX2):

@@ -25,9 +25,9 @@ PARTIAL_LIMIT = 32767 // (2 * 127)
 BYTE_OFFSET = 0 if POLICY.int16_accumulators else 128
 _BYTES, _WORDS = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 _ZERO = constant(i32x16.llvm, 0)
-_WIDE, _NARROW = (Isa.AVX512_BF16, Isa.AVX512_VNNI, Isa.AVX512), (Isa.AVX_VNNI, Isa.AVX2)
+_WIDE, _NARROW = (Isa.AVX512_VNNI, Isa.AVX512), (Isa.AVX_VNNI, Isa.AVX2)
 # Bits of the registers of instructions that multiply and accumulate, and how many a vector takes.
-_DOT_INSTRUCTIONS = {Isa.AVX512_BF16: (512, 1), Isa.AVX512_VNNI: (512, 1), Isa.AVX_VNNI: (256, 2)}
+_DOT_INSTRUCTIONS = {Isa.AVX512_VNNI: (512, 1), Isa.AVX_VNNI: (256, 2)}
 
 Lanes = NDArray[np.int32]
 

@@ -104,7 +104,7 @@ cross_fma_f16 = cross(
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
     total = multiply_words(builder, total, x, y)
-    return total if emitted_isa() in (Isa.AVX512_BF16, Isa.AVX512_VNNI) else keep_order(builder, [total], most=1)[0]
+    return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
 
 
 def _add_pairs(total: Any, row: int, value: int) -> Any:
@@ -114,6 +114,14 @@ def _add_pairs(total: Any, row: int, value: int) -> Any:
 
 # tile += sixteen pairs of bytes at row + offset times the column's pair of words, added in pairs, exactly.
 cross_dot2_i8 = cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
+# The same of sixteen pairs of words there.
+cross_dot2_i16 = cross(
+    "cross_dot2_i16",
+    lambda b, where: vectors.load(b, where, i32x16.llvm, 4),
+    I32,
+    _add_products,
+    lambda total, row, value: added_words(total, view(row, np.int32), view(value, np.int32, 1).repeat(LANES)),
+)
 
 
 def _dot2_nibbles(
@@ -174,6 +182,19 @@ def cross_scale_f16(builder: Any, tile: Values, integers: Values, rows: Values, 
     return new
 
 
+def _times_factors(integers: Tile, rows: Sequence[int], offset: int) -> Any:
+    factors = [view(row + offset, np.float32) for row in rows for _ in range(len(integers) // len(rows))]
+    return tuple(whole.astype(np.float32) * factor for whole, factor in zip(integers, factors, strict=True))
+
+
+@operation(_times_factors, lambda width, _rows, _offset: TupleOf(f32x16, width))
+def cross_scaled_f32(builder: Any, integers: Values, rows: Values, offset: Any) -> Values:
+    """float(integers) times the sixteen floats at row + offset."""
+    columns = len(integers) // len(rows)
+    factors = [vectors.load(builder, builder.add(base, offset), f32x16.llvm, 4) for base in rows]
+    return [builder.fmul(builder.sitofp(value, f32x16.llvm), factors[i // columns]) for i, value in enumerate(integers)]
+
+
 @operation(lambda integers: tuple(each.astype(np.float32) for each in integers), lambda width: TupleOf(f32x16, width))
 def tile_to_f32(builder: ir.IRBuilder, integers: Values) -> Values:
     """The tile's integers as floats."""
@@ -202,6 +223,30 @@ def cross_store_scaled(builder: Any, tile: Values, rows: Values, stride: Any, fa
     scales = [broadcast(builder, at(builder, factors, 4 * c), F32) for c in range(columns)]
     scaled = [builder.fmul(value, scales[i % columns]) for i, value in enumerate(tile)]
     cross_store.emit(builder, scaled, rows, stride)
+
+
+def _added_to_memory(tile: Tile, rows: Sequence[int], stride: int, factors: int) -> None:
+    columns = len(tile) // len(rows)
+    places = [view(rows[i // columns] + i % columns * stride, np.float32) for i in range(len(tile))]
+    scales = [view(factors + 4 * (i % columns), np.float32, 1) for i in range(len(tile))]
+    sums = [exact_fma(value, scale, place) for value, scale, place in zip(tile, scales, places, strict=True)]
+    for place, total in zip(places, sums, strict=True):
+        place[:] = total
+
+
+@operation(_added_to_memory)
+def cross_add_scaled(builder: Any, tile: Values, rows: Values, stride: Any, factors: Any) -> None:
+    """cross_store_scaled that adds to what is there. The same row given twice is added once."""
+    columns = len(tile) // len(rows)
+    for c in range(columns):
+        scale = broadcast(builder, at(builder, factors, 4 * c), F32)
+        places = [builder.add(row, builder.mul(stride, I64(c))) for row in rows]
+        sums = [
+            fused_multiply_add(builder, value, scale, vectors.load(builder, place, f32x16.llvm, 4))
+            for value, place in zip(tile[c::columns], places, strict=True)
+        ]
+        for place, total in zip(places, sums, strict=True):
+            store(builder, place, total, 4)
 
 
 @operation(lambda rows, offset, lines, level: None, literals=[2, 3])

@@ -214,6 +214,10 @@ def _scatter(name: str, value: Vector, dtype: Any, narrow: Any, group: int) -> A
 
 
 scatter_i8x4 = _scatter("scatter_i8x4", i32x16, np.int8, lambda b, v: b.trunc(v, ir.VectorType(I8, LANES)), 4)
+scatter_i16, scatter_i16x2 = (
+    _scatter(name, i32x16, np.int16, lambda b, v: b.trunc(v, ir.VectorType(I16, LANES)), group)
+    for name, group in (("scatter_i16", 1), ("scatter_i16x2", 2))
+)
 scatter_f16 = _scatter("scatter_f16", f32x16, np.float16, narrow_to_half, 1)
 
 

@@ -32,12 +32,12 @@ from tests.cpu_kernels.kernel_harness import (
 
 ROWS, K = 64, 512
 # Attention's kernels take the longest to compile: wide tiles, of keys and values of one type and of two; narrow ones.
-_F16, _Q8_0, _Q4_0 = KVType.F16, KVType.Q8_0, KVType.Q4_0
+_I16, _Q8_0, _Q4_0 = KVType.I16, KVType.Q8_0, KVType.Q4_0
 ATTENTION = [
     (attention.SHAPES[at], types)
     for at in (4, 7)
-    for types in ((_F16, _F16), (_Q8_0, _Q8_0), (_Q4_0, _Q4_0), (_Q8_0, _F16))
-] + [(attention.SHAPES[6], (_F16, _F16))]
+    for types in ((_I16, _I16), (_Q8_0, _Q8_0), (_Q4_0, _Q4_0), (_Q8_0, _I16))
+] + [(attention.SHAPES[6], (_I16, _I16))]
 
 
 def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:

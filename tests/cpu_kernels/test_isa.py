@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +28,6 @@ from cpu_kernels.isa import (
 from cpu_kernels.loader import SYMBOLS, load_object
 from cpu_kernels.records import argument
 from cpu_kernels.simd import bytes as products
-from cpu_kernels.simd.bf16 import cross_dot2_bf16, cross_dot2_f16, store_bf16, store_pairs_bf16
-from cpu_kernels.simd.cross import cross_store, no_rows, spaced_rows
-from cpu_kernels.simd.tiles import zero_tile_f32
 from cpu_kernels.simd.vectors import (
     get_f16,
     get_f32,
@@ -45,7 +41,6 @@ from cpu_kernels.simd.vectors import (
 )
 from tests.cpu_kernels.isa_probe import results
 from tests.cpu_kernels.kernel_harness import address, aligned, operation
-from tests.cpu_kernels.test_attention_kernels import in_bf16
 
 ROOT = Path(__file__).parents[2]
 X86_V3 = frozenset({"avx2", "fma", "f16c"})
@@ -58,9 +53,7 @@ TABLE = tuple((37 * i + 11) % 256 for i in range(16))
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
-        (X86_V4 | {"avx512vnni", "avxvnni", "avx512bf16"}, Isa.AVX512_VNNI),
         (X86_V4 | {"avx512vnni", "avxvnni"}, Isa.AVX512_VNNI),
-        (X86_V4 | {"avx512bf16"}, Isa.AVX512),
         (X86_V3 | {"avxvnni"}, Isa.AVX_VNNI),
         (X86_V4, Isa.AVX512),
         (X86_V3, Isa.AVX2),
@@ -77,7 +70,6 @@ def test_the_best_instruction_set_present_is_chosen(features: frozenset[str], ex
 def test_a_forced_instruction_set_is_taken_or_refused_by_name() -> None:
     assert choose_isa(X86_V4, "avx2") is Isa.AVX2
     assert choose_isa(X86_V4, "portable") is Isa.PORTABLE
-    assert choose_isa(X86_V4 | {"avx512vnni", "avx512bf16"}, "avx512-bf16") is Isa.AVX512_BF16
     with pytest.raises(ValueError, match="avx1024"):
         choose_isa(X86_V4, "avx1024")
     with pytest.raises(ValueError, match="lacks dotprod, neon"):
@@ -103,27 +95,18 @@ def digests_here() -> dict[str, str]:
 def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, str]) -> None:
     """Products with tiles of all widths, gates and attention, with code for nothing beyond the instruction set.
 
-    Attention over f16 is compared with NumPy's alone where one of both rounds to bfloat16. All formats on AVX2, which
-    most processors have at least; this processor's own set is what all are compared with.
+    All formats on AVX2, which most processors have at least; this processor's own set is what all are compared with.
     """
     missing = POLICIES[isa].requires - target_features()
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
     environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT)}
-    # Products are those of VNNI with BF16 too.
-    formats = {Isa.AVX2: tuple(WEIGHT_FORMATS), Isa.AVX512_BF16: ("Q8_0",)}.get(isa, SAMPLE)
+    formats = tuple(WEIGHT_FORMATS) if isa is Isa.AVX2 else SAMPLE
     command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", *formats]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "not used" not in done.stderr  # a build that computed something else than its source
     answer = json.loads(done.stdout)
-    rounded = [name for name in digests_here if "KVType.F16" in name]
-    assert rounded
-    if POLICIES[isa].bf16_attention is not POLICY.bf16_attention:
-        digests_here, answer["digests"] = (
-            {name: digest for name, digest in digests.items() if name not in rounded}
-            for digests in (digests_here, answer["digests"])
-        )
     skipped = [f"{name}{suffix}" for name in set(WEIGHT_FORMATS) - set(formats) for suffix in ("", " as floats")]
     expected = {name: digest for name, digest in digests_here.items() if name not in skipped}
     assert answer == {"isa": isa, "digests": expected, "differing": []}
@@ -227,10 +210,10 @@ binding.initialize_all_asmprinters()
 from cpu_kernels import activations, attention, compiler, experts, kv_store, norms, sums, threads
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.kv_types import KVType
+from cpu_kernels.kv_types import OF_HEADS
 kernels = [each for module in (activations, experts, norms, sums, threads) for each in vars(module).values()]
-kernels += [kv_store.KERNELS[types, types] for types in KVType]
-kernels += [attention.attention_kernel(types, types, 4) for types in KVType]
+kernels += [kv_store.KERNELS[types, types] for types in OF_HEADS]
+kernels += [attention.attention_kernel(types, types, 4) for types in OF_HEADS]
 for name in sys.argv[1:]:
     weights = WEIGHT_FORMATS[name]
     kernels += [weights.repack, weights.embed, weights.matmul[1], weights.matmul[4]]
@@ -294,41 +277,6 @@ def test_half_precision_is_converted_as_numpy_does(isa: Isa | None) -> None:
     np.testing.assert_array_equal(wide[:count], halves[:count].astype(np.float32))
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(narrow[:count], floats[:count].astype(np.float16))
-
-
-def _dot_bf16(op: int, step: int, thread: int, threads: int) -> None:
-    """Arguments: 0 halves, 1 numbers, 2 room for pairs and rounded numbers, 3 and 4 out. Two ways to the same sums."""
-    rounded = argument(op, 2) + 64
-    store_pairs_bf16(spaced_rows(no_rows(1), argument(op, 0), 0, 0), 0, argument(op, 2), 64)
-    store_bf16(rounded, load_f32(argument(op, 1)))
-    tile = zero_tile_f32(4)
-    tile = cross_dot2_bf16(tile, spaced_rows(no_rows(1), argument(op, 2), 0, 0), 0, rounded, 4)
-    cross_store(tile, spaced_rows(no_rows(1), argument(op, 3), 0, 0), 64)
-    tile = cross_dot2_f16(zero_tile_f32(4), spaced_rows(no_rows(1), argument(op, 0), 0, 0), 0, rounded, 4)
-    cross_store(tile, spaced_rows(no_rows(1), argument(op, 4), 0, 0), 64)
-
-
-@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX512_BF16, None])
-def test_pairs_of_bfloat16_are_multiplied_as_numpy_does(isa: Isa | None) -> None:
-    """Rounded to even, the second product added before the first; None for the meaning in Python."""
-    if isa and not POLICIES[isa].requires <= target_features():
-        pytest.skip("this processor lacks them")
-    random = np.random.default_rng(4)
-    halves, numbers = aligned(32, np.float16), aligned(16, np.float32)
-    room, one, other = aligned(128), aligned(64, np.float32), aligned(64, np.float32)
-    function: Any = _dot_bf16
-    if isa:
-        target = plain_target(isa)
-        code = load_object(compile_kernel(_dot_bf16, "d", target), "d")
-        function = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))(code)
-    for _ in range(50):
-        halves[:], numbers[:] = random.standard_normal(32), random.standard_normal(16)
-        function(address(operation(*map(address, (halves, numbers, room, one, other)))), 0, 0, 1)
-        x, y = in_bf16(halves.astype(np.float64)), in_bf16(numbers.astype(np.float64))[:8]
-        second = (x[16:] * y[1::2, None]).astype(np.float32).astype(np.float64)
-        expected = (x[:16] * y[::2, None] + second).astype(np.float32)
-        np.testing.assert_array_equal(one.reshape(4, 16), expected)
-        np.testing.assert_array_equal(other, one)
 
 
 def test_int16_accumulators_hold_what_they_are_given() -> None:

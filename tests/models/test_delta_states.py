@@ -232,7 +232,7 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
         stated = kv_bytes_per_token(config, stored_types(config, ("f16", "f16")))
         runner = NativeRunner(file, kv_bytes=AMPLE, threads=1)
     runner.close()
-    attention = (model.layers - recurrent) * model.kv_heads * 2 * 2 * 64  # keys and values in f16, heads padded
+    attention = (model.layers - recurrent) * model.kv_heads * 2 * (2 * 64 + 4)  # keys and values in f16, heads padded
     assert stated == runner.info.kv_bytes_per_token == attention + 4  # and a token's id
     assert slot_bytes(config) == 4 * recurrent * (states + added + convolved)
     taken = state_bytes(config, AMPLE)

@@ -15,12 +15,13 @@ CUT = 5
 
 
 def poisoned(data: bytes, position: int, positions: int, value: float) -> bytes:
-    """Exported f16 keys and values in which all numbers of a position are this one, with the checksum of export_kv."""
+    """Exported keys and values of heads of 64, a position's factors being this, with the checksum of export_kv."""
     import zlib
 
-    values = np.frombuffer(data[4:], np.float16).copy().reshape(2, -1, positions, 64)  # keys and values, heads
-    values[:, :, position] = value
-    payload = values.tobytes()
+    both = np.frombuffer(data[4:], np.float32).copy().reshape(2, -1)  # keys and values; words in pairs, then factors
+    factors = both[:, both.shape[1] * 32 // 33 :].reshape(2, -1, positions)
+    factors[..., position] = value
+    payload = both.tobytes()
     return zlib.crc32(payload).to_bytes(4, "little") + payload
 
 

@@ -16,7 +16,7 @@ from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle
 
-BYTES = {"f16": 2 * 64, "q8_0": 64 + 2 * 2, "q4_0": 32 + 2 * 2}  # of a key or value of a head of 64
+BYTES = {"f16": 2 * 64 + 4, "q8_0": 64 + 2 * 2, "q4_0": 32 + 2 * 2}  # of a key or value of a head of 64
 MIXES = [("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0")]
 FOUR_BITS = [("q4_0", "q4_0"), ("q8_0", "q4_0")]
 # llama.cpp rounds queries and weights to 8 bits where we take 16, so that the difference is as large as what q8_0
@@ -61,7 +61,7 @@ def test_sizes_and_identity_follow_the_types(path: Path, types: tuple[str, str])
     per_token = model.layers * model.kv_heads * (BYTES[types[0]] + BYTES[types[1]])
     assert runner.info.kv_bytes_per_token == per_token
     assert runner.info.pages_total == (8 << 20) // (16 * per_token)
-    assert runner.info.kv_layout.endswith(f":{types[0]}:{types[1]}")
+    assert runner.info.kv_layout.endswith(f":{types[0]}:{types[1]}".replace("f16", "i16"))
     logits_before = logits(runner, tokens_of(20))
     sequence = runner.create_sequence()
     runner.run(tokens_of(20), list(range(20)), [sequence] * 20, [19])

@@ -52,7 +52,7 @@ def test_factors_are_of_matrices_in_nvfp4_and_those_of_activations_are_not_used(
 def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     with open_model(write(replace(SMALL, extra={"nextn_predict_layers": 1}), tmp_path / "model.gguf")) as file:
         runner = NativeRunner(file, kv_bytes=1 << 20, threads=1)
-    assert runner.info.kv_bytes_per_token == 1 * 2 * 32 * 2
+    assert runner.info.kv_bytes_per_token == 1 * 2 * (32 * 2 + 4)
     runner.close()
 
 

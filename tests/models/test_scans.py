@@ -39,7 +39,7 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
     state, values = -(-size // 16) * 16, -(-inner // heads // 16) * 16
     layers = sum(scans(model, layer) for layer in range(model.layers))
     kv_heads = sum(model.of_layer(layer).kv_heads for layer in range(model.layers))
-    attention = kv_heads * 2 * 2 * (-(-model.head // 32) * 32)  # keys and values in f16, heads padded
+    attention = kv_heads * 2 * (2 * (-(-model.head // 32) * 32) + 4)  # keys and values in f16, heads padded
     with open_model(write(model, tmp_path / "model.gguf")) as file:
         config = read_config(file)
         stated = kv_bytes_per_token(config, stored_types(config, ("f16", "f16")))

@@ -49,12 +49,13 @@ def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFi
 def test_keys_and_values_are_planned_in_their_own_types(
     plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for gpu, spare in ((("--backend", "native"), 1), (("--gpu-memory", "8GiB"), 2)):
+    # Our own engine keeps a factor of 4 bytes with values in 16 bits.
+    for gpu, spare, factor in ((("--backend", "native"), 1, 4), (("--gpu-memory", "8GiB"), 2, 0)):
         assert plan(*gpu, "--kv-type-k", "q8_0", "--ctx", "256", "--json") == 0
         made = json.loads(capsys.readouterr().out)
         assert (made["options"]["type_k"], made["options"]["type_v"]) == ("q8_0", "f16")
         # 2 layers x 2 kv heads x (64 bytes and 2 scales of 2 bytes, and 64 values of 2 bytes) x 256 tokens
-        assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * (64 + 4 + 128) * 256 * spare
+        assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * (64 + 4 + 128 + factor) * 256 * spare
 
 
 def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

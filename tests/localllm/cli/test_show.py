@@ -102,7 +102,7 @@ def test_keys_and_values_are_counted_in_the_types_of_the_settings(
     monkeypatch.setenv("LOCALLLM_KV_TYPE_V", "q8_0")
     assert show(path, "--json") == 0
     blocks = model.head // 32 * 34
-    expected = model.layers * model.kv_heads * (2 * model.head + blocks)
+    expected = model.layers * model.kv_heads * (2 * model.head + 4 + blocks)
     assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == expected
     assert show(path) == 0
     assert "a token in f16 and q8_0" in capsys.readouterr().out

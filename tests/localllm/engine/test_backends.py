@@ -165,8 +165,8 @@ def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> Non
         (Settings(backend="native", kv_mib=16, kv_type_k="q4_0", kv_type_v="q4_0"), ("q4_0", "q4_0")),
     ):
         runner, _ = open_runner(known, settings, None)
-        per_value = {"f16": 2 * 64, "q8_0": 64 + 4, "q4_0": 32 + 4}
-        assert runner.info.kv_layout.endswith(":".join(types))
+        per_value = {"f16": 2 * 64 + 4, "q8_0": 64 + 4, "q4_0": 32 + 4}
+        assert runner.info.kv_layout.endswith(":".join(types).replace("f16", "i16"))
         assert runner.info.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
         runner.close()
     request = plan_request(Settings(kv_type_k="q8_0"))
@@ -181,7 +181,9 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
     with open_model(write(ODD, tmp_path / "odd.gguf")) as file:
         settings = Settings(backend="native", kv_mib=4)
         per_token = plan_native(file, settings).kv_bytes_per_token
-        assert per_token == ODD.layers * ODD.kv_heads * 2 * 96 * 2  # 80 values take three times 32 of two bytes
+        assert per_token == ODD.layers * ODD.kv_heads * 2 * (
+            96 * 2 + 4
+        )  # 80 values take three times 32 of two bytes, and a factor
         for runner, tokens in (
             (open_runner(file, settings, None)[0], 4 * 2**20 // per_token),
             (open_runner(file, settings, None, kv_tokens=1024)[0], 1024),
