@@ -19,7 +19,7 @@ from typing import Any
 from cpu_kernels import attention
 from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compiler import CompileError, compile_kernel
-from cpu_kernels.formats import table  # noqa: F401 - declares kernels
+from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel import Kernel, find_kernel
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
@@ -67,6 +67,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide about
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no reply
+    list(WEIGHT_FORMATS.values())  # declares their kernels, as the next lines do
     for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
         attention.attention_kernel(keys, values, group)
     gc.freeze()

@@ -5,7 +5,6 @@ compares like with like. What a run does is known beforehand; who measures bring
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,6 @@ _VECTOR = 64
 _INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
 # Products of bytes up to 127, as tile_dot4 adds them, fit in pairs on every processor; of smaller ones some add more.
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
-_USUAL_CACHE = 32 << 20
 
 Buffer = NDArray[np.generic]
 
@@ -133,14 +131,6 @@ def float_probes(team: ThreadTeam) -> list[Probe]:
     """Ways to multiply floats as fast as the processor can, in registers alone; the fastest is the limit."""
     operands = _operands(np.float32, 1.0)
     return [_arithmetic(team, one, operands, width * _OPERATIONS_FLOAT) for width, one in _FLOAT_KERNELS.items()]
-
-
-def largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Bytes of the largest cache that a core shares; 32 MiB where the system does not tell."""
-    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
-    return max(
-        (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
-    )
 
 
 def _arithmetic(team: ThreadTeam, multiply: Kernel, operands: Buffer, operations: int) -> Probe:

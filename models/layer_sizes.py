@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from cpu_kernels import delta_net
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
@@ -304,11 +303,15 @@ class DeltaNetSizes:
     @property
     def part_bytes(self) -> int:
         """Bytes of one of them."""
+        from cpu_kernels import delta_net  # most models have none
+
         return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that a thread needs."""
+        from cpu_kernels import delta_net
+
         return delta_net.scratch_bytes(self.value_heads // self.key_heads, self.padded)
 
 

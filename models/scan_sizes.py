@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cpu_kernels import selective_scan
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
@@ -58,11 +57,15 @@ class ScanSizes:
     @property
     def part_bytes(self) -> int:
         """Bytes of one of them."""
+        from cpu_kernels import selective_scan  # most models have none
+
         return 4 * selective_scan.unit_floats(self.unit_heads, self.padded_state, self.padded_head, self.reach)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that a thread needs."""
+        from cpu_kernels import selective_scan
+
         return selective_scan.scratch_bytes(self.unit_heads, self.padded_state, self.padded_head)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,11 @@ from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from models.config import ModelConfig
 from models.kv_pages import Sequence
-from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
 from models.weights import padded
+
+if TYPE_CHECKING:
+    from models.per_layer_inputs import PerLayerInputs
 
 LoadProgress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is."""
@@ -75,7 +78,7 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
-        inputs: PerLayerInputs | None = None,
+        inputs: "PerLayerInputs | None" = None,
     ) -> None:
         """Compile what the builder's operations need. inputs: what the program reads of the file in each step."""
         fields = step_fields(builder, config, max_rows, team.threads)

@@ -6,6 +6,7 @@ of its values, all four alike.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,16 @@ class Codec:
         """Whether values are multiplied as bytes in offset binary, which only 32-bit sums hold."""
         self.partial_steps = next(n for n in (8, 4) if n * self.largest <= products.PARTIAL_LIMIT or n == 4)
         """K steps whose products fit into a partial sum, 8 or 4."""
-        self.put, self.value = _put(self), _value(self)
+
+    @cached_property
+    def put(self) -> Any:
+        """put(to, step, values): add a step's values (bytes of an integer) to the lane at an address, zeroed before."""
+        return _put(self)
+
+    @cached_property
+    def value(self) -> Any:
+        """value(where, i): value i of the lane at an address."""
+        return _value(self)
 
     def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
         """The values of a k step as bytes, from the vectors at an address."""
@@ -173,7 +183,6 @@ def _byte(packed: int, index: int) -> int:
 
 
 def _put(codec: Codec) -> Any:
-    """put(to, step, values): add a k step's values (bytes of an integer) to the lane at an address, zeroed before."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two = more_masks != 0
@@ -192,7 +201,6 @@ def _put(codec: Codec) -> Any:
 
 
 def _value(codec: Codec) -> Any:
-    """value(where, i): value i of the lane at an address."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two, has_table = more_masks != 0, bool(codec.table)
