@@ -134,6 +134,11 @@ def _pack_to_disk(
         raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
 
 
+def is_kept(file: ModelFile, limit_mib: int | None) -> bool:
+    """Whether a model's packed weights are worth keeping, and may be. limit_mib: the setting, 0 is off."""
+    return limit_mib != 0 and file.loaded_bytes >= LEAST_BYTES
+
+
 def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
     """A model's packed weights, if they are on the disk; they are being checked from now on, see PackedWeights.check.
 
@@ -225,8 +230,7 @@ def finish_keeping() -> None:
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
     """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
-    small = sum(each.nbytes for each in packed.values()) < LEAST_BYTES
-    if limit_mib == 0 or small or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
+    if not is_kept(file, limit_mib) or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
         return None
     return PackedKeeper(file, packed, limit_mib)
 
