@@ -28,6 +28,7 @@ import platformdirs
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
+from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
 from localllm.errors import OutOfMemoryError
@@ -105,8 +106,7 @@ def open_from_disk(
     for _ in range(2):  # once more where the file on the disk is damaged
         if ready is None:
             _pack_to_disk(file, limit_mib, size, progress)
-            ready = find_packed(file, limit_mib)
-        if ready is None:
+        if (ready := ready or find_packed(file, limit_mib)) is None:
             break
         try:
             ready.check()
@@ -239,8 +239,7 @@ def limit_bytes(limit_mib: int | None) -> int:
     """Most bytes that all packed files may take. limit_mib: the setting."""
     if limit_mib is not None:
         return limit_mib * 2**20
-    folder = packed_folder()
-    room = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    room = shutil.disk_usage(next(each for each in (packed_folder(), *packed_folder().parents) if each.exists())).free
     return min(DEFAULT_BYTES, int(DEFAULT_SHARE * (room + sum(each.bytes for each in packed_files()))))
 
 
@@ -363,8 +362,6 @@ def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
 @cache
 def _code() -> str:
     """What decides how weights are packed: our sources and the processor. Asked several times at each load."""
-    from cpu_kernels.kernel_cache import cache_directory
-
     digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())
     for pattern in _DECIDING:
         for source in sorted(_ROOT.glob(pattern)):

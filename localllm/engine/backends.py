@@ -16,6 +16,7 @@ from localllm.engine.companions import (
     projector_of,
     refuse_as_model,
     refuse_head_on_llama,
+    usual_adapters,
 )
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
@@ -28,7 +29,7 @@ from localllm.memory import (
     plan_from_disk,
     plan_memory,
 )
-from localllm.settings import Settings, parse_lora
+from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
@@ -259,15 +260,6 @@ def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
 
     made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
     return made.uses[0].needed
-
-
-def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
-    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
-    found = parse_lora(settings.lora)
-    for path, _ in found:
-        if not path.is_file():
-            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
-    return found
 
 
 def _wishes(settings: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Files that go with a model: the draft model or head that the settings name, and the projector of its images."""
+"""Files that go with a model: the draft model or head that the settings name, LoRA adapters, an image projector."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from localllm.errors import RequestError
-from localllm.settings import Settings
+from localllm.settings import Settings, parse_lora
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,15 @@ def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
             f"{draft.path.name} is an EAGLE-3 head, which drafts on the native engine only, and llama.cpp would "
             f"compute this model ({reason}). Leave out --draft, or choose --backend native."
         )
+
+
+def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
+    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
+    found = parse_lora(settings.lora)
+    for path, _ in found:
+        if not path.is_file():
+            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
+    return found
 
 
 def projector_of(file: ModelFile, settings: Settings) -> Path | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import BackendChoice, open_runner, usual_adapters
-from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head
+from localllm.engine.backends import BackendChoice, open_runner
+from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
