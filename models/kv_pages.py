@@ -228,26 +228,15 @@ class PageStore:
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
-    def most_segments(self) -> int:
-        """Sequences that a step can serve at once."""
-        return self.delta.most_segments if self.delta else len(self._references)
-
-    def begin_run(self, segments: int) -> None:
-        """Begin to append to so many sequences and to compute them."""
-        if self.delta:
-            self.delta.begin(segments)
-
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
-        """Make ready what a step needs of states. segments: sequences, first positions, and how many rows each has."""
-        if self.delta:
-            self.delta.begin_step()
-            for sequence, start, count in segments:
-                self.delta.prepare(partial(self._number, sequence), start, start + count)
+        """Make ready what a step needs of states in slots.
 
-    def settle(self) -> None:
-        """Note what the step that was prepared for has written."""
-        if self.delta:
-            self.delta.settle()
+        segments: sequences, first positions, and how many rows each has.
+        """
+        assert self.delta is not None
+        self.delta.begin_step()
+        for sequence, start, count in segments:
+            self.delta.prepare(partial(self._number, sequence), start, start + count)
 
     def repeat(self, sequence: Sequence, start: int, stop: int) -> None:
         """Let the step that wrote these positions run again for a measurement; the sequence's state is lost."""

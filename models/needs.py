@@ -49,11 +49,12 @@ _FORMS = {
 class NativeNeeds:
     """Bytes of a decoder on the CPU engine, and what a token costs.
 
-    config: the sizes that all else follows from. weights: packed matrices. buffers: all else that does not grow; a prompt of MAX_ROWS tokens touches it.
-    kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
-    sequence. row, logits: what the products of a row, and of the logits of one, read and compute, by weight format.
-    operations: of the program. values: of a row's residual stream after all layers, which what is no product follows.
-    kernels: of the program and its threads. packers: those that pack its weights.
+    config: the sizes that all else follows from. weights: packed matrices. buffers: all else that does not grow; a
+    prompt of MAX_ROWS tokens touches it. kv_per_token: keys, values and states of a stored token. position_bytes: of
+    tables, for each position of the longest sequence. row, logits: what the products of a row, and of the logits of
+    one, read and compute, by weight format. operations: of the program. values: of a row's residual stream after all
+    layers, which what is no product follows. kernels: of the program and its threads. packers: those that pack its
+    weights.
     """
 
     config: ModelConfig

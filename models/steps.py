@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention
+from cpu_kernels.attention import scratch_bytes
+from cpu_kernels.attention_shape import parts_bytes, shared_spans
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.formats import panels
 from cpu_kernels.loader import release_linker
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 LoadProgress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is."""
 
-# With fewer tiles of attention than this, threads would wait for the one with the longest.
-TILES_A_THREAD = 8
 _SEGMENT_FIELDS = 4
 
 
@@ -47,7 +46,7 @@ def step_fields(
     builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """New arrays whose addresses a step record has, kept with the program."""
-    needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
+    needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)
     sizes: dict[Step, tuple[int, type[np.generic]]] = {
@@ -186,15 +185,9 @@ class Steps:
         self._step[field] = 0
         if self._team.threads == 1:
             return
-        few, most = False, 0
-        for heads, group in self._kinds:
-            tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
-            few |= sum(tiles) < TILES_A_THREAD * self._team.threads
-            spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
-            most = max(most, spans)
-        if not few:
+        room = parts_bytes(shared_spans(self._kinds, segments, self._team.threads), self._longest_head)
+        if not room:
             return
-        room = attention.parts_bytes(most, self._longest_head)
         if room > len(self._parts[field]):
             self._parts[field] = aligned_zeros((2 * room,), np.uint8)
         self._step[field] = self._parts[field].ctypes.data

@@ -320,8 +320,9 @@ class LocalPrompt:
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
+        splitter = self.splitter()
         stream = self.loaded.engine.submit(generation)
-        return LocalStream(stream, self.splitter(), self.loaded.tokenizer.token_bytes, self.one_call)
+        return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call)
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,4 @@
-"""How many rows of prompts a step computes: learned from its time, bounded by the logits' memory, fairly shared."""
-
-from collections.abc import Sequence
-
-# The logits of a step's rows whose log-probabilities are wanted take so much at most.
-SCORED_BYTES = 32 * 2**20
-
-
-def most_scored(vocab_size: int) -> int:
-    """Rows of a step whose log-probabilities may be wanted."""
-    return max(SCORED_BYTES // (4 * vocab_size), 1)
-
-
-def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Share a budget of rows evenly; what one does not need goes to the others."""
-    shares = [0] * len(wants)
-    for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
-        shares[index] = min(wants[index], budget // (len(wants) - served))
-        budget -= shares[index]
-    return shares
+"""How many rows of prompts a step computes, learned from its time."""
 
 
 class ChunkSize:

@@ -69,7 +69,7 @@ class Generation:
             request.persist,
             request.trunk if whole else 0,
         )
-        self.speculation = Speculation(self.sequence.images.without(self.sequence.tokens))
+        self._speculation: Speculation | None = None
         self.writer = writer
         self.timeline = Timeline(writer.came)
         self.finish_reason: FinishReason | None = None
@@ -86,16 +86,27 @@ class Generation:
         self._take_forced()
 
     @property
+    def speculation(self) -> Speculation:
+        """What may be drafted. Made when it is first asked for, after the first token: it indexes the whole text."""
+        if self._speculation is None:
+            tokens = self.sequence.tokens
+            prompt = len(tokens) - self.generated
+            self._speculation = Speculation(self.sequence.images.without(tokens[:prompt]))
+            for token_id in tokens[prompt:]:
+                self._speculation.token(token_id)
+        return self._speculation
+
+    @property
     def counts(self) -> Counts:
         """Tokens so far."""
-        sequence, speculation, prompt = self.sequence, self.speculation, self._prompt
+        sequence, speculation, prompt = self.sequence, self._speculation, self._prompt
         return Counts(
             len(prompt.tokens),
             sequence.from_memory or 0,
             sequence.from_disk,
             self.generated,
-            speculation.drafted,
-            speculation.accepted,
+            speculation.drafted if speculation else 0,
+            speculation.accepted if speculation else 0,
             prompt.dropped_messages,
             prompt.dropped_tokens + self._rolled,
         )
@@ -264,7 +275,8 @@ class Generation:
         """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""
         self._sampler.accept(token_id)
         self.sequence.append(token_id)
-        self.speculation.token(token_id)
+        if self._speculation:
+            self._speculation.token(token_id)
         self.generated += 1
         if token_id in self._vocabulary.eog_ids:
             self.writer.token(token_id, b"", None if self.request.prompt_logprobs is None else logprob)

@@ -48,6 +48,7 @@ class EventStream(Generic[EventT]):
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
     A reader that falls CAPACITY events behind pauses the generation of its own request until it catches up. Leaving a
     loop early does not cancel; call `cancel()`, which any thread may. Reading again after the end gives nothing.
+    cancelled: whether somebody did.
     """
 
     def __init__(self, wake_engine: Callable[[], None], interrupt: Callable[[], None] | None = None) -> None:
@@ -59,19 +60,14 @@ class EventStream(Generic[EventT]):
         self._waiting = False
         self._events: deque[EventT] = deque()
         self._listener: Callable[[], None] | None = None
-        self._cancelled = False
+        self.cancelled = False
         self._finished = False
 
     def cancel(self) -> None:
         """Ask the engine to stop, whether the request waits, prefills or decodes. The last event still comes."""
-        self._cancelled = True
+        self.cancelled = True
         if not self._finished:
             self._interrupt()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether somebody asked to stop."""
-        return self._cancelled
 
     @property
     def full(self) -> bool:
@@ -266,7 +262,8 @@ def beginning_at_end(text: str, markers: Sequence[str]) -> int:
 class EventWriter:
     """Makes the events of one generation and pushes them to its stream. stop: the request's stop strings.
 
-    It is made when the request comes, at `came`; clock gives seconds.
+    It is made when the request comes, at `came`; clock gives seconds. has_token: whether a token was sampled, which
+    ends the reports of progress.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -275,6 +272,7 @@ class EventWriter:
         self.came = clock()
         self._admitted: float | None = None
         self._first_token: float | None = None
+        self.has_token = False
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, as the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
@@ -290,11 +288,6 @@ class EventWriter:
         return self._clock() - self.came
 
     @property
-    def has_token(self) -> bool:
-        """Whether a token was sampled, which ends the reports of progress."""
-        return self._first_token is not None
-
-    @property
     def stopped(self) -> bool:
         """Whether the text has come to a stop string."""
         return self._detokenizer.stopped is not None
@@ -306,8 +299,8 @@ class EventWriter:
 
     def sampled(self) -> None:
         """Note that a token was sampled: the first one ends the prefill."""
-        if self._first_token is None:
-            self._first_token = self._clock()
+        if not self.has_token:
+            self._first_token, self.has_token = self._clock(), True
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
         """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""

@@ -6,7 +6,7 @@ one candidate.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -142,6 +142,21 @@ def build_filters(params: SamplingParams, coin: Callable[[], float]) -> list[Fil
         (True, _temperature(params)),
     ]
     return [step for active, step in chain if active]
+
+
+def narrow(candidates: Candidates, filters: Sequence[Filter], top_k_first: bool) -> Candidates:
+    """Return what the filters leave of the candidates that are possible. top_k_first: the first of them is top_k.
+
+    Raises RequestError where no candidate is possible.
+    """
+    if top_k_first:  # leaves few, and impossible ones only where there are no others
+        candidates, filters = filters[0](candidates), filters[1:]
+    if candidates.logits.min() == -np.inf:
+        check_choice(float(candidates.logits.max()))
+        candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
+    for step in filters:
+        candidates = step(candidates)
+    return candidates
 
 
 def _temperature(params: SamplingParams) -> Filter:

@@ -14,6 +14,7 @@ from localllm.engine.sampling.filters import (
     build_filters,
     check_choice,
     check_model,
+    narrow,
     peaks,
 )
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
@@ -52,17 +53,20 @@ class Sampler:
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
-        self._history = TokenHistory(prompt)
-        if params.dry_multiplier > 0 and token_text is None:
-            raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
-        self._dry = DryPenalty(params, self._history, token_text) if params.dry_multiplier > 0 and token_text else None
-        self._penalises = params.repeat_last_n != 0 and (
+        penalises = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        self._changes_logits = bool(params.logit_bias) or self._penalises or self._dry is not None
+        self._history = TokenHistory(prompt) if penalises else None
+        self._dry: DryPenalty | None = None
+        if params.dry_multiplier > 0:
+            if token_text is None:
+                raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
+            self._dry = DryPenalty(params, prompt, token_text)
+        self._changes_logits = bool(params.logit_bias) or penalises or self._dry is not None
         self._greedy = params.temperature == 0
         self._filters = [] if self._greedy else build_filters(params, self._coin)
-        self._mirostat = next((each for each in self._filters if isinstance(each, Mirostat)), None)
+        last = self._filters[-1] if self._filters else None
+        self._mirostat = last if isinstance(last, Mirostat) else None
         self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and not params.mirostat
 
     @property
@@ -86,8 +90,9 @@ class Sampler:
         if self._greedy:
             token_id = self._best(logits, allowed, banned)
         else:
+            uniform = self._uniforms()[0]
             candidates = self.candidates(logits, allowed, banned)
-            token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
+            token_id = int(candidates.ids[draw(candidates.probabilities(), uniform)])
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
 
@@ -98,12 +103,13 @@ class Sampler:
         banned: NDArray[np.intp] | None = None,
     ) -> Candidates:
         """Return what `sample` draws from, above temperature 0: what is left after penalties, masks and filters."""
-        return self._narrow(self._adjust(logits, allowed, banned))
+        return narrow(self._adjust(logits, allowed, banned), self._filters, self._top_k_first)
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
-        self._history.append(token_id)
         self._position += 1
+        if self._history is not None:
+            self._history.append(token_id)
         if self._dry is not None:
             self._dry.accept(token_id)
         if self._mirostat is not None:
@@ -154,22 +160,11 @@ class Sampler:
         params = self._params
         if params.logit_bias:
             add_bias(logits, params.logit_bias)
-        if self._penalises:
+        if self._history is not None:
             window = self._history.last(params.repeat_last_n)
             penalise_repeats(logits, window, params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
         if self._dry is not None:
             self._dry.apply(logits)
-
-    def _narrow(self, candidates: Candidates) -> Candidates:
-        steps = self._filters
-        if self._top_k_first:  # leaves few, and impossible ones only where there are no others
-            candidates, steps = steps[0](candidates), steps[1:]
-        if candidates.logits.min() == -np.inf:
-            check_choice(float(candidates.logits.max()))
-            candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
-        for step in steps:
-            candidates = step(candidates)
-        return candidates
 
     def _coin(self) -> float:
         return self._uniforms()[1]
