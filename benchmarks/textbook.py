@@ -19,7 +19,7 @@ from benchmarks.engine_tools import GREEDY, KV_BYTES, Served, ask, medians, serv
 from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
 from localllm.engine.chunk_size import ChunkSize
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength, ModelDraftLength
 from localllm.engine.stream import GenerationStream

@@ -102,8 +102,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_image, read_prompt
-    from localllm.engine.request import FinishReason, SamplingParams
-    from localllm.engine.sampling.validation import check_ranges
+    from localllm.engine.request import FinishReason, SamplingParams, check_ranges
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 

@@ -346,7 +346,8 @@ def _open_native(
     # What was packed before is checked while the plan is made.
     ready = find_packed(file, settings.packed_mib) if is_kept(file, settings.packed_mib) else None
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room, draft=draft)
-    needs = native_needs(file, native_kv_types(settings), settings.threads)
+    kv_types, drafts = native_kv_types(settings), native_drafts(settings, draft)
+    needs = native_needs(file, kv_types, settings.threads, drafts)
     # All at once, so that no core waits for the last kernel of a few.
     compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
 
@@ -356,10 +357,10 @@ def _open_native(
             kv_bytes=plan.kv,
             threads=settings.threads,
             context=settings.ctx,
-            kv_types=native_kv_types(settings),
+            kv_types=kv_types,
             progress=progress,
             ready=ready,
-            drafts=native_drafts(settings, draft),
+            drafts=drafts,
         )
 
     try:

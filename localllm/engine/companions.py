@@ -77,7 +77,7 @@ def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
     """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
-    found = parse_lora(settings.lora)
+    found = parse_lora(settings.lora) if settings.lora else []
     for path, _ in found:
         if not path.is_file():
             raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")

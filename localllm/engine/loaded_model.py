@@ -17,7 +17,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import BackendChoice, open_runner
 from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
-from localllm.engine.drafter import SelfDrafter
+from localllm.engine.drafter import DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
@@ -27,7 +27,6 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
-    from localllm.engine.draft_model import DraftModel
 
 DRAFT_KV_MIB = 256  # a draft model's KV cache
 
@@ -157,7 +156,8 @@ def load_model(
                 runner.close()
                 raise
         files = usual_adapters(settings)
-        adapters = adapter_set([(number, scale) for number, (_, scale) in enumerate(files)], runner.info.adapter_count)
+        chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
+        adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
@@ -204,14 +204,12 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
 
 def _load_draft(
     draft: ModelFile, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
-) -> "DraftModel | None":
+) -> DraftModel | None:
     """Load the draft model, with a KV cache of its own; None for a head, which the runner loads with its model."""
     if not tokenizer.agrees_with(load_tokenizer(draft)):
         raise RequestError(f"{settings.draft} cannot draft for this model: its vocabulary differs. Leave out --draft.")
     if is_head(draft):
         return None
-    from localllm.engine.draft_model import DraftModel
-
     # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
     alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
     runner, _ = open_runner(draft, alone, progress)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.request import SamplingParams, TokenLogprob
+from localllm.engine.request import SamplingParams, TokenLogprob, validate
 from localllm.engine.sampling.filters import (
     Candidates,
     Mirostat,
@@ -18,7 +18,6 @@ from localllm.engine.sampling.filters import (
     peaks,
 )
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
-from localllm.engine.sampling.validation import validate
 from localllm.errors import RequestError
 
 # Positions whose random numbers are drawn together: making a generator takes as long as the rest of a choice.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine.draft_model import CATCH_UP_ROWS, DraftModel
+from localllm.engine.drafter import CATCH_UP_ROWS, DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength, ModelDraftLength, StepCosts
