@@ -143,7 +143,7 @@ def choose_drafts(
     """What drafts for a file's model: the head that was given, or, if it may, the file's own layer, as its sizes."""
     if isinstance(drafts, ModelFile):
         return drafts
-    return prediction_config(file, model, architecture) if drafts else None
+    return prediction_config(file, model, architecture) if drafts and architecture.drafts else None
 
 
 def drafting_layer(

@@ -24,7 +24,7 @@ _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
 # Of attention on latents: the longest latent, and the longest part of a head.
 MAX_RANK = 4096
 MAX_PART = 1024
-_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
+LATENT_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
 # Of gated delta networks.
@@ -166,7 +166,7 @@ def query_heads(file: ModelFile, layers: int, *, may_lack: bool) -> tuple[int, .
     key = f"{file.architecture}.attention.head_count"
     if may_lack and file.metadata.get(key, 0) == 0:
         return (0,) * layers
-    if f"{file.architecture}.{_RANK}" in file.metadata:
+    if f"{file.architecture}.{LATENT_RANK}" in file.metadata:
         return (same_in_all_layers(file, key, MAX_HEADS),) * layers
     return in_each_layer(file, key, MAX_HEADS, layers, 0 if may_lack else 1)[:layers]
 
@@ -245,8 +245,8 @@ class Latents:
         return self.rank + self.turned
 
 
-def read_latents(file: ModelFile) -> Latents | None:
-    """The sizes of latents that a file states, None where its heads have keys and values of their own.
+def read_latents(file: ModelFile) -> Latents:
+    """The sizes of latents of a file that states LATENT_RANK: others have keys and values of their own.
 
     Files come in two generations. One states the sizes of what is stored as those of heads, and the heads' own under
     keys of their own (`_mla`), beside a tensor of each head's matrix for keys and one for values. Older ones state the
@@ -254,8 +254,6 @@ def read_latents(file: ModelFile) -> Latents | None:
     Raises ModelFileError for sizes that are missing or do not go together.
     """
     metadata, name = file.metadata, file.architecture
-    if f"{name}.{_RANK}" not in metadata:
-        return None
 
     def size(key: str, maximum: int = MAX_PART) -> int:
         return metadata.get_int(f"{name}.{key}", minimum=1, maximum=maximum)
@@ -268,7 +266,7 @@ def read_latents(file: ModelFile) -> Latents | None:
             "than that can turn. Get another edition of the model."
         )
     return Latents(
-        rank=size(_RANK, MAX_RANK),
+        rank=size(LATENT_RANK, MAX_RANK),
         query_rank=size(_QUERY_RANK, MAX_RANK) if "blk.0.attn_q_a.weight" in file.tensors else 0,
         plain=key - turned,
         turned=turned,

@@ -128,6 +128,7 @@ class NativeRunner:
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
+        self._reserve_logits(1)
 
     def pages_free(self) -> int:
         """Pages that can still be taken within the budget."""

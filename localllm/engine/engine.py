@@ -285,7 +285,7 @@ class Engine:
             if rows.start == rows.stop:
                 continue
             try:
-                following = part.generation.score_prompt(logits[rows])
+                following = part.generation.score_prompt(logits[rows]) if part.scored else logits[rows]
                 if len(following):
                     accepted[at] = part.generation.sample(following, part.drafts)
             except Exception as error:
@@ -326,18 +326,21 @@ class Engine:
         """Send the last event of every generation that has ended; whether there were any."""
         ended = [each for each in [*self._scheduler.running, *self._scheduler.waiting] if each.finish_reason]
         for generation in ended:
-            self._scheduler.remove(generation)
-            counts = generation.counts
-            self._totals.update(
-                prompt=counts.prompt,
-                memory=counts.cached_memory,
-                disk=counts.cached_disk,
-                generated=counts.generated,
-                drafted=counts.drafted,
-                accepted=counts.accepted,
-            )
-            generation.finish()
+            self._end(generation)
         return bool(ended)
+
+    def _end(self, generation: Generation) -> None:
+        self._scheduler.remove(generation)
+        counts = generation.counts
+        self._totals.update(
+            prompt=counts.prompt,
+            memory=counts.cached_memory,
+            disk=counts.cached_disk,
+            generated=counts.generated,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+        )
+        generation.finish()
 
     def _report_progress(self) -> None:
         for generation in self._scheduler.running:

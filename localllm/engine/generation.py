@@ -82,8 +82,10 @@ class Generation:
         self._constraint = request.constraint.fork() if request.constraint else None
         self._vocabulary = vocabulary
         self._eog = np.array(sorted(vocabulary.eog_ids), dtype=np.intp)
-        self._note_scores()
-        self._take_forced()
+        if request.prompt_logprobs is not None:
+            self._note_scores()
+        if self._constraint:
+            self._take_forced()
 
     @property
     def speculation(self) -> Speculation:
@@ -141,8 +143,7 @@ class Generation:
         rows: logits of the sequence's next tokens, of which none is counted as computed yet. Raises LogitsError.
         """
         top, scored = self.request.prompt_logprobs, self.unscored
-        if top is None or not scored:
-            return rows
+        assert top is not None
         known = len(self._scores) - self.sequence.computed  # more than 0 where evicted rows are computed again
         for at, row in enumerate(rows[:scored]):
             if at >= known:
@@ -235,8 +236,6 @@ class Generation:
 
     def _note_scores(self) -> None:
         """Let as much of a known prefix be reused as needs no scores, and have them sent once they are complete."""
-        if self.request.prompt_logprobs is None:
-            return
         complete = len(self._scores) == len(self._prompt.tokens) - 1
         self.sequence.reusable = None if complete else len(self._scores)
         if complete:
@@ -253,7 +252,8 @@ class Generation:
             token_id, logprob = self._sampler.sample(row, allowed, banned)
         self.writer.sampled()
         self._take(token_id, logprob)
-        self._take_forced()
+        if self._constraint:
+            self._take_forced()
 
     def _take_forced(self) -> None:
         """Take the tokens that the constraint leaves no choice about, which then need no logits.

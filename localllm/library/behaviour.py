@@ -59,8 +59,10 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     Raises LibraryError for a model that would be another one without what cannot be followed: a chat template of no
     known family where the file has none of its own.
     """
-    if model.manifest is None:
-        return Behaviour()
+    return Behaviour() if model.manifest is None else _stated_behaviour(model)
+
+
+def _stated_behaviour(model: LibraryModel) -> Behaviour:
     defaults = model.defaults()
     parameters = dict(defaults.parameters)
     stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)

@@ -102,7 +102,13 @@ class Sampler:
         banned: NDArray[np.intp] | None = None,
     ) -> Candidates:
         """Return what `sample` draws from, above temperature 0: what is left after penalties, masks and filters."""
-        return narrow(self._adjust(logits, allowed, banned), self._filters, self._top_k_first)
+        if self._changes_logits or allowed is not None or banned is not None:
+            candidates = self._adjust(logits, allowed, banned)
+        else:
+            highest = peaks(logits)
+            check_model(float(highest.max()))
+            candidates = Candidates(self._all_ids, logits, highest)
+        return narrow(candidates, self._filters, self._top_k_first)
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
@@ -136,10 +142,6 @@ class Sampler:
                 f"The constraint knows {allowed.size} tokens and the model has {logits.size}: "
                 "constraints cannot be used with this model."
             )
-        if not self._changes_logits and allowed is None and banned is None:
-            highest = peaks(logits)
-            check_model(float(highest.max()))
-            return Candidates(self._all_ids, logits, highest)
         check_model(float(logits.max()))
         adjusted = self._adjusted
         np.copyto(adjusted, logits)

@@ -5,8 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from localllm.engine.request import RANGES, SamplingParams
-from localllm.engine.sampling import validate
+from localllm.engine.request import RANGES, SamplingParams, validate
 from localllm.errors import RequestError
 from localllm.settings import Settings
 
