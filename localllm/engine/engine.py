@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary
@@ -22,6 +21,7 @@ from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
+from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
 

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.runner import ImageRows, Interruptible, Runner
-from localllm.engine.speculation import StepCosts
+from localllm.engine.step_costs import ChunkSize, StepCosts
 from localllm.errors import OutOfMemoryError
 
 # The logits of a step's rows whose log-probabilities are wanted take so much at most.
