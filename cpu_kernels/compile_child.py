@@ -21,10 +21,9 @@ from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compiler import CompileError, compile_kernel
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import TARGET, Isa, plain_target
-from cpu_kernels.kernel import Kernel, find_kernel
+from cpu_kernels.kernel import Kernel, LoadError, find_kernel, load_object
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
 from cpu_kernels.kv_types import KVType
-from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
 # Objects after which Python looks for garbage: more than a kernel takes, since looking is a tenth of compiling it.

@@ -26,7 +26,7 @@ from numba.extending import models, register_model
 
 from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
 from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
-from cpu_kernels.loader import SYMBOLS
+from cpu_kernels.kernel import SYMBOLS
 
 _OPTIMISATION = 3
 # What would let LLVM assume, or what it leaves after it has assumed, that a path is never taken.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpu_kernels import activations
-from cpu_kernels.loader import release_linker
+from cpu_kernels.kernel import release_linker
 from cpu_kernels.records import Barrier, Stage
 from models.attention_layer import AttentionLayers
 from models.feed_forward import FeedForwardLayers

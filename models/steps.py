@@ -11,7 +11,7 @@ from cpu_kernels.attention import scratch_bytes
 from cpu_kernels.attention_shape import parts_bytes, shared_spans
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.formats import panels
-from cpu_kernels.loader import release_linker
+from cpu_kernels.kernel import release_linker
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep

@@ -315,8 +315,7 @@ class Engine:
     def _note(self, plan: Plan, began: float, ran: float) -> None:
         """Show people a step that the runner was done with at `ran`, and learn from its time."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
-        parts = [(part.generation.timeline, part.decodes, len(part)) for part in plan.parts]
-        self._journal.note(step, began, parts)
+        self._journal.note(step, began, plan.work)
         self._scheduler.observe(plan, self._clock() - began)
 
     def _spill(self) -> bool:

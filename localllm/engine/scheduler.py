@@ -7,6 +7,7 @@ from itertools import count, groupby
 
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation
+from localllm.engine.inspection import Timeline
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.runner import ImageRows, Interruptible, Runner
 from localllm.engine.step_costs import ChunkSize, StepCosts
@@ -24,7 +25,7 @@ TURN_PER_PREFILL = 4
 class PlannedRows:
     """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens.
 
-    scored: of how many of the first rows the log-probabilities are wanted. decodes: the prompt was read before.
+    scored: of how many of the first rows the log-probabilities are wanted.
     """
 
     generation: Generation
@@ -32,7 +33,6 @@ class PlannedRows:
     drafts: Sequence[int] = ()
     image: ImageRows | None = None
     scored: int = 0
-    decodes: bool = False
 
     def __len__(self) -> int:
         return self.count + len(self.drafts)
@@ -47,7 +47,7 @@ class Plan:
     this pass changed what the next can plan, by reading KV from the disk or by preempting, so that another is due even
     if no row was planned. patient: it may take long, if it is given up as soon as a request comes or is cancelled.
     decoded and drafted: rows of answers, and of drafts behind them. decodes: all parts are a pending token each.
-    images: some part is one.
+    images: some part is one. work: of each part its timeline, whether it decodes, and its rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -61,6 +61,7 @@ class Plan:
     drafted: int = 0
     decodes: bool = True
     images: bool = False
+    work: list[tuple[Timeline, bool, int]] = field(default_factory=list)
     again: bool = False
     patient: bool = False
 
@@ -73,11 +74,12 @@ class Plan:
         assert sequence.handle is not None
         self.pages += pages
         self.parts.append(part)
+        self.work.append((part.generation.timeline, part.generation.generated > 0, len(part)))
         if part.image is not None:
             self.images = True
             self.logits.append(slice(0, 0))
             return
-        self.decoded += part.count if part.decodes else 0
+        self.decoded += part.count if part.generation.generated else 0
         self.drafted += len(part.drafts)
         self.decodes = self.decodes and part.count == 1
         rows = [*sequence.tokens[start : start + part.count], *part.drafts]
@@ -270,9 +272,9 @@ class Scheduler:
             room = self._runner.info.max_rows - len(plan) - 1
             if room < 0:
                 return
-            if drafts and self._add(plan, generation, 1, drafts=drafts[:room]):
+            if drafts and self._add(plan, PlannedRows(generation, 1, drafts[:room])):
                 continue
-            while not self._add(plan, generation, 1) and self._preempt(plan) is not generation:
+            while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(plan) is not generation:
                 pass
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
@@ -320,7 +322,7 @@ class Scheduler:
                 if image is None:
                     reading.append(generation)
                 elif budget > 0:
-                    self._add(plan, generation, len(image.ids), image=image)
+                    self._add(plan, PlannedRows(generation, len(image.ids), image=image))
                     budget -= len(image.ids)
             unscored = [generation.unscored for generation in reading]
             ahead = [self._kv.rows_ahead(generation.sequence) for generation in reading]
@@ -330,23 +332,13 @@ class Scheduler:
             shares = fair_shares(wants, max(budget, 0))
             for generation, share, scores in zip(reading, shares, unscored, strict=True):
                 rows = min(share, self._most_scored - scored) if scores else share
-                if rows and self._add(plan, generation, rows, scored=min(scores, rows)):
+                if rows and self._add(plan, PlannedRows(generation, rows, scored=min(scores, rows))):
                     budget -= rows
                     scored += rows if scores else 0
 
-    def _add(
-        self,
-        plan: Plan,
-        generation: Generation,
-        count: int,
-        *,
-        drafts: Sequence[int] = (),
-        image: ImageRows | None = None,
-        scored: int = 0,
-    ) -> bool:
+    def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if their pages, beside those of the rows already planned, can be found."""
-        part = PlannedRows(generation, count, drafts, image, scored, generation.generated > 0)
-        sequence = generation.sequence
+        sequence = part.generation.sequence
         assert sequence.handle is not None
         needed = self._runner.pages_needed(sequence.handle, len(part))
         if not self._kv.make_room(plan.pages + needed, sequence.background):
