@@ -43,7 +43,7 @@ def native_drafts(settings: Settings, draft: ModelFile | None) -> bool | ModelFi
 
     draft: what draft_file gives.
     """
-    return draft if draft is not None and is_head(draft) else settings.self_draft and draft is None
+    return draft if draft is not None and is_head(draft) else settings.self_draft and settings.draft is None
 
 
 def draft_beside(draft: ModelFile | None) -> ModelFile | None:
