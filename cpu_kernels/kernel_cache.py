@@ -80,9 +80,8 @@ def portable_kernels() -> list[str]:
     return sorted(path.name.removesuffix(ending) for path in cache_directory().glob(f"*{ending}"))
 
 
-@functools.cache
 def _remove_unused() -> None:
-    """Remove folders of kernels that no process has begun to use for a month. A process looks for them once.
+    """Remove folders of kernels that no process has begun to use for a month.
 
     A folder is one of ours if it has such a name, belongs to this user and holds kernels alone; anything else is left
     as it is. Files are removed by the names that were looked at, in the folder that was looked at.
@@ -131,6 +130,7 @@ def _usable_folder() -> int | None:
         probe = f"{secrets.token_hex(8)}{_UNFINISHED}"
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
         os.unlink(probe, dir_fd=folder)
+        _remove_unused()
     except OSError as error:
         log.warning("kernel cache %s cannot be used (%s); kernels are compiled at every start", path, error.strerror)
         return None
@@ -149,10 +149,6 @@ def read_kernel(name: str) -> CachedKernel | None:
 def write_kernel(name: str, kernel: CachedKernel) -> None:
     """Keep a kernel; another process sees all of it or nothing."""
     _write(name + (_PORTABLE if kernel.portable else "") + SUFFIX, kernel.code, "it is compiled again")
-    try:
-        _remove_unused()  # here and not at each start: a version that compiles anew is what makes others useless
-    except OSError as error:
-        log.info("kernel cache %s: unused folders are left: %s", cache_root(), error.strerror)
 
 
 def read_measured(name: str) -> bytes | None:
