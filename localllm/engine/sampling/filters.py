@@ -54,6 +54,11 @@ class Candidates:
         weights /= weights.sum()
         return weights
 
+    def draw(self, uniform: float) -> int:
+        """Return the id where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
+        cumulative = self.probabilities().cumsum()
+        return int(self.ids[cumulative.searchsorted(uniform * cumulative[-1], side="right")])
+
 
 def check_model(highest: float) -> None:
     """Raise LogitsError when the model's own logits are broken. highest: NumPy's maximum of them, NaN if any is."""

@@ -90,8 +90,7 @@ class Sampler:
             token_id = self._best(logits, allowed, banned)
         else:
             uniform = self._uniforms()[0]
-            candidates = self.candidates(logits, allowed, banned)
-            token_id = int(candidates.ids[draw(candidates.probabilities(), uniform)])
+            token_id = self.candidates(logits, allowed, banned).draw(uniform)
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
 
@@ -180,12 +179,6 @@ class Sampler:
             raw = np.random.Philox(key=self._seed, counter=first).random_raw(4 * DRAWN_TOGETHER)
             self._drawn = first, ((raw.reshape(-1, 4)[:, :2] >> np.uint64(11)) * 2.0**-53).tolist()
         return self._drawn[1][self._position - first]
-
-
-def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
-    """Return the position where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
-    cumulative = probabilities.cumsum()
-    return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
 
 
 def token_logprob(logits: NDArray[np.float32], token_id: int, top: int) -> TokenLogprob:
