@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.engine_tools import GREEDY, KV_BYTES, Served, ask, medians, serve, table, text_tokens
 from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
-from localllm.engine.chunk_size import ChunkSize
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength, ModelDraftLength
+from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
 from localllm.roofline.limits import LimitProbes
 from models import NativeRunner

@@ -27,6 +27,9 @@ from cpu_kernels.attention_shape import (
     SPAN_PAGES,
     SPAN_TOKENS,
     WIDTHS,
+    parts_bytes,
+    spans_of,
+    tiles_of,
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
@@ -69,22 +72,6 @@ def scratch_bytes(padded: int) -> int:
 def _part_bytes(padded: int) -> int:
     """Bytes of a span's result: header, and outputs of MAX_COLUMNS columns of D values."""
     return HEADER_BYTES + MAX_COLUMNS * padded * 4
-
-
-def parts_bytes(spans: int, padded: int) -> int:
-    """Room for the results of so many spans."""
-    return spans * (HEADER_BYTES + MAX_COLUMNS * padded * 4)
-
-
-def tiles_of(rows: int, group: int) -> int:
-    """Tiles of a segment for one key-value head."""
-    together = max(1, MAX_COLUMNS // group)
-    return -(-rows // together) * -(-group // MAX_COLUMNS)
-
-
-def spans_of(tokens: int) -> int:
-    """Spans of so many tokens, the most that a tile of them is split into."""
-    return -(-tokens // SPAN_TOKENS)
 
 
 @inner

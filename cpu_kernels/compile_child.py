@@ -19,12 +19,11 @@ from typing import Any
 from cpu_kernels import attention
 from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compiler import CompileError, compile_kernel
-from cpu_kernels.formats import table  # noqa: F401 - declares kernels
+from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import TARGET, Isa, plain_target
-from cpu_kernels.kernel import Kernel, find_kernel
+from cpu_kernels.kernel import Kernel, LoadError, find_kernel, load_object
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
 from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS
-from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
 # Garbage collection threshold in objects: more than compiling a kernel creates, since collecting costs a tenth of it.
@@ -66,6 +65,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not mix with replies
+    list(WEIGHT_FORMATS.values())  # declares their kernels, as the next lines do
     types = [*product(OF_HEADS, OF_HEADS), *((kind, None) for kind in OF_LATENTS)]
     for (keys, values), group in product(types, WIDTHS):
         attention.attention_kernel(keys, values, group)

@@ -25,7 +25,7 @@ from numba.extending import models, register_model
 
 from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
 from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
-from cpu_kernels.loader import SYMBOLS
+from cpu_kernels.kernel import SYMBOLS
 
 _OPTIMISATION = 3
 # Code that lets LLVM assume that a path is never taken, or that shows that it did.

@@ -1,6 +1,6 @@
-"""The processor's name, and the number of threads worth starting on it.
+"""The processor's name and largest cache, and how many threads are worth starting on it.
 
-That is the number of cores (not hyper-threads) that this process may use, limited by its control groups' CPU quota.
+These are as many as this process has cores, not hyper-threads, less what its control groups allow.
 """
 
 import math
@@ -12,6 +12,7 @@ from cpu_kernels.limits import processor_quota
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
+_USUAL_CACHE = 32 << 20
 
 
 def usable_cores() -> int:
@@ -34,6 +35,14 @@ def processor_name(cpu_info: Path = _CPU_INFO) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def largest_cache(folder: Path = _CPUS / "cpu0/cache") -> int:
+    """Bytes of the largest cache that a core shares; 32 MiB where the system does not tell."""
+    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max(
+        (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
+    )
 
 
 def _affinity() -> set[int]:

@@ -1,4 +1,4 @@
-"""Kernels, the compiled entry points: declared, compiled on first use, and loaded from the cache on disk.
+"""Compiled entry points: how they are declared, compiled on first use, loaded from the cache on disk, and linked.
 
 Every kernel has the same signature, kernel(op, step, thread, threads): two addresses of records of 64-bit integers (see
 cpu_kernels.records), the calling thread's index, and the number of threads. So a program is a table of addresses, and
@@ -6,19 +6,32 @@ Python makes one call per step. Kernels hold no Python object and never raise; a
 """
 
 import ctypes
+import functools
+import itertools
 import logging
+import mmap
+import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from llvmlite import binding
+
 from cpu_kernels.compile_children import CompileProgress, compile_in_children
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel
-from cpu_kernels.loader import load_object
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 log = logging.getLogger("localllm.kernels")
 Samples = Callable[[], Iterable[Any]] | None
 _declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
+_MAPS = Path("/proc/self/smaps")
+# What kernels may call: memory, mathematics where the processor has no instruction, and how threads sleep.
+SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
+_lock = threading.Lock()
+_numbers = itertools.count()
+_loaded: list[binding.ResourceTracker] = []
 
 
 class Kernel:
@@ -109,3 +122,46 @@ def kernel(samples: Samples = None) -> Callable[[Callable[[int, int, int, int], 
         return Kernel(function, f"{function.__module__.removeprefix('cpu_kernels.')}.{function.__name__}", samples)
 
     return declare
+
+
+class LoadError(Exception):
+    """An object file that cannot be linked."""
+
+
+@functools.cache
+def _linker() -> binding.LLJIT:
+    """LLVM's linker in memory, for the process's life."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+
+
+def load_object(code: bytes, symbol: str) -> int:
+    """Link an object file for the life of the process and return the address of a symbol of it.
+
+    Raises LoadError for what is not an object file of this system, lacks the symbol, or calls what is not there.
+    """
+    with _lock:
+        builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
+        try:
+            linked = builder.link(_linker(), f"kernel {next(_numbers)}")
+        except RuntimeError as error:
+            raise LoadError(f"{symbol}: {error}") from error
+        _loaded.append(linked)
+        return int(linked[symbol])
+
+
+def release_linker() -> None:
+    """Give LLVM's pages back to the system (on Linux): tens of MiB that computing has no use for.
+
+    Only what cannot be written and is as in its file goes; what is touched again is read again.
+    """
+    if not _MAPS.exists() or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    library = ctypes.CDLL(None)
+    for first, last, details in re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) r-\S+ .*libllvmlite\S*\n((?:\w+:.*\n)*)", _MAPS.read_text(), re.MULTILINE
+    ):
+        if re.search(r"^Anonymous: +0 kB", details, re.MULTILINE):
+            start = int(first, 16)
+            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(int(last, 16) - start), mmap.MADV_DONTNEED)

@@ -5,7 +5,6 @@ directly. Each probe does a known amount of work; the caller measures the time.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,6 @@ _VECTOR = 64
 _INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
 # tile_dot4 adds products of bytes up to 127 in pairs, which fit on every processor; of smaller ones some can add more.
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
-_USUAL_CACHE = 32 << 20
 
 Buffer = NDArray[np.generic]
 
@@ -133,14 +131,6 @@ def float_probes(team: ThreadTeam) -> list[Probe]:
     """Probes that multiply floats, in registers only; the fastest is the limit."""
     operands = _operands(np.float32, 1.0)
     return [_arithmetic(team, one, operands, width * _OPERATIONS_FLOAT) for width, one in _FLOAT_KERNELS.items()]
-
-
-def largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Size in bytes of the largest cache of core 0; 32 MiB if the system does not report it."""
-    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
-    return max(
-        (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
-    )
 
 
 def _arithmetic(team: ThreadTeam, multiply: Kernel, operands: Buffer, operations: int) -> Probe:

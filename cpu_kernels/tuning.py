@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import PrefetchError
-from cpu_kernels.cores import processor_name
+from cpu_kernels.cores import largest_cache, processor_name
 from cpu_kernels.formats.panels import SCRATCH_BYTES
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import POLICY
@@ -25,7 +25,6 @@ from cpu_kernels.kernel_cache import read_measured, write_measured
 from cpu_kernels.limits import available_memory
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Act, Ahead, Op, Stage, Step
-from cpu_kernels.roofline import largest_cache
 
 PREFETCH_VARIABLE = "LOCALLLM_PREFETCH"
 MOST = 1 << 16

@@ -18,9 +18,8 @@ from localllm.engine.backends import (
     native_kv_types,
     plan_request,
 )
-from localllm.engine.draft_files import draft_beside, native_drafts
+from localllm.engine.companions import draft_beside, draft_file, native_drafts, projector_of
 from localllm.engine.loaded_model import draft_bytes
-from localllm.engine.projectors import projector_of
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import RESERVE_BYTES, disk_notes, kv_bytes_in_file, native_memory, plan_from_disk
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
@@ -59,16 +58,17 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
     Raises RequestError if its heads do not fit the KV types, and what choose_backend raises.
     """
     room = available_memory()
-    choice = None if imagined else choose_backend(file, settings, room)  # also registers workers as devices
-    native = choice is not None and choice.backend == "native"
-    try:
-        made, longest, from_disk = (
-            _native_plan(file, settings, room)
-            if native
-            else (*_llama_plan(file, settings, imagined or _gpus_here(), room, dry_run=choice is not None), False)
-        )
-    except ValueError as error:
-        raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+    with draft_file(settings) as draft:
+        choice = None if imagined else choose_backend(file, settings, room, draft)  # which makes devices of workers
+        native, from_disk = choice is not None and choice.backend == "native", False
+        try:
+            if native:
+                made, longest, from_disk = _native_plan(file, settings, room, draft)
+            else:
+                request = replace(plan_request(settings, projector_of(file, settings)), draft=draft_beside(draft))
+                made, longest = _llama_plan(file, imagined or _gpus_here(), room, request, dry_run=choice is not None)
+        except ValueError as error:
+            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     kept = kept_limits(settings.threads) if native else None
     return Advice(
         plan=replace(made, notes=(*file.notes, *made.notes)),
@@ -91,15 +91,15 @@ def best_of(advices: Sequence[Advice | None]) -> int | None:
     return -max(ranked)[2] if ranked else None
 
 
-def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, int, bool]:
-    """The native engine's plan for the settings' context or the longest that fits, the longest context, and whether
-    part of the weights stays on disk.
+def _native_plan(file: ModelFile, settings: Settings, room: int, draft: ModelFile | None) -> tuple[Plan, int, bool]:
+    """The native engine's plan, for the settings' context or the longest that fits, and the longest context.
+
+    Then whether a part of the weights stays on the disk.
     """
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
-    with native_drafts(settings) as drafts:
-        memory = native_memory(file, kv_types, settings.threads, drafts)
-    beside = draft_bytes(settings)
+    memory = native_memory(file, kv_types, settings.threads, native_drafts(settings, draft))
+    beside = draft_bytes(draft)
     tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
     longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP
     context = settings.ctx or min(longest or CONTEXT_STEP, USUAL_CONTEXT)
@@ -129,13 +129,11 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
 
 
 def _llama_plan(
-    file: ModelFile, settings: Settings, devices: Sequence[Device], room: int, *, dry_run: bool
+    file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest, *, dry_run: bool
 ) -> tuple[Plan, int]:
     """llama.cpp's plan, and the longest context."""
-    with draft_beside(settings) as draft:
-        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
-        made = make_plan(file, devices, room, replace(request, dry_run=dry_run))
-        return made, _longest_context(file, devices, room, request)
+    made = make_plan(file, devices, room, replace(request, dry_run=dry_run))
+    return made, _longest_context(file, devices, room, request)
 
 
 def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:

@@ -163,13 +163,12 @@ def native_memory(
 
     drafts: whether to include its multi-token prediction layers, if any, or a file with a draft head.
     """
-    from models.config import read_config
     from models.kv_layout import state_bytes
     from models.needs import native_needs
 
-    needs, config = native_needs(file, kv_types, threads, drafts), read_config(file)
+    needs = native_needs(file, kv_types, threads, drafts)
     sizes = needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes
-    return ModelMemory(*sizes, lambda budget: state_bytes(config, budget))
+    return ModelMemory(*sizes, lambda budget: state_bytes(needs.config, budget))
 
 
 def model_memory(

@@ -28,6 +28,7 @@ import platformdirs
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
+from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
 from localllm.errors import OutOfMemoryError
@@ -105,8 +106,7 @@ def open_from_disk(
     for _ in range(2):  # retry once if the file on disk is damaged
         if ready is None:
             _pack_to_disk(file, limit_mib, size, progress)
-            ready = find_packed(file, limit_mib)
-        if ready is None:
+        if (ready := ready or find_packed(file, limit_mib)) is None:
             break
         try:
             ready.check()
@@ -132,6 +132,11 @@ def _pack_to_disk(
             writer.finish({"key": path.stem, "files": files})
     except _GivenUpError as reason:
         raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
+
+
+def is_kept(file: ModelFile, limit_mib: int | None) -> bool:
+    """Whether a model's packed weights are worth keeping, and may be. limit_mib: the setting, 0 is off."""
+    return limit_mib != 0 and file.loaded_bytes >= LEAST_BYTES
 
 
 def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
@@ -224,9 +229,8 @@ def finish_keeping() -> None:
 
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
-    """Start writing a model's packed weights, unless they are small or stored already, or the file has just changed."""
-    small = sum(each.nbytes for each in packed.values()) < LEAST_BYTES
-    if limit_mib == 0 or small or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
+    """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
+    if not is_kept(file, limit_mib) or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
         return None
     return PackedKeeper(file, packed, limit_mib)
 
@@ -235,8 +239,7 @@ def limit_bytes(limit_mib: int | None) -> int:
     """Most bytes that all packed files may take. limit_mib: the setting."""
     if limit_mib is not None:
         return limit_mib * 2**20
-    folder = packed_folder()
-    room = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    room = shutil.disk_usage(next(each for each in (packed_folder(), *packed_folder().parents) if each.exists())).free
     return min(DEFAULT_BYTES, int(DEFAULT_SHARE * (room + sum(each.bytes for each in packed_files()))))
 
 
@@ -358,9 +361,7 @@ def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
 
 @cache
 def _code() -> str:
-    """Digest of what determines the packing: our sources and the processor. Cached: each load needs it repeatedly."""
-    from cpu_kernels.kernel_cache import cache_directory
-
+    """What decides how weights are packed: our sources and the processor. Asked several times at each load."""
     digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())
     for pattern in _DECIDING:
         for source in sorted(_ROOT.glob(pattern)):

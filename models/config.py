@@ -10,6 +10,7 @@ from models import expert_sizes, layer_sizes
 from models.errors import UnsupportedModelError, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
+    LATENT_RANK,
     MAX_HEAD_SIZE,
     DeltaNetSizes,
     Heads,
@@ -29,7 +30,7 @@ from models.rope_config import (
     stated_number,
     window_rope_base,
 )
-from models.scan_sizes import ALONE, ScanSizes, scan_sizes, scanning_layers
+from models.scan_sizes import ALONE, SCANS, ScanSizes, scan_sizes, scanning_layers
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -180,7 +181,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name = file.metadata, file.architecture
-    layers, scan = _layers(file), scan_sizes(file)
+    layers, scan = _layers(file), scan_sizes(file) if name in SCANS else None
     query_heads = layer_sizes.query_heads(file, layers, may_lack=scan is not None)
     kv_heads, heads = layer_sizes.kv_heads(file, query_heads, may_lack=scan is not None), max(query_heads)
     attends = tuple(count > 0 for count in kv_heads)
@@ -188,7 +189,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     if delta_net:
         attends = attending_layers(file, layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
-    latents = read_latents(file)
+    latents = read_latents(file) if f"{name}.{LATENT_RANK}" in metadata else None
     if latents:
         kv_heads = (1,) * layers
     head_size = latents.stored if latents else _head_size(file, embedding // heads if heads else 2)

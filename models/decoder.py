@@ -2,24 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpu_kernels import activations
-from cpu_kernels.loader import release_linker
+from cpu_kernels.kernel import release_linker
 from cpu_kernels.records import Barrier, Stage
-from models.altup_streams import AltUpStreams
 from models.attention_layer import AttentionLayers
-from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
-from models.latent_layer import LatentLayers
-from models.per_layer_inputs import PerLayerInputs
 from models.recording import FixedPlace, Recording, Rows
-from models.recurrent_layers import ConvolutionLayers, DeltaLayers
 from models.rope_tables import Ropes
-from models.scan_layer import ScanLayers
 from models.weights import padded
+
+if TYPE_CHECKING:
+    from models.altup_streams import AltUpStreams
+    from models.expert_layer import ExpertLayers
+    from models.latent_layer import LatentLayers
+    from models.per_layer_inputs import PerLayerInputs
+    from models.recurrent_layers import ConvolutionLayers, DeltaLayers
+    from models.scan_layer import ScanLayers
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,46 @@ class DecoderRecorder:
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
         self._attention: AttentionLayers | LatentLayers | None = None
-        if any(config.attends):
-            attention = LatentLayers if config.latents else AttentionLayers
-            self._attention = attention(recording, store, ropes)
         self._recurrent: ConvolutionLayers | DeltaLayers | None = None
-        if store.states:
-            self._recurrent = ConvolutionLayers(recording, store.states)
-        elif store.delta and config.delta_net:
-            self._recurrent = DeltaLayers(recording, store.delta)
-        self._scans = ScanLayers(recording, store.delta) if store.delta and config.scan else None
+        self._scans: ScanLayers | None = None
+        self._experts: ExpertLayers | None = None
+        self.inputs: PerLayerInputs | None = None
+        self._streams: AltUpStreams | None = None
+        if any(config.attends) and not config.latents:
+            self._attention = AttentionLayers(recording, store, ropes)
         widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes(layer))
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
-        self._experts = ExpertLayers(recording) if config.experts else None
-        self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
-        self._streams = AltUpStreams(recording, self.inputs) if config.altup[0] > 1 else None
+        self._add_rare_layers(store, ropes)
+
+    def _add_rare_layers(self, store: PageStore, ropes: Ropes) -> None:
+        """Make what most models lack. Its modules are imported, and their kernels declared, for a model that has it."""
+        recording, config = self._recording, self._recording.config
+        if config.latents:
+            from models.latent_layer import LatentLayers
+
+            self._attention = LatentLayers(recording, store, ropes)
+        if any(config.recurs):
+            from models.recurrent_layers import ConvolutionLayers, DeltaLayers
+            from models.scan_layer import ScanLayers
+
+            if store.states:
+                self._recurrent = ConvolutionLayers(recording, store.states)
+            elif store.delta and config.delta_net:
+                self._recurrent = DeltaLayers(recording, store.delta)
+            elif store.delta:
+                self._scans = ScanLayers(recording, store.delta)
+        if config.experts:
+            from models.expert_layer import ExpertLayers
+
+            self._experts = ExpertLayers(recording)
+        if config.per_layer_width:
+            from models.per_layer_inputs import PerLayerInputs
+
+            self.inputs = PerLayerInputs(recording)
+        if config.altup[0] > 1:
+            from models.altup_streams import AltUpStreams
+
+            self._streams = AltUpStreams(recording, self.inputs)
 
     def record(self) -> LogitsOperations:
         """Record the whole pass, from tokens to the requested logits.
@@ -149,8 +178,8 @@ class DecoderRecorder:
         if scans and recurs and attends:
             self._recording.add_aside()
 
-    def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers | None:
-        """A layer's feed-forward network or experts, None if it has neither."""
+    def _feed_forward(self, layer: int) -> "ExpertLayers | FeedForwardLayers | None":
+        """A layer's network, which works on each row alone, if it has one."""
         config = self._recording.config
         widths = config.dense_feed_forwards
         if widths and not widths[layer]:

@@ -146,7 +146,7 @@ def choose_drafts(
     """
     if isinstance(drafts, ModelFile):
         return drafts
-    return prediction_config(file, model, architecture) if drafts else None
+    return prediction_config(file, model, architecture) if drafts and architecture.drafts else None
 
 
 def drafting_layer(

@@ -228,26 +228,15 @@ class PageStore:
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
-    def most_segments(self) -> int:
-        """The most sequences that one step can compute."""
-        return self.delta.most_segments if self.delta else len(self._references)
-
-    def begin_run(self, segments: int) -> None:
-        """Start appending to `segments` sequences and computing them."""
-        if self.delta:
-            self.delta.begin(segments)
-
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
-        """Prepare the states that a step needs. segments: (sequence, first position, rows) of each sequence."""
-        if self.delta:
-            self.delta.begin_step()
-            for sequence, start, count in segments:
-                self.delta.prepare(partial(self._number, sequence), start, start + count)
+        """Make ready what a step needs of states in slots.
 
-    def settle(self) -> None:
-        """Record which states the prepared step has written."""
-        if self.delta:
-            self.delta.settle()
+        segments: sequences, first positions, and how many rows each has.
+        """
+        assert self.delta is not None
+        self.delta.begin_step()
+        for sequence, start, count in segments:
+            self.delta.prepare(partial(self._number, sequence), start, start + count)
 
     def repeat(self, sequence: Sequence, start: int, stop: int) -> None:
         """Allow the step that wrote these positions to run again for a measurement; the sequence's state is lost."""

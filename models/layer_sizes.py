@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from cpu_kernels import delta_net
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
@@ -25,7 +24,7 @@ _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
 # Limits for attention on latents: values of a latent, and of a part of a head.
 MAX_RANK = 4096
 MAX_PART = 1024
-_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
+LATENT_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
 # Tensors, keys and limits of gated delta networks.
@@ -168,7 +167,7 @@ def query_heads(file: ModelFile, layers: int, *, may_lack: bool) -> tuple[int, .
     key = f"{file.architecture}.attention.head_count"
     if may_lack and file.metadata.get(key, 0) == 0:
         return (0,) * layers
-    if f"{file.architecture}.{_RANK}" in file.metadata:
+    if f"{file.architecture}.{LATENT_RANK}" in file.metadata:
         return (same_in_all_layers(file, key, MAX_HEADS),) * layers
     return in_each_layer(file, key, MAX_HEADS, layers, 0 if may_lack else 1)[:layers]
 
@@ -248,8 +247,8 @@ class Latents:
         return self.rank + self.turned
 
 
-def read_latents(file: ModelFile) -> Latents | None:
-    """The sizes of latents that a file states, None if its heads have keys and values of their own.
+def read_latents(file: ModelFile) -> Latents:
+    """The sizes of latents of a file that states LATENT_RANK: others have keys and values of their own.
 
     Files come in two generations. Newer ones state the stored sizes as head sizes and the heads' own sizes under
     separate keys (`_mla`), and have one tensor of all heads' key matrices and one of their value matrices. Older ones
@@ -257,8 +256,6 @@ def read_latents(file: ModelFile) -> Latents | None:
     Raises ModelFileError for sizes that are missing or do not fit together.
     """
     metadata, name = file.metadata, file.architecture
-    if f"{name}.{_RANK}" not in metadata:
-        return None
 
     def size(key: str, maximum: int = MAX_PART) -> int:
         return metadata.get_int(f"{name}.{key}", minimum=1, maximum=maximum)
@@ -271,7 +268,7 @@ def read_latents(file: ModelFile) -> Latents | None:
             "than that can turn. Get another edition of the model."
         )
     return Latents(
-        rank=size(_RANK, MAX_RANK),
+        rank=size(LATENT_RANK, MAX_RANK),
         query_rank=size(_QUERY_RANK, MAX_RANK) if "blk.0.attn_q_a.weight" in file.tensors else 0,
         plain=key - turned,
         turned=turned,
@@ -305,12 +302,16 @@ class DeltaNetSizes:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of one part."""
+        """Bytes of one of them."""
+        from cpu_kernels import delta_net  # most models have none
+
         return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch memory per thread."""
+        """Bytes of scratch memory that a thread needs."""
+        from cpu_kernels import delta_net
+
         return delta_net.scratch_bytes(self.value_heads // self.key_heads, self.padded)
 
 

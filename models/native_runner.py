@@ -127,6 +127,7 @@ class NativeRunner:
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
+        self._reserve_logits(1)
 
     def pages_free(self) -> int:
         """Number of free pages within the budget."""
@@ -185,7 +186,7 @@ class NativeRunner:
         """
         segments = self._check_rows(tokens, positions, sequences, wanted)
         self._latest.clear()
-        most = self._store.most_segments()
+        most = self._store.delta.most_segments if self._store.delta else len(segments)
         if len(segments) <= most:
             return self._run(tokens, positions, segments, wanted)
         found = []
@@ -207,7 +208,8 @@ class NativeRunner:
         """Run no more segments than the states allow at once. segments: (handle, first row, rows) each."""
         self._steps.fetch(tokens)
         begun: list[tuple[Sequence, int, int]] = []
-        self._store.begin_run(len(segments))
+        if self._store.delta:
+            self._store.delta.begin(len(segments))
         for handle, first, count in segments:
             sequence = self._sequences[handle]
             start, computed = sequence.length, self._store.computed(sequence)
@@ -219,8 +221,8 @@ class NativeRunner:
         if self._store.delta:  # one at a time: sequences may share recomputed states
             for sequence, _, stop in begun:
                 self._compute_again([(sequence, self._store.computed_of(sequence, stop), stop)])
-                self._store.computed_of(sequence, stop)  # marks its state as in use
-        else:
+                self._store.computed_of(sequence, stop)  # its state is needed from now on
+        elif begun:
             self._compute_again(begun)
         placed = [(self._sequences[one], at, n) for one, at, n in segments]
         logits = self._compute(tokens, positions, placed, wanted)
@@ -270,9 +272,11 @@ class NativeRunner:
         """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
         self._steps.place(tokens, positions, segments, self._ropes)
         self._reserve_logits(len(wanted))
-        self._store.prepare([(sequence, positions[first], count) for sequence, first, count in segments])
+        if self._store.delta:
+            self._store.prepare([(sequence, positions[first], count) for sequence, first, count in segments])
         self._steps.run(len(tokens), wanted)
-        self._store.settle()
+        if self._store.delta:
+            self._store.delta.settle()
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:

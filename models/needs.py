@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
 from cpu_kernels.records import Act, Form, Op
 from cpu_kernels.threads import lead, work
 from gguf_io import ModelFile
-from models.config import read_config
+from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
@@ -36,7 +35,7 @@ from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import step_fields
 from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
-from models.weights import ReadRows, WeightLoader
+from models.weights import Packing, WeightLoader
 
 _PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
 _FORMS = {
@@ -50,13 +49,15 @@ _FORMS = {
 class NativeNeeds:
     """Memory of a decoder on the CPU engine in bytes, and the work per token.
 
-    weights: packed matrices. buffers: everything else of fixed size; a prompt of MAX_ROWS tokens touches all of it.
-    kv_per_token: keys, values and states of a stored token. position_bytes: rotation tables, for each position of the
-    longest sequence. row, logits: what the products of a row, and of one row's logits, read and compute, by weight
-    format. operations: number of operations of the program. values: layers times width of the residual stream, to which
-    work outside products is proportional. kernels: of the program and its threads. packers: kernels that pack weights.
+    config: the sizes that all else follows from. weights: packed matrices. buffers: all else that does not grow; a
+    prompt of MAX_ROWS tokens touches it. kv_per_token: keys, values and states of a stored token. position_bytes: of
+    tables, for each position of the longest sequence. row, logits: what the products of a row, and of the logits of
+    one, read and compute, by weight format. operations: of the program. values: of a row's residual stream after all
+    layers, which what is no product follows. kernels: of the program and its threads. packers: those that pack its
+    weights.
     """
 
+    config: ModelConfig
     weights: int
     buffers: int
     kv_per_token: int
@@ -125,6 +126,7 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
         drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
     return NativeNeeds(
+        config=config,
         weights=loader.packed_bytes,
         buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width + drafting,
         kv_per_token=store.bytes_per_token,
@@ -187,16 +189,8 @@ class _HeaderLoader(WeightLoader):
         self.sizes.append(size)
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
-    def _fill(
-        self,
-        identity: str,
-        packed: NDArray[np.generic],
-        read: ReadRows,
-        portions: Iterator[NDArray[np.int32]],
-        weight_format: WeightFormat,
-        k: int,
-    ) -> None:
-        self.packers[weight_format.name] = weight_format.repack
+    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
+        self.packers[packing.format.name] = packing.format.repack
 
 
 def _threads(threads: int | None) -> int:

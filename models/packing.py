@@ -4,13 +4,10 @@ The program is recorded as for computing, since that decides which rows of which
 discarded.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
@@ -25,7 +22,7 @@ from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
 from models.steps import LoadProgress
-from models.weights import PORTION_BYTES, ReadRows, WeightLoader
+from models.weights import PORTION_BYTES, Packing, WeightLoader
 
 
 def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
@@ -64,14 +61,7 @@ class _WritingLoader(WeightLoader):
     def _room(self, size: int) -> NDArray[np.generic]:
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
-    def _fill(
-        self,
-        identity: str,
-        packed: NDArray[np.generic],
-        read: ReadRows,
-        portions: Iterator[NDArray[np.int32]],
-        weight_format: WeightFormat,
-        k: int,
-    ) -> None:
-        room = np.empty(max(PORTION_BYTES, weight_format.group_bytes(k)), np.uint8)
-        self._writer.put(identity, (room[: self._pack_groups(room, read, rows, weight_format, k)] for rows in portions))
+    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
+        room = np.empty(max(PORTION_BYTES, packing.format.group_bytes(packing.k)), np.uint8)
+        portions = (room[: self._pack_groups(room, packing, rows)] for rows in packing.portions)
+        self._writer.put(packing.identity, portions)

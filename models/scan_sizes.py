@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cpu_kernels import selective_scan
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
@@ -58,21 +57,23 @@ class ScanSizes:
     @property
     def part_bytes(self) -> int:
         """Bytes of one of them."""
+        from cpu_kernels import selective_scan  # most models have none
+
         return 4 * selective_scan.unit_floats(self.unit_heads, self.padded_state, self.padded_head, self.reach)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that a thread needs."""
+        from cpu_kernels import selective_scan
+
         return selective_scan.scratch_bytes(self.unit_heads, self.padded_state, self.padded_head)
 
 
-def scan_sizes(file: ModelFile) -> ScanSizes | None:
-    """Sizes of a file's scans, None for an architecture that has none.
+def scan_sizes(file: ModelFile) -> ScanSizes:
+    """Sizes of the scans of a file of an architecture that has them (SCANS).
 
     Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that do not fit each other.
     """
-    if file.architecture not in SCANS:
-        return None
     metadata, name = file.metadata, f"{file.architecture}.ssm"
     heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
     groups = metadata.get_int(f"{name}.group_count", minimum=1, maximum=_MOST_HEADS)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention
+from cpu_kernels.attention import scratch_bytes
+from cpu_kernels.attention_shape import parts_bytes, shared_spans
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.formats import panels
-from cpu_kernels.loader import release_linker
+from cpu_kernels.kernel import release_linker
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
@@ -18,15 +20,15 @@ from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from models.config import ModelConfig
 from models.kv_pages import Sequence
-from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
 from models.weights import padded
+
+if TYPE_CHECKING:
+    from models.per_layer_inputs import PerLayerInputs
 
 LoadProgress = Callable[[str, float], None]
 """Called with the current activity and the fraction of it that is done."""
 
-# With fewer attention tiles per thread than this, threads would wait for the longest tile.
-TILES_A_THREAD = 8
 _SEGMENT_FIELDS = 4
 
 
@@ -43,8 +45,8 @@ def compiling(progress: LoadProgress | None) -> CompileProgress:
 def step_fields(
     builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
-    """Allocate the arrays whose addresses a step record holds; the program keeps them alive."""
-    needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
+    """New arrays whose addresses a step record has, kept with the program."""
+    needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)
     sizes: dict[Step, tuple[int, type[np.generic]]] = {
@@ -75,7 +77,7 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
-        inputs: PerLayerInputs | None = None,
+        inputs: "PerLayerInputs | None" = None,
     ) -> None:
         """Compile the builder's kernels. inputs: embeddings that the program reads from the file in each step."""
         fields = step_fields(builder, config, max_rows, team.threads)
@@ -186,15 +188,9 @@ class Steps:
         self._step[field] = 0
         if self._team.threads == 1:
             return
-        few, most = False, 0
-        for heads, group in self._kinds:
-            tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
-            few |= sum(tiles) < TILES_A_THREAD * self._team.threads
-            spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
-            most = max(most, spans)
-        if not few:
+        room = parts_bytes(shared_spans(self._kinds, segments, self._team.threads), self._longest_head)
+        if not room:
             return
-        room = attention.parts_bytes(most, self._longest_head)
         if room > len(self._parts[field]):
             self._parts[field] = aligned_zeros((2 * room,), np.uint8)
         self._step[field] = self._parts[field].ctypes.data

@@ -88,6 +88,21 @@ class Matrix:
         return self.groups * self.group_bytes
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How a matrix is packed: rows of k values, of which `read` gives the bytes.
+
+    identity: what the matrix is: tensor, format, shape and order of rows. portions: the source row of each packed row,
+    -1 for zeros, of whole groups and about PORTION_BYTES at a time, so that little of the file is in memory at once.
+    """
+
+    identity: str
+    format: WeightFormat
+    k: int
+    read: ReadRows
+    portions: Iterator[NDArray[np.int32]]
+
+
 class WeightLoader:
     """Reads a file's tensors and packs them on all threads of a team.
 
@@ -267,7 +282,7 @@ class WeightLoader:
             self.packed[identity] = packed
             if ready is None:
                 portions = _portions(order, rows, k, experts, weight_format)
-                self._fill(identity, packed, read, portions, weight_format, k)
+                self._fill(packed, Packing(identity, weight_format, k, read, portions))
         scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
         return Matrix(weight_format, packed, padded(count), k, experts, scale if self.has(scale) else "")
 
@@ -279,33 +294,19 @@ class WeightLoader:
         """Allocate bytes for a packed matrix."""
         return self._arena.zeros(size)
 
-    def _fill(
-        self,
-        identity: str,
-        packed: NDArray[np.generic],
-        read: ReadRows,
-        portions: Iterator[NDArray[np.int32]],
-        weight_format: WeightFormat,
-        k: int,
-    ) -> None:
-        """Pack all portions in order."""
+    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
+        """Pack all portions, one after the other."""
         position = 0
-        for source_rows in portions:
-            position += self._pack_groups(packed[position:], read, source_rows, weight_format, k)
+        for source_rows in packing.portions:
+            position += self._pack_groups(packed[position:], packing, source_rows)
 
-    def _pack_groups(
-        self,
-        target: NDArray[np.generic],
-        read: ReadRows,
-        source_rows: NDArray[np.int32],
-        weight_format: WeightFormat,
-        k: int,
-    ) -> int:
-        """Pack a few groups of rows into the beginning of `target`; return the number of bytes written."""
+    def _pack_groups(self, target: NDArray[np.generic], packing: Packing, source_rows: NDArray[np.int32]) -> int:
+        """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
+        weight_format, k = packing.format, packing.k
         groups = len(source_rows) // weight_format.group_rows
         present = source_rows[source_rows >= 0]
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
-        source = read(low, high - low)
+        source = packing.read(low, high - low)
         places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
         op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
@@ -340,10 +341,7 @@ class WeightLoader:
 def _portions(
     order: NDArray[np.int64] | None, rows: int, k: int, experts: int, weight_format: WeightFormat
 ) -> Iterator[NDArray[np.int32]]:
-    """The source row of each packed row, -1 for zeros, in whole groups of about PORTION_BYTES at a time.
-
-    So little of the file is in memory beside its packed copy.
-    """
+    """As Packing has them."""
     count = rows if order is None else len(order)
     one = np.full(padded(count), -1, np.int64)
     one[:count] = np.arange(rows) if order is None else order

@@ -6,6 +6,7 @@ of each k step's values, which are the same for all four.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +58,17 @@ class Codec:
         self.is_offset = bool(table) or self.largest == 255
         """Whether values are multiplied as offset-binary bytes, whose sums need 32 bits."""
         self.partial_steps = next(n for n in (8, 4) if n * self.largest <= products.PARTIAL_LIMIT or n == 4)
-        """The number of k steps whose products fit into a partial sum, 8 or 4."""
-        self.put, self.value = _put(self), _value(self)
+        """K steps whose products fit into a partial sum, 8 or 4."""
+
+    @cached_property
+    def put(self) -> Any:
+        """put(to, step, values): add a step's values (bytes of an integer) to the lane at an address, zeroed before."""
+        return _put(self)
+
+    @cached_property
+    def value(self) -> Any:
+        """value(where, i): value i of the lane at an address."""
+        return _value(self)
 
     def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
         """Emit code that gives the values of a k step as bytes, from the vectors at address p."""
@@ -173,7 +183,6 @@ def _byte(packed: int, index: int) -> int:
 
 
 def _put(codec: Codec) -> Any:
-    """Return put(to, step, values), which writes a k step's values (bytes of an integer) to the zeroed lane at `to`."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two = more_masks != 0
@@ -192,7 +201,6 @@ def _put(codec: Codec) -> Any:
 
 
 def _value(codec: Codec) -> Any:
-    """Return value(where, i), which reads value i of the lane at an address."""
     vectors, shifts, masks, positions = _columns(codec, 0)
     more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
     two, has_table = more_masks != 0, bool(codec.table)

@@ -5,6 +5,8 @@ vectors (cpu_kernels.formats.codec), and its factors; the kernels follow from th
 (ggml-common.h).
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -268,13 +270,29 @@ def _of_floats(layout: Floats) -> WeightFormat:
     )
 
 
-WEIGHT_FORMATS: dict[str, WeightFormat] = {
-    weight_format.name: weight_format
-    for weight_format in (
-        *map(_of_floats, floats.FLOATS),
-        *(_of_blocks(layout, blocks_32, 32) for layout in _BLOCKS_32),
-        *(_of_blocks(layout, scaled_blocks, layout.values) for layout in _SCALED_BLOCKS),
-        *map(_of_super_blocks, _SUPER_BLOCKS),
-        *map(_of_transposed, grids.TRANSPOSED),
-    )
-}
+class _Formats(Mapping[str, WeightFormat]):
+    """Formats by name. One is made, and its kernels are declared, when it is first asked for: a model has a few."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], WeightFormat]]) -> None:
+        self._makers = makers
+        self._made: dict[str, WeightFormat] = {}
+
+    def __getitem__(self, name: str) -> WeightFormat:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = _Formats(
+    {layout.name: partial(_of_floats, layout) for layout in floats.FLOATS}
+    | {layout.name: partial(_of_blocks, layout, blocks_32, 32) for layout in _BLOCKS_32}
+    | {layout.name: partial(_of_blocks, layout, scaled_blocks, layout.values) for layout in _SCALED_BLOCKS}
+    | {layout.name: partial(_of_super_blocks, layout) for layout in _SUPER_BLOCKS}
+    | {layout.name: partial(_of_transposed, layout) for layout in grids.TRANSPOSED}
+)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gguf_io.chat_template.capabilities import Capabilities, Marker, probe, tool_variables
-from gguf_io.chat_template.defaults import family_of
 from gguf_io.chat_template.messages import adapted, milder_forms, normalised
 from gguf_io.chat_template.sandbox import MAX_SOURCE_CHARS, TemplateRefusalError, TemplateSandbox
 from gguf_io.errors import TemplateError, shortened
@@ -203,6 +202,8 @@ def load_chat_template(model: HasMetadata | str | Path, source: str | None = Non
     source = _text(metadata, _KEY)
     if source:
         return ChatTemplate(source, bos_token, eos_token, tool_use_source=_text(metadata, f"{_KEY}.tool_use"))
+    from gguf_io.chat_template.defaults import family_of  # nearly all files bring a template
+
     family = family_of(frozenset(tokens), str(metadata.get("general.name", "")))
     return ChatTemplate(
         family.source(),

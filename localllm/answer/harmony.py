@@ -11,7 +11,7 @@ from localllm.answer.call_section import CallSection
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.formats import HARMONY, CallFormat
-from localllm.engine.detokenizer import beginning_at_end
+from localllm.engine.stream import beginning_at_end
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_io.chat_template import load_chat_template
 from gguf_io.chat_template.template import checked_arguments
-from localllm.answer.call_constraints import CallConstraints
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
@@ -29,6 +28,7 @@ from localllm.library.behaviour import Behaviour
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate
     from gguf_io.tokenizer import Tokenizer
+    from localllm.answer.call_constraints import CallConstraints
     from localllm.engine.constraint import Constraint, LazyConstraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
@@ -46,7 +46,6 @@ class LocalModel:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.template: ChatTemplate = loaded.template
         self._behaviour = behaviour
-        self._calls = CallConstraints(loaded)
         self._lock = Lock()
         self._others: dict[str, LocalModel] = {}  # by requests' templates, the last used at the end
 
@@ -54,6 +53,12 @@ class LocalModel:
     def call_formats(self) -> tuple[CallFormat, ...]:
         """How the model writes tool calls."""
         return call_formats(self.template.shown)
+
+    @cached_property
+    def _calls(self) -> "CallConstraints":
+        from localllm.answer.call_constraints import CallConstraints  # imports grammars, which few requests need
+
+        return CallConstraints(self.loaded)
 
     @property
     def most_choices(self) -> int:
@@ -111,7 +116,7 @@ class LocalModel:
         }
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
-        tools = parameters_of(request.chosen_tools or request.tools)
+        tools = parameters_of(request.chosen_tools or request.tools) if request.tools else {}
 
         def calls_splitter() -> Splitter:
             in_call = request.tool_choice is not None and (
@@ -319,8 +324,9 @@ class LocalPrompt:
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
+        splitter = self.splitter()
         stream = self.loaded.engine.submit(generation)
-        return LocalStream(stream, self.splitter(), self.loaded.tokenizer.token_bytes, self.one_call)
+        return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call)
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.harmony import ANALYSIS, HarmonySplitter
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
-from localllm.engine.detokenizer import beginning_at_end
+from localllm.engine.stream import beginning_at_end
 
 # Opening and closing marker, as in ChatTemplate; a closing "" is the end of the answer.
 Marker = tuple[str, str]

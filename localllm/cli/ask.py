@@ -192,16 +192,11 @@ def _started(
     status: StatusLine,
 ) -> "Started":
     from localllm.answer.request import AnswerRequest
-    from localllm.cli.run import started_here, started_remotely
+    from localllm.cli.run import begin_answer
     from localllm.documents.answer import messages_for
 
     request = AnswerRequest(messages=messages_for(excerpts, question))
-    begin = (
-        started_remotely(name, request, settings, flags)
-        if settings.remote
-        else started_here(name, request, flags, status.share)
-    )
-    return stack.enter_context(begin)
+    return stack.enter_context(begin_answer(name, request, settings, flags, status.share))
 
 
 def _read(

@@ -58,11 +58,11 @@ class Printed:
                 text += part.text
             else:
                 text += part.unfinished
+            self.calls += part.tool_calls
         if event.finish_reason is not None:
             text += self._close(text)
         self.text.append(text)
         self.token_ids += event.token_ids
-        self.calls += event.calls
         self.last = event
         return text
 

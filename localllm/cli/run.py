@@ -102,8 +102,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_image, read_prompt
-    from localllm.engine.request import FinishReason, SamplingParams
-    from localllm.engine.sampling.validation import check_ranges
+    from localllm.engine.request import FinishReason, SamplingParams, check_ranges
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 
@@ -146,12 +145,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
             allowed = stack.enter_context(opened_tools(tools))
             request = replace(request, tools=allowed.toolbox.offered())
-        begin = (
-            started_remotely(model, request, settings, flags)
-            if settings.remote
-            else started_here(model, request, flags, status.share)
-        )
-        started = stack.enter_context(begin)
+        started = stack.enter_context(begin_answer(model, request, settings, flags, status.share))
         gc.enable()
         if allowed:
             printed = answer_with_tools(started, allowed, status, silent=as_json)
@@ -177,9 +171,26 @@ def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[s
     return [user] if system is None else [{"role": "system", "content": system}, user]
 
 
+def begin_answer(
+    model: str,
+    request: "AnswerRequest",
+    settings: "Settings",
+    flags: "Mapping[str, object]",
+    progress: "Callable[[str, float], None]",
+) -> "contextlib.AbstractContextManager[generation.Started]":
+    """Start the answer of a model in this process, or on the remote server. settings: what the flags and others set."""
+    if settings.remote:
+        return _started_remotely(model, request, settings, flags)
+    return _started_here(model, request, settings, flags, progress)
+
+
 @contextlib.contextmanager
-def started_here(
-    model: str, request: "AnswerRequest", flags: "Mapping[str, object]", progress: "Callable[[str, float], None]"
+def _started_here(
+    model: str,
+    request: "AnswerRequest",
+    settings: "Settings",
+    flags: "Mapping[str, object]",
+    progress: "Callable[[str, float], None]",
 ) -> "Iterator[generation.Started]":
     """Load the model into this process and start the answer. The user's settings override the manifest's parameters."""
     from localllm.answer.local import LocalModel
@@ -187,16 +198,17 @@ def started_here(
     from localllm.answer.request import changed
     from localllm.cli import generation
     from localllm.cli.pull import obtain
+    from localllm.engine.companions import WITHOUT
     from localllm.engine.loaded_model import load_model
-    from localllm.engine.projectors import WITHOUT
     from localllm.engine.request import SamplingParams
     from localllm.library.behaviour import behaviour_of
     from localllm.packed import finish_keeping
     from localllm.settings import load_settings
 
-    found = obtain(model, load_settings(flags))
+    found = obtain(model, settings)
     behaviour = behaviour_of(found)
-    settings = load_settings(flags, model=behaviour.settings)
+    if behaviour.settings:
+        settings = load_settings(flags, model=behaviour.settings)
     if not has_images(request.messages) and flags["mmproj"] is None:  # without images, the native engine can run it
         settings = replace(settings, mmproj=WITHOUT)
     sampling = changed(SamplingParams.of(settings))
@@ -212,7 +224,7 @@ def started_here(
 
 
 @contextlib.contextmanager
-def started_remotely(
+def _started_remotely(
     model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
     """Start the answer on the remote server. Only parameters set by flag, variable or file are sent.

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
-from localllm.engine.draft_files import draft_beside, native_drafts, refuse_as_model, refuse_head_on_llama
-from localllm.engine.projectors import WITHOUT, projector_of
+from localllm.engine.companions import (
+    WITHOUT,
+    draft_beside,
+    native_drafts,
+    projector_of,
+    refuse_as_model,
+    refuse_head_on_llama,
+    usual_adapters,
+)
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import (
@@ -22,7 +29,7 @@ from localllm.memory import (
     plan_from_disk,
     plan_memory,
 )
-from localllm.settings import Settings, parse_lora
+from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
@@ -71,42 +78,48 @@ def open_runner(
     progress: Callable[[str, float], None] | None,
     main_memory: int | None = None,
     kv_tokens: int | None = None,
+    draft: ModelFile | None = None,
 ) -> tuple[Runner, BackendChoice]:
-    """Load the weights into the backend that the settings name.
+    """Load the weights into the backend that the settings name: choose, plan, load.
 
     main_memory: bytes to plan with; None asks the machine. kv_tokens: have the native engine store so many tokens,
-    instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native engine turns out
-    not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's heads do not fit
-    the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
+    instead of what its budget (kv_mib) holds. draft: what the draft setting names, opened (draft_file), of which a head
+    is loaded too. Where "auto" leaves the choice, a model that the native engine turns out not to know goes to
+    llama.cpp. Raises what choose_backend raises; RequestError where the model's heads do not fit the types of keys and
+    values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
     from models.errors import UnsupportedModelError, kernels_needed
 
     for note in file.notes:
         log.info("%s: %s", file.path.name, note)
-    choice = choose_backend(file, settings, main_memory)
-    kv_bytes_in_file(file, native_kv_types(settings))
+    choice = choose_backend(file, settings, main_memory, draft)
+    if settings.kv_type_k or settings.kv_type_v:  # f16 fits every head
+        kv_bytes_in_file(file, native_kv_types(settings))
     if choice.backend == "llama":
-        runner, choice = _open_llama(file, settings, choice, progress, main_memory)
+        runner, choice = _open_llama(file, settings, choice, progress, main_memory, draft)
     else:
         try:
             with kernels_needed():
-                runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory)
+                runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory, draft)
             choice = replace(choice, main_bytes=plan.needed - plan.kv, notes=disk_notes(file, plan))
             choice = replace(choice, mapped_bytes=min(runner.mapped_bytes, plan.weights))
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
             choice = BackendChoice("llama", f"the native engine cannot: {error}")
-            refuse_head_on_llama(settings, choice.reason)
-            runner, choice = _open_llama(file, settings, choice, progress, main_memory)
+            refuse_head_on_llama(draft, choice.reason)
+            runner, choice = _open_llama(file, settings, choice, progress, main_memory, draft)
     log.info("%s: %s", file.path.name, choice)
     return runner, choice
 
 
-def choose_backend(file: ModelFile, settings: Settings, room: int | None = None) -> BackendChoice:
+def choose_backend(
+    file: ModelFile, settings: Settings, room: int | None = None, draft: ModelFile | None = None
+) -> BackendChoice:
     """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
 
     "auto" also takes llama.cpp where only its plan fits into main memory. room: bytes of it; None asks the machine.
+    draft: as open_runner has it.
     Workers on other machines are looked up first, and are devices from then on. Raises UnsupportedModelError where the
     native engine is left with an architecture that it does not know, RequestError where it is named together with
     settings that only llama.cpp can follow, or llama.cpp with a head that drafts, and what add_workers raises.
@@ -119,11 +132,12 @@ def choose_backend(file: ModelFile, settings: Settings, room: int | None = None)
 
         add_workers(workers)
     if settings.backend == "auto":
-        choice = _where_it_fits(automatic_choice(settings, lambda: _native_lacks(file, settings)), file, settings, room)
+        choice = automatic_choice(settings, lambda: _native_lacks(file, settings, draft))
+        choice = _where_it_fits(choice, file, settings, room, draft)
     else:
         choice = BackendChoice(settings.backend, "chosen by the backend setting")
     if choice.backend == "llama":
-        refuse_head_on_llama(settings, choice.reason)
+        refuse_head_on_llama(draft, choice.reason)
     if choice.backend == "native":
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
@@ -188,19 +202,19 @@ def plan_native(
     *,
     kv_tokens: int | None = None,
     room: int | None = None,
+    draft: ModelFile | None = None,
     beside: int = 0,
 ) -> MemoryPlan:
     """The native engine's memory, from the header, with the settings' KV budget or one for kv_tokens.
 
-    room: bytes of main memory, None asks the machine; beside: those of a draft model. Raises OutOfMemoryError with the
-    sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError. Where the setting from_disk
-    allows it, a part of the weights may stay on the disk.
+    room: bytes of main memory, None asks the machine; draft: as open_runner has it; beside: bytes of a draft model.
+    Raises OutOfMemoryError with the sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
+    Where the setting from_disk allows it, a part of the weights may stay on the disk.
     """
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
 
-    with native_drafts(settings) as drafts:
-        memory = native_memory(file, native_kv_types(settings), settings.threads, drafts)
+    memory = native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings, draft))
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         config = read_config(file)
@@ -218,7 +232,9 @@ def plan_native(
         raise OutOfMemoryError(told) from error
 
 
-def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None) -> BackendChoice:
+def _where_it_fits(
+    choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None, draft: ModelFile | None
+) -> BackendChoice:
     """llama.cpp where the native engine was chosen, does not fit, and llama.cpp does."""
     from models.errors import UnsupportedModelError
 
@@ -226,7 +242,7 @@ def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, r
         return choice
     room = available_memory() if room is None else room
     try:
-        plan_native(file, replace(settings, backend="native", from_disk=False), room=room)
+        plan_native(file, replace(settings, backend="native", from_disk=False), room=room, draft=draft)
     except UnsupportedModelError:  # told by who opens it
         return choice
     except OutOfMemoryError:
@@ -244,15 +260,6 @@ def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
 
     made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
     return made.uses[0].needed
-
-
-def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
-    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
-    found = parse_lora(settings.lora)
-    for path, _ in found:
-        if not path.is_file():
-            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
-    return found
 
 
 def _wishes(settings: Settings) -> list[str]:
@@ -295,7 +302,7 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Bac
     return BackendChoice("native", "llama.cpp sees no GPU")
 
 
-def _native_lacks(file: ModelFile, settings: Settings) -> str:
+def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) -> str:
     """Why the native engine cannot compute the model, "" where its header tells no reason."""
     from models.errors import UnsupportedModelError
     from models.registry import ARCHITECTURES
@@ -303,8 +310,7 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        with native_drafts(settings) as drafts:
-            native_memory(file, native_kv_types(settings), settings.threads, drafts)
+        native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings, draft))
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
@@ -329,37 +335,40 @@ def _open_native(
     progress: Callable[[str, float], None] | None,
     kv_tokens: int | None,
     room: int | None,
+    draft: ModelFile | None,
 ) -> "tuple[NativeRunner, MemoryPlan]":
     from cpu_kernels.kernel import compile_all
-    from localllm.packed import find_packed, open_from_disk, open_with_packed
+    from localllm.packed import find_packed, is_kept, open_from_disk, open_with_packed
     from models import NativeRunner
     from models.needs import native_needs
     from models.steps import compiling
 
-    ready = find_packed(file, settings.packed_mib)  # checked while the plan is made
-    plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
-    needs = native_needs(file, native_kv_types(settings), settings.threads)
+    # What was packed before is checked while the plan is made.
+    kept = is_kept(file, settings.packed_mib)
+    ready = find_packed(file, settings.packed_mib) if kept else None
+    plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room, draft=draft)
+    kv_types, drafts = native_kv_types(settings), native_drafts(settings, draft)
+    needs = native_needs(file, kv_types, settings.threads, drafts)
     # All at once, so that no core waits for the last kernel of a few.
     compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
-        with native_drafts(settings) as drafts:
-            return NativeRunner(
-                file,
-                kv_bytes=plan.kv,
-                threads=settings.threads,
-                context=settings.ctx,
-                kv_types=native_kv_types(settings),
-                progress=progress,
-                ready=ready,
-                drafts=drafts,
-            )
+        return NativeRunner(
+            file,
+            kv_bytes=plan.kv,
+            threads=settings.threads,
+            context=settings.ctx,
+            kv_types=kv_types,
+            progress=progress,
+            ready=ready,
+            drafts=drafts,
+        )
 
     try:
         if plan.on_disk:
             runner = open_from_disk(file, ready, settings.packed_mib, plan.weights + plan.on_disk, opened, progress)
         else:
-            runner = open_with_packed(file, ready, settings.packed_mib, opened)
+            runner = open_with_packed(file, ready, settings.packed_mib, opened) if kept else opened(None)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
@@ -376,12 +385,12 @@ def _open_llama(
     choice: BackendChoice,
     progress: Callable[[str, float], None] | None,
     main_memory: int | None,
+    draft: ModelFile | None,
 ) -> tuple[Runner, BackendChoice]:
     from gpu_offload.opening import open_planned
 
-    with draft_beside(settings) as draft:
-        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
-        runner, plan = open_planned(file, request, progress, main_memory)
+    request = replace(plan_request(settings, projector_of(file, settings)), draft=draft_beside(draft))
+    runner, plan = open_planned(file, request, progress, main_memory)
     return runner, replace(
         choice,
         notes=plan.notes,

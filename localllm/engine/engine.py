@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary
@@ -22,6 +21,7 @@ from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
+from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
 
@@ -123,19 +123,19 @@ class Engine:
         Raises RequestError, ContextOverflowError, QueueFullError or TemplateError, before anything is queued. A long
         prompt takes some milliseconds here, one whose messages must be dropped as long as rendering the rest.
         """
-        text = text_of_prompt(request.prompt, request.images)
+        (context, remedy), adapters = self._context_of(request), self._adapters_of(request)
+        text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
         check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
         keeps_all = bool(request.images) or request.prompt_logprobs is not None
         if keeps_all and request.context_policy is ContextPolicy.ROLLING:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
-        context, remedy = self._context_of(request)
         try:
             prompt = fit_prompt(request, context)
         except ContextOverflowError as error:
             raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
         writer = EventWriter(GenerationStream(self._wake, self._interrupt), request.stop, self._clock)
-        generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, self._adapters_of(request))
+        generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, adapters)
         with self._lock:
             if self._closing or self._failure:
                 raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
@@ -149,13 +149,15 @@ class Engine:
         """Do one round of work on the calling thread; False if there was nothing to do."""
         self._interrupted.clear()
         ended = self._take_news()
-        self._journal.answer(self._snapshot)
+        if self._journal.asked:
+            self._journal.answer(self._snapshot())
         plan = self._scheduler.schedule()
         self._report_progress()
         began = self._clock()
         if plan.parts and (logits := self._run(plan)) is not None:
+            ran = self._clock()
             self._commit(plan, self._sample(plan, logits))
-            self._scheduler.observe(plan, self._clock() - began)
+            self._note(plan, began, ran)
         ended |= self._end_finished()
         return bool(plan.parts) or plan.again or ended or self._spill()
 
@@ -248,25 +250,17 @@ class Engine:
         return self._end_finished()
 
     def _run(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Compute the plan's rows, and note the time that it took; None where it was given up or failed.
+        """Compute the plan's rows; None where it was given up or failed.
 
         A failure ends the plan's requests, whose sequences hold what is not known.
         """
-        began = self._clock()
         try:
-            logits = self._compute(plan)
+            return self._compute(plan)
         except LocalLLMError as error:
             for part in plan.parts:
                 self._kv.discard(part.generation.sequence)
                 part.generation.fail(error)
             return None
-        if logits is None:
-            return None
-        took = self._clock() - began
-        step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took)
-        parts = [(each.generation.timeline, each.generation.generated > 0, len(each)) for each in plan.parts]
-        self._journal.note(step, began, parts)
-        return logits
 
     def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
         for part in plan.parts:
@@ -291,7 +285,7 @@ class Engine:
             if rows.start == rows.stop:
                 continue
             try:
-                following = part.generation.score_prompt(logits[rows])
+                following = part.generation.score_prompt(logits[rows]) if part.scored else logits[rows]
                 if len(following):
                     accepted[at] = part.generation.sample(following, part.drafts)
             except Exception as error:
@@ -318,6 +312,12 @@ class Engine:
             self._rows_unspilled = 0
             self._spill()
 
+    def _note(self, plan: Plan, began: float, ran: float) -> None:
+        """Show people a step that the runner was done with at `ran`, and learn from its time."""
+        step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
+        self._journal.note(step, began, plan.work)
+        self._scheduler.observe(plan, self._clock() - began)
+
     def _spill(self) -> bool:
         return self._kv.spiller is not None and self._kv.spiller.spill()
 
@@ -325,18 +325,21 @@ class Engine:
         """Send the last event of every generation that has ended; whether there were any."""
         ended = [each for each in [*self._scheduler.running, *self._scheduler.waiting] if each.finish_reason]
         for generation in ended:
-            self._scheduler.remove(generation)
-            counts = generation.counts
-            self._totals.update(
-                prompt=counts.prompt,
-                memory=counts.cached_memory,
-                disk=counts.cached_disk,
-                generated=counts.generated,
-                drafted=counts.drafted,
-                accepted=counts.accepted,
-            )
-            generation.finish()
+            self._end(generation)
         return bool(ended)
+
+    def _end(self, generation: Generation) -> None:
+        self._scheduler.remove(generation)
+        counts = generation.counts
+        self._totals.update(
+            prompt=counts.prompt,
+            memory=counts.cached_memory,
+            disk=counts.cached_disk,
+            generated=counts.generated,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+        )
+        generation.finish()
 
     def _report_progress(self) -> None:
         for generation in self._scheduler.running:

@@ -69,7 +69,7 @@ class Generation:
             request.persist,
             request.trunk if whole else 0,
         )
-        self.speculation = Speculation(self.sequence.images.without(self.sequence.tokens))
+        self._speculation: Speculation | None = None
         self.writer = writer
         self.timeline = Timeline(writer.came)
         self.finish_reason: FinishReason | None = None
@@ -82,20 +82,33 @@ class Generation:
         self._constraint = request.constraint.fork() if request.constraint else None
         self._vocabulary = vocabulary
         self._eog = np.array(sorted(vocabulary.eog_ids), dtype=np.intp)
-        self._note_scores()
-        self._take_forced()
+        if request.prompt_logprobs is not None:
+            self._note_scores()
+        if self._constraint:
+            self._take_forced()
+
+    @property
+    def speculation(self) -> Speculation:
+        """What may be drafted. Made when it is first asked for, after the first token: it indexes the whole text."""
+        if self._speculation is None:
+            tokens = self.sequence.tokens
+            prompt = len(tokens) - self.generated
+            self._speculation = Speculation(self.sequence.images.without(tokens[:prompt]))
+            for token_id in tokens[prompt:]:
+                self._speculation.token(token_id)
+        return self._speculation
 
     @property
     def counts(self) -> Counts:
         """Tokens so far."""
-        sequence, speculation, prompt = self.sequence, self.speculation, self._prompt
+        sequence, speculation, prompt = self.sequence, self._speculation, self._prompt
         return Counts(
             len(prompt.tokens),
             sequence.from_memory or 0,
             sequence.from_disk,
             self.generated,
-            speculation.drafted,
-            speculation.accepted,
+            speculation.drafted if speculation else 0,
+            speculation.accepted if speculation else 0,
             prompt.dropped_messages,
             prompt.dropped_tokens + self._rolled,
         )
@@ -130,8 +143,7 @@ class Generation:
         rows: logits of the sequence's next tokens, of which none is counted as computed yet. Raises LogitsError.
         """
         top, scored = self.request.prompt_logprobs, self.unscored
-        if top is None or not scored:
-            return rows
+        assert top is not None
         known = len(self._scores) - self.sequence.computed  # more than 0 where evicted rows are computed again
         for at, row in enumerate(rows[:scored]):
             if at >= known:
@@ -224,8 +236,6 @@ class Generation:
 
     def _note_scores(self) -> None:
         """Let as much of a known prefix be reused as needs no scores, and have them sent once they are complete."""
-        if self.request.prompt_logprobs is None:
-            return
         complete = len(self._scores) == len(self._prompt.tokens) - 1
         self.sequence.reusable = None if complete else len(self._scores)
         if complete:
@@ -242,7 +252,8 @@ class Generation:
             token_id, logprob = self._sampler.sample(row, allowed, banned)
         self.writer.sampled()
         self._take(token_id, logprob)
-        self._take_forced()
+        if self._constraint:
+            self._take_forced()
 
     def _take_forced(self) -> None:
         """Take the tokens that the constraint leaves no choice about, which then need no logits.
@@ -264,7 +275,8 @@ class Generation:
         """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""
         self._sampler.accept(token_id)
         self.sequence.append(token_id)
-        self.speculation.token(token_id)
+        if self._speculation:
+            self._speculation.token(token_id)
         self.generated += 1
         if token_id in self._vocabulary.eog_ids:
             self.writer.token(token_id, b"", None if self.request.prompt_logprobs is None else logprob)

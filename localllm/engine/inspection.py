@@ -1,7 +1,7 @@
 """A look inside the engine for people: the last steps, the requests at work, the prefix tree. Read-only."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -102,18 +102,18 @@ class EngineSnapshot:
 class Journal:
     """Keeps the last steps and timelines, and hands out snapshots.
 
-    note, keep and answer are for the engine's thread; ask is for any.
+    asked: futures that wait for one. note, keep and answer are for the engine's thread; ask is for any.
     """
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._timelines: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
-        self._asked: deque[Future[EngineSnapshot]] = deque()
+        self.asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
         """Return a future for a snapshot after the present step. The caller wakes the engine."""
         future: Future[EngineSnapshot] = Future()
-        self._asked.append(future)
+        self.asked.append(future)
         return future
 
     def note(self, step: StepRecord, began: float, parts: Iterable[tuple[Timeline, bool, int]]) -> None:
@@ -136,17 +136,17 @@ class Journal:
         """The last steps, oldest first."""
         return tuple(self._steps)
 
-    def answer(self, look: Callable[[], EngineSnapshot]) -> None:
+    def answer(self, snapshot: EngineSnapshot) -> None:
         """Set the result of every future that was asked for and is still wanted."""
-        while self._asked:
-            asked = self._asked.popleft()
+        while self.asked:
+            asked = self.asked.popleft()
             if asked.set_running_or_notify_cancel():
-                asked.set_result(look())
+                asked.set_result(snapshot)
 
     def cancel(self) -> None:
         """Cancel every future that was asked for."""
-        while self._asked:
-            self._asked.popleft().cancel()
+        while self.asked:
+            self.asked.popleft().cancel()
 
 
 def depth_first(prefixes: Sequence[PrefixView]) -> Iterator[tuple[int, PrefixView]]:

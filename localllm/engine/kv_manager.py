@@ -41,7 +41,7 @@ class KVManager:
         self._adapters = adapters
         self._disk = disk if self._can_truncate or disk is None else disk.of_states()
         self._disks: dict[str, DiskCache] = {}
-        self._restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}
+        self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to be read before their next rows
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
         if self._disk is not None:
@@ -71,7 +71,7 @@ class KVManager:
         segments = self._stored(sequence, tokens) if len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
             ahead = [segment for segment in segments if segment.stop > computed]
-            self._restoring[sequence] = ahead
+            self.restoring[sequence] = ahead
             computed = min(computed, ahead[0].start)
         if computed == 0:
             handle = self._runner.create_sequence(sequence.space.adapters)
@@ -88,7 +88,7 @@ class KVManager:
 
     def restore(self, sequence: TokenSequence) -> bool:
         """Import one segment, if there is one for the sequence. What cannot be read will be computed."""
-        segments = self._restoring.pop(sequence, ())
+        segments = self.restoring.pop(sequence, ())
         if not segments:
             return False
         segment, *others = segments
@@ -107,12 +107,8 @@ class KVManager:
             self._runner.truncate_sequence(handle, segment.useful)
         sequence.restored(segment.useful, from_disk=isinstance(segment, Segment))
         if others:
-            self._restoring[sequence] = others
+            self.restoring[sequence] = others
         return True
-
-    def is_restoring(self, sequence: TokenSequence) -> bool:
-        """Whether segments are still to be read before the sequence's next rows."""
-        return sequence in self._restoring
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
         """Pending tokens before the next image, or the next place where the state is to be kept."""
@@ -184,7 +180,7 @@ class KVManager:
         return self._disk.load(segment)
 
     def _detached(self, sequence: TokenSequence) -> int | None:
-        self._restoring.pop(sequence, None)
+        self.restoring.pop(sequence, None)
         self._marks.pop(sequence, None)
         return sequence.detach()
 

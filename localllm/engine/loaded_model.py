@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import BackendChoice, open_runner, usual_adapters
+from localllm.engine.backends import BackendChoice, open_runner
+from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
-from localllm.engine.draft_files import draft_beside, for_draft, is_head
-from localllm.engine.draft_model import DraftModel
-from localllm.engine.drafter import SelfDrafter
+from localllm.engine.drafter import DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
@@ -145,18 +144,20 @@ def load_model(
     draft_model = None
     try:
         # The tokenizer is read while the weights are packed, which does not hold the GIL.
-        with ThreadPoolExecutor(1, "tokenizer") as executor:
+        with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings) as draft:
             loading = executor.submit(load_tokenizer, file)
             chat_template = load_chat_template(file, template)
-            draft_model = _open_draft(settings.draft, loading.result(), settings, progress) if settings.draft else None
-            runner, backend = open_runner(file, settings, _failing_with(loading, progress), main_memory)
+            if draft is not None:
+                draft_model = _load_draft(draft, loading.result(), settings, progress)
+            runner, backend = open_runner(file, settings, _failing_with(loading, progress), main_memory, draft=draft)
             try:
                 tokenizer = loading.result()
             except BaseException:
                 runner.close()
                 raise
         files = usual_adapters(settings)
-        adapters = adapter_set([(number, scale) for number, (_, scale) in enumerate(files)], runner.info.adapter_count)
+        chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
+        adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
@@ -178,15 +179,15 @@ def load_model(
     return LoadedModel(file, tokenizer, chat_template, engine, backend, files)
 
 
-def draft_bytes(settings: Settings) -> int:
-    """Bytes of the settings' draft model, its KV cache included; 0 without one, and for a head, which is planned with
-    its model. Raises what resolve raises.
+def draft_bytes(draft: ModelFile | None) -> int:
+    """Bytes of a draft model, its KV cache included; 0 without one, and for a head, which is planned with its model.
+
+    draft: what draft_file gives.
     """
-    with draft_beside(settings) as file:
-        if file is None:
-            return 0
-        memory = model_memory(file)
-        return memory.weights + memory.buffers + DRAFT_KV_MIB * 2**20
+    if (model := draft_beside(draft)) is None:
+        return 0
+    memory = model_memory(model)
+    return memory.weights + memory.buffers + DRAFT_KV_MIB * 2**20
 
 
 def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:
@@ -201,18 +202,15 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
     return report
 
 
-def _open_draft(
-    name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
+def _load_draft(
+    draft: ModelFile, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
 ) -> DraftModel | None:
     """Load the draft model, with a KV cache of its own; None for a head, which the runner loads with its model."""
-    from localllm.library import resolve
-
-    with open_model(resolve(name)) as file:
-        if not tokenizer.agrees_with(load_tokenizer(file)):
-            raise RequestError(f"{name} cannot draft for this model: its vocabulary differs. Leave out --draft.")
-        if is_head(file):
-            return None
-        # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
-        alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
-        runner, _ = open_runner(file, alone, progress)
-        return DraftModel(runner)
+    if not tokenizer.agrees_with(load_tokenizer(draft)):
+        raise RequestError(f"{settings.draft} cannot draft for this model: its vocabulary differs. Leave out --draft.")
+    if is_head(draft):
+        return None
+    # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
+    alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
+    runner, _ = open_runner(draft, alone, progress)
+    return DraftModel(runner)

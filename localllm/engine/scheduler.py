@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
-from localllm.engine.chunk_size import ChunkSize, fair_shares, most_scored
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation
+from localllm.engine.inspection import Timeline
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.runner import ImageRows, Interruptible, Runner
-from localllm.engine.speculation import StepCosts
+from localllm.engine.step_costs import ChunkSize, StepCosts
 from localllm.errors import OutOfMemoryError
 
+# The logits of a step's rows whose log-probabilities are wanted take so much at most.
+SCORED_BYTES = 32 * 2**20
 # How long a generation may run while others wait for its place.
 TURN_S = 2.0
 # A turn lasts this many times as long as computing its KV again would take, where it may have to be.
@@ -21,12 +23,16 @@ TURN_PER_PREFILL = 4
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens."""
+    """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens.
+
+    scored: of how many of the first rows the log-probabilities are wanted.
+    """
 
     generation: Generation
     count: int
     drafts: Sequence[int] = ()
     image: ImageRows | None = None
+    scored: int = 0
 
     def __len__(self) -> int:
         return self.count + len(self.drafts)
@@ -41,7 +47,7 @@ class Plan:
     this pass changed what the next can plan, by reading KV from the disk or by preempting, so that another is due even
     if no row was planned. patient: it may take long, if it is given up as soon as a request comes or is cancelled.
     decoded and drafted: rows of answers, and of drafts behind them. decodes: all parts are a pending token each.
-    images: some part is one.
+    images: some part is one. work: of each part its timeline, whether it decodes, and its rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -55,6 +61,7 @@ class Plan:
     drafted: int = 0
     decodes: bool = True
     images: bool = False
+    work: list[tuple[Timeline, bool, int]] = field(default_factory=list)
     again: bool = False
     patient: bool = False
 
@@ -67,6 +74,7 @@ class Plan:
         assert sequence.handle is not None
         self.pages += pages
         self.parts.append(part)
+        self.work.append((part.generation.timeline, part.generation.generated > 0, len(part)))
         if part.image is not None:
             self.images = True
             self.logits.append(slice(0, 0))
@@ -79,10 +87,18 @@ class Plan:
         self.positions += range(start, start + len(rows))
         self.sequences += [sequence.handle] * len(rows)
         first, end = len(self.tokens) - len(rows), len(self.tokens)
-        scored = min(part.generation.unscored, part.count)
         last = 1 + len(part.drafts) if part.count == sequence.pending else 0
-        self.logits.append(slice(len(self.wanted), len(self.wanted) + scored + last))
-        self.wanted += [*range(first, first + scored), *range(end - last, end)]
+        self.logits.append(slice(len(self.wanted), len(self.wanted) + part.scored + last))
+        self.wanted += [*range(first, first + part.scored), *range(end - last, end)]
+
+
+def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
+    """Share a budget of rows evenly; what one does not need goes to the others."""
+    shares = [0] * len(wants)
+    for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
+        shares[index] = min(wants[index], budget // (len(wants) - served))
+        budget -= shares[index]
+    return shares
 
 
 class Scheduler:
@@ -121,7 +137,7 @@ class Scheduler:
         self.chunk = chunk or ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
-        self._most_scored = most_scored(runner.info.vocab_size)
+        self._most_scored = max(SCORED_BYTES // (4 * runner.info.vocab_size), 1)
 
     def add(self, generation: Generation) -> None:
         """Put a new generation into the queue, or one whose turn is over behind all others."""
@@ -146,13 +162,18 @@ class Scheduler:
         plan = Plan()
         active = [generation for generation in self.running if generation not in behind]
         ready = [generation for generation in active if self._started(generation, behind)]
+        if self._kv.restoring:
+            for generation in ready:
+                plan.again |= self._kv.restore(generation.sequence)
+        decoding: list[Generation] = []
+        prefilling: list[Generation] = []
         for generation in ready:
-            plan.again |= self._kv.restore(generation.sequence)
-        ready = [generation for generation in ready if not self._kv.is_restoring(generation.sequence)]
-        decoding = {each for each in ready if each.sequence.pending == 1}
-        self._add_decodes(plan, [each for each in ready if each in decoding])
-        if len(decoding) < len(ready):
-            self._add_prefills(plan, [each for each in ready if each not in decoding])
+            if generation.sequence not in self._kv.restoring:
+                (decoding if generation.sequence.pending == 1 else prefilling).append(generation)
+        if decoding:
+            self._add_decodes(plan, decoding)
+        if prefilling:
+            self._add_prefills(plan, prefilling)
         if active and not plan.parts and not plan.again:
             self._preempt(plan)
         return plan
@@ -238,7 +259,7 @@ class Scheduler:
     def _started(self, generation: Generation, behind: set[Generation]) -> bool:
         if generation.sequence.handle is not None:
             return True
-        neighbours = ((other.sequence, other not in behind) for other in self.running)
+        neighbours = [(other.sequence, other not in behind) for other in self.running]
         if not self._kv.start(generation.sequence, neighbours):
             return False
         generation.writer.admitted()
@@ -258,8 +279,8 @@ class Scheduler:
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
         """What each generation may go on with; a model drafts where prompt lookup finds nothing."""
-        guided = self._drafter is not None or any(each.speculation.knows_more for each in decoding)
-        if not decoding or not guided or not self._runner.info.can_truncate:
+        can_truncate = self._runner.info.can_truncate
+        if not can_truncate or not (self._drafter or any(each.speculation.knows_more for each in decoding)):
             return [[] for _ in decoding]
         others = len(decoding) - 1
         spare = (self.chunk.rows - len(decoding)) // len(decoding)
@@ -284,13 +305,13 @@ class Scheduler:
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
-        rows = self.chunk.rows
-        if len(self.running) + len(self.waiting) == 1:
-            plan.patient = self._patient and prefilling[0].request.time_limit_s is None
-            rows = self.chunk.rows_alone
-            if plan.patient:
-                ahead = max(self._kv.rows_ahead(prefilling[0].sequence), 1)  # an image takes its step all the same
-                rows = self.chunk.rows_patient(ahead)
+        alone = len(self.running) + len(self.waiting) == 1
+        plan.patient = alone and self._patient and prefilling[0].request.time_limit_s is None
+        if plan.patient:
+            # An image takes its step all the same.
+            rows = self.chunk.rows_patient(max(self._kv.rows_ahead(prefilling[0].sequence), 1))
+        else:
+            rows = self.chunk.rows_alone if alone else self.chunk.rows
         budget = min(rows, self._runner.info.max_rows) - len(plan)
         scored = 0
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
@@ -303,17 +324,17 @@ class Scheduler:
                 elif budget > 0:
                     self._add(plan, PlannedRows(generation, len(image.ids), image=image))
                     budget -= len(image.ids)
-            wants = [self._rows_wanted(generation) for generation in reading]
-            for generation, share in zip(reading, fair_shares(wants, max(budget, 0)), strict=True):
-                rows = min(share, self._most_scored - scored) if generation.unscored else share
-                if rows and self._add(plan, PlannedRows(generation, rows)):
+            unscored = [generation.unscored for generation in reading]
+            ahead = [self._kv.rows_ahead(generation.sequence) for generation in reading]
+            wants = [
+                min(rows, self._most_scored) if scores else rows for rows, scores in zip(ahead, unscored, strict=True)
+            ]
+            shares = fair_shares(wants, max(budget, 0))
+            for generation, share, scores in zip(reading, shares, unscored, strict=True):
+                rows = min(share, self._most_scored - scored) if scores else share
+                if rows and self._add(plan, PlannedRows(generation, rows, scored=min(scores, rows))):
                     budget -= rows
-                    scored += rows if generation.unscored else 0
-
-    def _rows_wanted(self, generation: Generation) -> int:
-        """Rows of a prompt that a step could compute, whatever others want."""
-        ahead = self._kv.rows_ahead(generation.sequence)
-        return min(ahead, self._most_scored) if generation.unscored else ahead
+                    scored += rows if scores else 0
 
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if their pages, beside those of the rows already planned, can be found."""

@@ -5,73 +5,14 @@ are drafted follows from what steps cost and from how often drafts were right.
 """
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Sequence
+
+from localllm.engine.step_costs import StepCosts
 
 MAX_DRAFT = 15
 # A gain below this is not worth the risk that the measure is off.
 LEAST_GAIN = 1.05
 NGRAM = 3
-
-
-class StepCosts:
-    """What a decoding step costs by its number of rows, learned from the steps' own times.
-
-    Costs do not grow evenly: rows are computed in tiles, and one more may cost nothing, or a tile. What was not
-    measured is interpolated between its neighbours, and beyond them rows cost what PRIOR says. Old measures fade, so
-    that changes of the machine's load are followed, and numbers of rows that did not pay are tried again.
-    """
-
-    LARGEST = 32
-    PRIOR = 0.1  # a row's share of a step of one, until steps have shown another
-    TRUST = 0.5  # measures that the neighbours' line counts as much as
-    MOST = 8.0  # measures that are remembered at most
-    FADES = 0.99  # what a step leaves of the weight of older ones
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._measured: list[int] = []  # numbers of rows, ascending
-        self._means = [0.0] * (self.LARGEST + 1)
-        self._weights = [0.0] * (self.LARGEST + 1)
-        self._noted = [0] * (self.LARGEST + 1)
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step that only decoded. Large ones are never looked up."""
-        if rows > self.LARGEST:
-            return
-        self._steps += 1
-        weight = self._weight(rows)
-        if weight > 1:
-            seconds = min(seconds, 3 * self._means[rows])  # another process had the processor
-        elif not self._weights[rows]:
-            insort(self._measured, rows)
-        self._means[rows] = (self._means[rows] * weight + seconds) / (weight + 1)
-        self._weights[rows] = min(weight + 1, self.MOST)
-        self._noted[rows] = self._steps
-
-    def seconds(self, rows: int) -> float:
-        """What a step of this many rows should take; until anything was measured, in units of a step of one row."""
-        if not self._measured:
-            return self._prior(rows)
-        at = bisect_left(self._measured, rows)
-        own = at < len(self._measured) and self._measured[at] == rows
-        below, above = self._measured[:at], self._measured[at + own :]
-        weight = self._weight(rows) if own else 0.0
-        if below and above:
-            share = (rows - below[-1]) / (above[0] - below[-1])
-            line = self._means[below[-1]] * (1 - share) + self._means[above[0]] * share
-        elif below or above:
-            near = below[-1] if below else above[0]
-            line = self._means[near] * self._prior(rows) / self._prior(near)
-        else:
-            return self._means[rows]
-        return (weight * self._means[rows] + self.TRUST * line) / (weight + self.TRUST) if own else line
-
-    def _weight(self, rows: int) -> float:
-        return self._weights[rows] * float(self.FADES ** (self._steps - self._noted[rows]))
-
-    def _prior(self, rows: int) -> float:
-        return 1 + self.PRIOR * (rows - 1)
 
 
 class DraftLength:

@@ -1,15 +1,15 @@
 """The stream of one generation's events, from the engine's thread to whoever reads, and what writes it."""
 
+import codecs
 import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.request import Counts, FinishReason, Progress, Timings, TokenEvent, TokenLogprob
 
 CAPACITY = 256
@@ -48,6 +48,7 @@ class EventStream(Generic[EventT]):
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
     A reader that falls CAPACITY events behind pauses the generation of its own request until it catches up. Leaving a
     loop early does not cancel; call `cancel()`, which any thread may. Reading again after the end gives nothing.
+    cancelled: whether somebody did.
     """
 
     def __init__(self, wake_engine: Callable[[], None], interrupt: Callable[[], None] | None = None) -> None:
@@ -59,19 +60,14 @@ class EventStream(Generic[EventT]):
         self._waiting = False
         self._events: deque[EventT] = deque()
         self._listener: Callable[[], None] | None = None
-        self._cancelled = False
+        self.cancelled = False
         self._finished = False
 
     def cancel(self) -> None:
         """Ask the engine to stop, whether the request waits, prefills or decodes. The last event still comes."""
-        self._cancelled = True
+        self.cancelled = True
         if not self._finished:
             self._interrupt()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether somebody asked to stop."""
-        return self._cancelled
 
     @property
     def full(self) -> bool:
@@ -170,10 +166,104 @@ def fold(events: Iterator[TokenEvent]) -> Completion:
     return Completion("".join(text), tuple(token_ids), tuple(logprobs), last, scores)
 
 
+class Detokenizer:
+    """Turns the bytes of one generation's tokens into text, piece by piece.
+
+    The pieces joined are the text of all tokens, cut before the first stop string. Bytes that are not UTF-8 become
+    U+FFFD. stopped is the stop string that was found, None until then.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stops = [_StopString(text) for text in stop]
+        self._bytes = b""  # the beginning of a character
+        self._held = ""
+        self.stopped: str | None = None
+
+    @property
+    def held(self) -> int:
+        """Characters that are kept back, those that are not whole yet left out."""
+        return len(self._held)
+
+    def push(self, piece: bytes) -> str:
+        """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
+        return self._release(self._decode(piece, False))
+
+    def flush(self) -> str:
+        """Return what is still held when the generation ends: it can no longer become a stop string."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decode(b"", True))
+        text, self._held = text + self._held, ""
+        return text
+
+    def _decode(self, piece: bytes, final: bool) -> str:
+        piece = self._bytes + piece
+        text, taken = codecs.utf_8_decode(piece, "replace", final)
+        self._bytes = piece[taken:]
+        return text
+
+    def _release(self, fresh: str) -> str:
+        text, begun = self._held + fresh, 0
+        cuts = []
+        for stop in self._stops:
+            end = stop.feed(fresh)
+            if end is not None:
+                cuts.append((len(self._held) + end - len(stop.text), stop.text))
+            begun = max(begun, stop.matched)
+        if cuts:
+            at, self.stopped = min(cuts)
+            self._held = ""
+            return text[:at]
+        certain = len(text) - begun
+        self._held = text[certain:]
+        return text[:certain]
+
+
+class _StopString:
+    """Follows how much of a stop string the text ends with, in time linear in the text (Knuth, Morris and Pratt)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        # For each beginning of the string: the longest shorter beginning that it ends with.
+        self._shorter = [0] * len(text)
+        length = 0
+        for at in range(1, len(text)):
+            while length and text[at] != text[length]:
+                length = self._shorter[length - 1]
+            length += text[at] == text[length]
+            self._shorter[at] = length
+
+    def feed(self, fresh: str) -> int | None:
+        """Add text; return how many characters of it complete the string, None if they do not."""
+        text, matched = self.text, self.matched
+        if not matched and text[0] not in fresh:
+            return None
+        for at, character in enumerate(fresh, start=1):
+            while matched and text[matched] != character:
+                matched = self._shorter[matched - 1]
+            matched += text[matched] == character
+            if matched == len(text):
+                return at
+        self.matched = matched
+        return None
+
+
+def beginning_at_end(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of the text that begins one of the markers without being all of it."""
+    longest = max((len(marker) - 1 for marker in markers), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(marker.startswith(tail) for marker in markers):
+            return size
+    return 0
+
+
 class EventWriter:
     """Makes the events of one generation and pushes them to its stream. stop: the request's stop strings.
 
-    It is made when the request comes, at `came`; clock gives seconds.
+    It is made when the request comes, at `came`; clock gives seconds. has_token: whether a token was sampled, which
+    ends the reports of progress.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -182,6 +272,7 @@ class EventWriter:
         self.came = clock()
         self._admitted: float | None = None
         self._first_token: float | None = None
+        self.has_token = False
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, as the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
@@ -197,11 +288,6 @@ class EventWriter:
         return self._clock() - self.came
 
     @property
-    def has_token(self) -> bool:
-        """Whether a token was sampled, which ends the reports of progress."""
-        return self._first_token is not None
-
-    @property
     def stopped(self) -> bool:
         """Whether the text has come to a stop string."""
         return self._detokenizer.stopped is not None
@@ -213,8 +299,8 @@ class EventWriter:
 
     def sampled(self) -> None:
         """Note that a token was sampled: the first one ends the prefill."""
-        if self._first_token is None:
-            self._first_token = self._clock()
+        if not self.has_token:
+            self._first_token, self.has_token = self._clock(), True
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
         """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""

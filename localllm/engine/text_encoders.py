@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gguf_io import ModelFile
 from localllm.engine.backends import BackendChoice, automatic_choice, llama_is_here
-from localllm.engine.projectors import WITHOUT
+from localllm.engine.companions import WITHOUT
 from localllm.settings import Settings
 
 _LLAMA_CONTEXT_BYTES = 256 << 20

@@ -8,7 +8,6 @@ from typing import Any
 from gguf_io import open_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, warn_once
-from localllm.library.go_templates import jinja_of
 from localllm.settings import lora_text
 from localllm.text import shortened
 
@@ -60,6 +59,10 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     Raises LibraryError if ignoring that would change the model: for a chat template of no known family when the file
     has none of its own.
     """
+    return Behaviour() if model.manifest is None else _stated_behaviour(model)
+
+
+def _stated_behaviour(model: LibraryModel) -> Behaviour:
     defaults = model.defaults()
     parameters = dict(defaults.parameters)
     stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)
@@ -92,6 +95,8 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
 def _template(model: LibraryModel, template: str | None) -> str | None:
     if template is None:
         return None
+    from localllm.library.go_templates import jinja_of  # most models have a template in their file alone
+
     own = own_template(model)
     try:
         return jinja_of(template, own)

@@ -51,10 +51,11 @@ def find(name: str, settings: Settings) -> LibraryModel:
     if is_path(name):
         return LibraryModel((name,), Source.PATH, user_path(name))
     wanted = wanted_names(name)
-    models = list(all_models(settings))
-    for model in models:
+    models = []  # those before the one that is wanted; further stores are not looked through
+    for model in all_models(settings):
         if not wanted.isdisjoint(known.lower() for known in model.names):
             return model
+        models.append(model)
     if (untagged := _untagged_repository(name)) is not None and (chosen := _preferred(untagged, models)) is not None:
         return chosen
     raise _not_found(name, models)

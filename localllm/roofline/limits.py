@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cpu_kernels.cores import largest_cache
 from cpu_kernels.limits import available_memory
-from cpu_kernels.roofline import Probe, float_probes, int8_probes, largest_cache, read_probe
+from cpu_kernels.roofline import Probe, float_probes, int8_probes, read_probe
 from cpu_kernels.threads import ThreadTeam
 from localllm.roofline.spread import Spread
 from models.errors import kernels_needed

@@ -14,7 +14,7 @@ from gguf_io.metadata import MetadataArray
 from gguf_io.pooling import is_reranker
 from localllm.answer.local import can_think
 from localllm.engine.backends import choose_backend
-from localllm.engine.projectors import projector_of
+from localllm.engine.companions import projector_of
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of

@@ -9,7 +9,7 @@ from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
 from localllm.engine.backends import BackendChoice, plan_request
-from localllm.engine.projectors import projector_of
+from localllm.engine.companions import projector_of
 from localllm.engine.text_encoders import encoder_bytes
 from localllm.errors import OutOfMemoryError
 from localllm.memory import RESERVE_BYTES

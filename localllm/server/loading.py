@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from localllm.engine.backends import BackendChoice, choose_backend, plan_native
+from localllm.engine.companions import draft_file
 from localllm.engine.loaded_model import LoadedModel, LoadProgress, draft_bytes, load_model
 from localllm.engine.text_encoders import choose_text_encoder
 from localllm.errors import OutOfMemoryError
@@ -70,14 +71,15 @@ class MemoryLoader:
                 if embeds:
                     return self._plan_embedder(entry, settings, file, room, promised)
                 without_others = room + sum(map(_held, loaded))
-                if choose_backend(file, settings, without_others).backend == "llama":
-                    on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
-                    grant = plan_model(settings, file, room, promised, on_gpus)
-                    return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
-                try:
-                    return self._plan_native(entry, settings, file, room, bool(coming))
-                except UnsupportedModelError:  # loading reports it, or uses llama.cpp
-                    return LoadPlan(entry, settings, False, False, file.weights_bytes, room)
+                with draft_file(settings) as draft:
+                    if choose_backend(file, settings, without_others, draft).backend == "llama":
+                        on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
+                        grant = plan_model(settings, file, room, promised, on_gpus)
+                        return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
+                    try:
+                        return self._plan_native(entry, settings, file, draft, room, bool(coming))
+                    except UnsupportedModelError:  # loading reports it, or uses llama.cpp
+                        return LoadPlan(entry, settings, False, False, file.weights_bytes, room)
         except OutOfMemoryError as error:
             held = (sum(map(_held, loaded)) + sum(plan.needed for plan in coming)) // MIB
             raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
@@ -106,14 +108,20 @@ class MemoryLoader:
         return LoadPlan(entry, grant.settings, True, native, grant.main, room, grant.devices)
 
     def _plan_native(
-        self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, others_load: bool
+        self,
+        entry: CatalogEntry,
+        settings: Settings,
+        file: ModelFile,
+        draft: ModelFile | None,
+        room: int,
+        others_load: bool,
     ) -> LoadPlan:
         """Grant a KV cache budget: the memory left, halved where more models may be loaded.
 
         While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
         """
         fixed = settings.kv_mib is not None
-        plan = plan_native(file, settings, room=room, beside=draft_bytes(settings))
+        plan = plan_native(file, settings, room=room, draft=draft, beside=draft_bytes(draft))
         kv = plan.kv // 2 if not fixed and self._options.max_models > 1 else plan.kv
         if others_load and not fixed and kv < AMPLE_TOKENS * plan.kv_bytes_per_token:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")

@@ -25,7 +25,7 @@ from cpu_kernels.isa import (
     plain_target,
     target_features,
 )
-from cpu_kernels.loader import SYMBOLS, load_object
+from cpu_kernels.kernel import SYMBOLS, load_object
 from cpu_kernels.records import argument
 from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.vectors import (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cpu_kernels import roofline
+from cpu_kernels.cores import largest_cache
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.threads import ThreadTeam
 
@@ -50,7 +51,7 @@ def test_the_largest_cache_is_found(tmp_path: Path) -> None:
     for index, size in enumerate(["32K", "512K", "32768K", "garbage"]):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    assert roofline.largest_cache(tmp_path) == 32 << 20
+    assert largest_cache(tmp_path) == 32 << 20
     (tmp_path / "index2" / "size").write_text("96M\n")
-    assert roofline.largest_cache(tmp_path) == 96 << 20
-    assert roofline.largest_cache(tmp_path / "nowhere") == 32 << 20
+    assert largest_cache(tmp_path) == 96 << 20
+    assert largest_cache(tmp_path / "nowhere") == 32 << 20

@@ -10,9 +10,9 @@ import pytest
 
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.step_costs import ChunkSize
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.oracle import llama_oracle
 

@@ -2,6 +2,5 @@
 
 from localllm.engine.sampling.filters import LogitsError, check_model
 from localllm.engine.sampling.sampler import Sampler, token_logprob
-from localllm.engine.sampling.validation import validate
 
-__all__ = ["LogitsError", "Sampler", "check_model", "token_logprob", "validate"]
+__all__ = ["LogitsError", "Sampler", "check_model", "token_logprob"]

@@ -6,7 +6,7 @@ one candidate.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +53,11 @@ class Candidates:
         weights: NDArray[np.float64] = np.exp(self.logits.astype(np.float64) - float(self.logits.max()))
         weights /= weights.sum()
         return weights
+
+    def draw(self, uniform: float) -> int:
+        """Return the id where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
+        cumulative = self.probabilities().cumsum()
+        return int(self.ids[cumulative.searchsorted(uniform * cumulative[-1], side="right")])
 
 
 def check_model(highest: float) -> None:
@@ -142,6 +147,21 @@ def build_filters(params: SamplingParams, coin: Callable[[], float]) -> list[Fil
         (True, _temperature(params)),
     ]
     return [step for active, step in chain if active]
+
+
+def narrow(candidates: Candidates, filters: Sequence[Filter], top_k_first: bool) -> Candidates:
+    """Return what the filters leave of the candidates that are possible. top_k_first: the first of them is top_k.
+
+    Raises RequestError where no candidate is possible.
+    """
+    if top_k_first:  # leaves few, and impossible ones only where there are no others
+        candidates, filters = filters[0](candidates), filters[1:]
+    if candidates.logits.min() == -np.inf:
+        check_choice(float(candidates.logits.max()))
+        candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
+    for step in filters:
+        candidates = step(candidates)
+    return candidates
 
 
 def _temperature(params: SamplingParams) -> Filter:

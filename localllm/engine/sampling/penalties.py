@@ -66,12 +66,12 @@ class DryPenalty:
     """DRY, "don't repeat yourself": a token that would continue a repeated passage costs more the longer it is.
 
     Defined in text-generation-webui pull request 5677; parameters as in llama.cpp. A breaker (a newline, a quote) ends
-    a passage: only the text after it can count as repeated. Breakers are searched in the text's bytes, so they may span
-    tokens. history: the tokens so far, which the sampler extends before `accept`.
+    a passage: only what follows it can count as repeated. It is found in the bytes of the text, so it may straddle
+    tokens.
     """
 
-    def __init__(self, params: SamplingParams, history: TokenHistory, token_text: Callable[[int], bytes]) -> None:
-        self._history = history
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], token_text: Callable[[int], bytes]) -> None:
+        self._history = history = TokenHistory(prompt)
         self._window = params.dry_penalty_last_n
         self._allowed_length = params.dry_allowed_length
         self._log_multiplier, self._log_base = math.log(params.dry_multiplier), math.log(params.dry_base)
@@ -90,10 +90,11 @@ class DryPenalty:
         self._lengths[: len(history)] = repeat_lengths(history.last(-1))
 
     def accept(self, token_id: int) -> None:
-        """Record the newest token, the history's last.
+        """Record the newest token.
 
         Where a token equals the newest, the repeat that ends there is one longer than the one that ended before it.
         """
+        self._history.append(token_id)
         self._look_for_breaker(token_id)
         tokens = self._history.last(-1)
         if tokens.size > self._lengths.size:

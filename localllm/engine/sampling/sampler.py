@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.request import SamplingParams, TokenLogprob
+from localllm.engine.request import SamplingParams, TokenLogprob, validate
 from localllm.engine.sampling.filters import (
     Candidates,
     Mirostat,
@@ -14,10 +14,10 @@ from localllm.engine.sampling.filters import (
     build_filters,
     check_choice,
     check_model,
+    narrow,
     peaks,
 )
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
-from localllm.engine.sampling.validation import validate
 from localllm.errors import RequestError
 
 # Positions whose random numbers are drawn together: making a generator takes as long as the rest of sampling a token.
@@ -52,17 +52,20 @@ class Sampler:
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
-        self._history = TokenHistory(prompt)
-        if params.dry_multiplier > 0 and token_text is None:
-            raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
-        self._dry = DryPenalty(params, self._history, token_text) if params.dry_multiplier > 0 and token_text else None
-        self._penalises = params.repeat_last_n != 0 and (
+        penalises = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        self._changes_logits = bool(params.logit_bias) or self._penalises or self._dry is not None
+        self._history = TokenHistory(prompt) if penalises else None
+        self._dry: DryPenalty | None = None
+        if params.dry_multiplier > 0:
+            if token_text is None:
+                raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
+            self._dry = DryPenalty(params, prompt, token_text)
+        self._changes_logits = bool(params.logit_bias) or penalises or self._dry is not None
         self._greedy = params.temperature == 0
         self._filters = [] if self._greedy else build_filters(params, self._coin)
-        self._mirostat = next((each for each in self._filters if isinstance(each, Mirostat)), None)
+        last = self._filters[-1] if self._filters else None
+        self._mirostat = last if isinstance(last, Mirostat) else None
         self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and not params.mirostat
 
     @property
@@ -86,8 +89,8 @@ class Sampler:
         if self._greedy:
             token_id = self._best(logits, allowed, banned)
         else:
-            candidates = self.candidates(logits, allowed, banned)
-            token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
+            uniform = self._uniforms()[0]
+            token_id = self.candidates(logits, allowed, banned).draw(uniform)
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
 
@@ -97,13 +100,20 @@ class Sampler:
         allowed: NDArray[np.bool_] | None = None,
         banned: NDArray[np.intp] | None = None,
     ) -> Candidates:
-        """Return what `sample` draws from at a temperature above 0: tokens left after penalties, masks and filters."""
-        return self._narrow(self._adjust(logits, allowed, banned))
+        """Return what `sample` draws from, above temperature 0: what is left after penalties, masks and filters."""
+        if self._changes_logits or allowed is not None or banned is not None:
+            candidates = self._adjust(logits, allowed, banned)
+        else:
+            highest = peaks(logits)
+            check_model(float(highest.max()))
+            candidates = Candidates(self._all_ids, logits, highest)
+        return narrow(candidates, self._filters, self._top_k_first)
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
-        self._history.append(token_id)
         self._position += 1
+        if self._history is not None:
+            self._history.append(token_id)
         if self._dry is not None:
             self._dry.accept(token_id)
         if self._mirostat is not None:
@@ -131,10 +141,6 @@ class Sampler:
                 f"The constraint knows {allowed.size} tokens and the model has {logits.size}: "
                 "constraints cannot be used with this model."
             )
-        if not self._changes_logits and allowed is None and banned is None:
-            highest = peaks(logits)
-            check_model(float(highest.max()))
-            return Candidates(self._all_ids, logits, highest)
         check_model(float(logits.max()))
         adjusted = self._adjusted
         np.copyto(adjusted, logits)
@@ -154,22 +160,11 @@ class Sampler:
         params = self._params
         if params.logit_bias:
             add_bias(logits, params.logit_bias)
-        if self._penalises:
+        if self._history is not None:
             window = self._history.last(params.repeat_last_n)
             penalise_repeats(logits, window, params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
         if self._dry is not None:
             self._dry.apply(logits)
-
-    def _narrow(self, candidates: Candidates) -> Candidates:
-        steps = self._filters
-        if self._top_k_first:  # leaves few candidates, and impossible ones only if there are no others
-            candidates, steps = steps[0](candidates), steps[1:]
-        if candidates.logits.min() == -np.inf:
-            check_choice(float(candidates.logits.max()))
-            candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
-        for step in steps:
-            candidates = step(candidates)
-        return candidates
 
     def _coin(self) -> float:
         return self._uniforms()[1]
@@ -184,12 +179,6 @@ class Sampler:
             raw = np.random.Philox(key=self._seed, counter=first).random_raw(4 * DRAWN_TOGETHER)
             self._drawn = first, ((raw.reshape(-1, 4)[:, :2] >> np.uint64(11)) * 2.0**-53).tolist()
         return self._drawn[1][self._position - first]
-
-
-def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
-    """Return the position where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
-    cumulative = probabilities.cumsum()
-    return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
 
 
 def token_logprob(logits: NDArray[np.float32], token_id: int, top: int) -> TokenLogprob:

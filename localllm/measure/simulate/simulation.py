@@ -9,11 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from localllm.engine.chunk_size import ChunkSize
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.engine import Engine, EngineStats
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import Runner
+from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError
 from localllm.measure.latency import Outcome

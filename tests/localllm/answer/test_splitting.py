@@ -10,7 +10,7 @@ from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.splitting import AnswerSplitter
 from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.formats import BARE, FORMATS
-from localllm.engine.detokenizer import Detokenizer
+from localllm.engine.stream import Detokenizer
 from tests.localllm.answer.splitting import split_at
 
 THINK = [("<think>", "</think>")]

@@ -12,7 +12,7 @@ from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from localllm.engine import backends
 from localllm.engine.backends import choose_backend, open_runner, plan_native, plan_request
-from localllm.engine.draft_files import for_draft
+from localllm.engine.companions import for_draft
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import ModelMemory, native_memory
 from localllm.settings import Settings

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.engine.detokenizer import Detokenizer
+from localllm.engine.stream import Detokenizer
 
 letters = st.text("ab", max_size=30)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3, unique=True)

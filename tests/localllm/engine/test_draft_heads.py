@@ -6,7 +6,7 @@ import pytest
 
 from gguf_io import open_model
 from localllm.engine.backends import choose_backend, plan_native
-from localllm.engine.draft_files import refuse_head_on_llama
+from localllm.engine.companions import draft_file, refuse_head_on_llama
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_model import draft_bytes, load_model
@@ -85,8 +85,9 @@ def test_plans_count_what_a_head_takes(tmp_path: Path) -> None:
         assert with_drafts.buffers > without.buffers
         assert (with_drafts.kv_per_token, with_drafts.row) == (without.kv_per_token, without.row)
         settings = Settings(backend="native", kv_mib=64, draft=str(head))
-        assert draft_bytes(settings) == 0
-        assert plan_native(file, settings).weights == native_needs(file, drafts=drafts).weights
+        with draft_file(settings) as draft:
+            assert draft_bytes(draft) == 0
+            assert plan_native(file, settings, draft=draft).weights == native_needs(file, drafts=drafts).weights
 
 
 def test_a_head_is_no_model() -> None:
@@ -96,10 +97,11 @@ def test_a_head_is_no_model() -> None:
 
 def test_heads_draft_on_the_native_engine_alone() -> None:
     settings = Settings(backend="llama", draft=str(TRAINED))
-    with pytest.raises(RequestError, match=r"there is a GPU\). Leave out --draft, or choose --backend native"):
-        refuse_head_on_llama(settings, "there is a GPU")
-    with open_model(built_in()) as file, pytest.raises(RequestError, match="drafts on the native engine only"):
-        choose_backend(file, settings)
+    with open_model(built_in()) as file, draft_file(settings) as head:
+        with pytest.raises(RequestError, match=r"there is a GPU\). Leave out --draft, or choose --backend native"):
+            refuse_head_on_llama(head, "there is a GPU")
+        with pytest.raises(RequestError, match="drafts on the native engine only"):
+            choose_backend(file, settings, draft=head)
 
 
 def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine.draft_model import CATCH_UP_ROWS, DraftModel
+from localllm.engine.drafter import CATCH_UP_ROWS, DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
-from localllm.engine.speculation import DraftLength, ModelDraftLength, StepCosts
+from localllm.engine.speculation import DraftLength, ModelDraftLength
+from localllm.engine.step_costs import StepCosts
 from localllm.engine.stream import Completion
 from localllm.errors import OutOfMemoryError, RequestError
 from tests.fakes.fake_runner import FakeRunner

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
-from localllm.engine.speculation import StepCosts
+from localllm.engine.step_costs import StepCosts
 from localllm.engine.stream import CAPACITY, Completion
 from localllm.errors import ContextOverflowError, LocalLLMError, OutOfMemoryError, QueueFullError, RequestError
 from tests.fakes.fake_runner import EOG, FakeRunner

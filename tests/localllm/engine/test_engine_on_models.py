@@ -8,7 +8,7 @@ import pytest
 from gguf_io import ModelFile, load_tokenizer, open_model
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.disk_cache import DiskCache
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import Runner

@@ -19,7 +19,7 @@ from localllm.engine import disk_cache, kv_manager, memory_tier, scheduler, spil
 from localllm.engine import stream as stream_module
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.disk_cache import DiskCache
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import (
     ContextPolicy,

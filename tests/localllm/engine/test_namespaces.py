@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.disk_cache import DiskCache
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import GenerationStream

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.engine.chunk_size import ChunkSize, fair_shares
+from localllm.engine.scheduler import fair_shares
+from localllm.engine.step_costs import ChunkSize
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=9), st.integers(0, 600))

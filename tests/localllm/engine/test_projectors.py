@@ -8,7 +8,7 @@ import pytest
 from gguf_io import open_model
 from gpu_offload.memory import projector_bytes
 from localllm.engine.backends import choose_backend, loaded_projector, plan_request
-from localllm.engine.projectors import projector_of
+from localllm.engine.companions import projector_of
 from localllm.errors import RequestError
 from localllm.library.summary import summarize
 from localllm.settings import Settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_io import load_tokenizer, open_model
-from localllm.engine import chunk_size
+from localllm.engine import scheduler
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenLogprob
 from localllm.errors import ContextOverflowError, RequestError
@@ -74,7 +74,7 @@ def test_an_answer_follows_and_a_prompt_of_one_token_has_none() -> None:
 
 
 def test_no_step_holds_more_logits_than_its_share_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_size, "SCORED_BYTES", 5 * 4 * 64)
+    monkeypatch.setattr(scheduler, "SCORED_BYTES", 5 * 4 * 64)
     wanted: list[int] = []
 
     class Counting(FakeRunner):

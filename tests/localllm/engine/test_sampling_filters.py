@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import filters
 from localllm.engine.sampling.filters import Candidates, largest
-from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, penalise_repeats, repeat_lengths
+from localllm.engine.sampling.penalties import DryPenalty, penalise_repeats, repeat_lengths
 
 Logits = dict[int, float]
 MARGIN = 1e-9
@@ -178,10 +178,8 @@ def test_repeat_lengths_are_the_common_suffixes(tokens: list[int]) -> None:
 def test_dry_follows_the_text_as_it_grows(tokens: list[int], prompt: int, window: int) -> None:
     """Whether tokens were the prompt or came one by one, and whatever the window, the penalties are the same."""
     params = SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=window, dry_sequence_breakers=("#",))
-    history = TokenHistory(tokens[:prompt])
-    dry = DryPenalty(params, history, lambda token: b"x%d" % token)
+    dry = DryPenalty(params, tokens[:prompt], lambda token: b"x%d" % token)
     for token in tokens[prompt:]:
-        history.append(token)
         dry.accept(token)
     logits = np.zeros(3, np.float32)
     dry.apply(logits)
@@ -197,8 +195,7 @@ def test_dry_follows_the_text_as_it_grows(tokens: list[int], prompt: int, window
 @pytest.mark.parametrize("base", [1.0, 1.0000001, 1.75, 100.0])
 def test_dry_overflows_for_no_parameters(multiplier: float, base: float) -> None:
     params = SamplingParams(dry_multiplier=multiplier, dry_base=base)
-    history = TokenHistory([5, 6] * 2000)
-    dry = DryPenalty(params, history, lambda token: b"x")
+    dry = DryPenalty(params, [5, 6] * 2000, lambda token: b"x")
     logits = np.zeros(8, np.float32)
     with np.errstate(all="raise"):
         dry.apply(logits)

@@ -5,9 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from localllm.engine.request import SamplingParams
-from localllm.engine.sampling import validate
-from localllm.engine.sampling.validation import RANGES
+from localllm.engine.request import RANGES, SamplingParams, validate
 from localllm.errors import RequestError
 from localllm.settings import Settings
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from localllm.engine.speculation import MAX_DRAFT, LookupLength, PromptLookup, StepCosts
+from localllm.engine.speculation import MAX_DRAFT, LookupLength, PromptLookup
+from localllm.engine.step_costs import StepCosts
 
 # Of a processor whose tiles are 1, 2 and 4 rows wide: steps of so many rows in units of a step of one.
 TILES = {1: 1.0, 2: 1.9, 3: 2.6, 4: 2.6, 5: 3.7, 6: 3.7, 7: 3.7, 8: 3.7}

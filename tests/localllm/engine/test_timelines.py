@@ -1,9 +1,9 @@
 """The phases of requests that an engine notes, on a virtual clock."""
 
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.engine import Engine
 from localllm.engine.inspection import KEPT_SPANS, Span, Timeline
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.step_costs import ChunkSize
 from localllm.measure.simulate.costs import Curve, StepTimes
 from localllm.measure.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock
 

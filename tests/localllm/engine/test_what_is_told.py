@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.step_costs import ChunkSize
 from localllm.errors import ContextOverflowError, OutOfMemoryError
 from tests.fakes.fake_runner import EOG, FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary

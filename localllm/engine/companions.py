@@ -1,0 +1,116 @@
+"""Files that go with a model: the draft model or head that the settings name, LoRA adapters, an image projector."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from gguf_io import ModelFile, open_model
+from gguf_io.errors import ModelFileError
+from localllm.errors import RequestError
+from localllm.settings import Settings, parse_lora
+
+log = logging.getLogger(__name__)
+
+WITHOUT = "none"  # of the setting mmproj: no projector, whatever lies in the model's folder
+
+
+@contextlib.contextmanager
+def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
+    """Open what the draft setting names: a small model that guesses tokens, or a head of the large one. None without.
+
+    Raises what resolve and open_model raise.
+    """
+    from localllm.library import resolve
+
+    if settings.draft is None:
+        yield None
+        return
+    with open_model(resolve(settings.draft)) as file:
+        yield file
+
+
+def is_head(file: ModelFile) -> bool:
+    """Whether a file has no model but a head that drafts for one."""
+    from models.eagle_head import EAGLE
+
+    return file.architecture == EAGLE
+
+
+def native_drafts(settings: Settings, draft: ModelFile | None) -> bool | ModelFile:
+    """What the native engine loads with a model to draft: the head that is named, or the model's own layers if it may.
+
+    draft: what draft_file gives.
+    """
+    return draft if draft is not None and is_head(draft) else settings.self_draft and settings.draft is None
+
+
+def draft_beside(draft: ModelFile | None) -> ModelFile | None:
+    """The model that drafts beside the large one, whose memory is planned too; None for a head."""
+    return None if draft is None or is_head(draft) else draft
+
+
+def for_draft(settings: Settings) -> Settings:
+    """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
+    plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
+    return replace(plain, draft=None, self_draft=False, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
+
+
+def refuse_as_model(file: ModelFile) -> None:
+    """Raise RequestError for a head, which computes nothing alone."""
+    if is_head(file):
+        raise RequestError(
+            f"{file.path.name} is an EAGLE-3 head, which only drafts for the model that it was made for. "
+            f"Name that model, and this file with --draft."
+        )
+
+
+def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
+    """Raise RequestError where a head is to draft. reason: why llama.cpp computes the model."""
+    if draft is not None and is_head(draft):
+        raise RequestError(
+            f"{draft.path.name} is an EAGLE-3 head, which drafts on the native engine only, and llama.cpp would "
+            f"compute this model ({reason}). Leave out --draft, or choose --backend native."
+        )
+
+
+def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
+    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
+    found = parse_lora(settings.lora) if settings.lora else []
+    for path, _ in found:
+        if not path.is_file():
+            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
+    return found
+
+
+def projector_of(file: ModelFile, settings: Settings) -> Path | None:
+    """The model's image projector: the named one, else the only one in its folder; None if the settings leave it out.
+
+    In the model's folder it has mmproj in its name and the width of the model's embeddings. Raises RequestError if the
+    named one is missing.
+    """
+    if settings.mmproj == WITHOUT:
+        return None
+    if settings.mmproj:
+        path = Path(settings.mmproj).expanduser()
+        if not path.is_file():
+            raise RequestError(f"{path}: projector not found. Check the mmproj setting or --mmproj.")
+        return path
+    found = [path for path in sorted(file.path.parent.glob("*mmproj*.gguf")) if _fits(path, file)]
+    if len(found) > 1:
+        log.warning("%s: its folder has several projectors; choose one with --mmproj", file.path.name)
+    return found[0] if len(found) == 1 else None
+
+
+def _fits(path: Path, model: ModelFile) -> bool:
+    """Whether a file is an image encoder whose last layers have the width of the model's embeddings."""
+    width = model.metadata.get_int(f"{model.architecture}.embedding_length", 0)
+    try:
+        with open_model(path) as file:
+            sees = file.architecture == "clip" and file.metadata.get_bool("clip.has_vision_encoder", False)
+            projection = [tensor for name, tensor in file.tensors.items() if not name.startswith("v.")]
+            return sees and any(width in tensor.shape for tensor in projection)
+    except ModelFileError as error:
+        log.warning("%s is not used: %s", path, error)
+        return False
