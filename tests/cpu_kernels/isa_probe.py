@@ -1,6 +1,6 @@
 """Run as a script: print digests of what kernels compute with the instruction set that LOCALLLM_ISA names, as JSON.
 
-Arguments: the weight formats.
+Arguments: the types of keys and values, separated by commas, and the weight formats.
 
 Printed are the instruction set, by name the SHA-256 of results, so that instruction sets can be compared, and names of
 products that differ between tile widths or numbers of threads. All tile widths are those of one loop: the narrowest and
@@ -73,10 +73,12 @@ def gates() -> np.ndarray:
     return np.concatenate(packed)
 
 
-def attended() -> dict[str, np.ndarray]:
+def attended(kinds: Sequence[str]) -> dict[str, np.ndarray]:
     """Attention over pages that the kernels have filled; it must be NumPy's too, however it is shared out."""
     found = {}
     for shape, types in ATTENTION:
+        if not set(types) <= set(kinds):
+            continue
         attention.test_attention_is_numpy_s(shape, types)
         case = attention.Case(shape, types)
         case.store(threads=5)
@@ -84,13 +86,15 @@ def attended() -> dict[str, np.ndarray]:
     return found
 
 
-def results(formats: Sequence[str] = tuple(WEIGHT_FORMATS)) -> tuple[dict[str, str], list[str]]:
+def results(
+    kinds: Sequence[str] = tuple(KVType), formats: Sequence[str] = tuple(WEIGHT_FORMATS)
+) -> tuple[dict[str, str], list[str]]:
     """Digests to compare, by name, and what differs already."""
     found, differing = products(formats)
-    found |= {"gates": gates()} | attended()
+    found |= {"gates": gates()} | attended(kinds)
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}, differing
 
 
 if __name__ == "__main__":
-    digests, differing = results(sys.argv[1:])
+    digests, differing = results(sys.argv[1].split(","), sys.argv[2:])
     json.dump({"isa": ISA.value, "digests": digests, "differing": differing}, sys.stdout)
