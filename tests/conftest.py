@@ -1,7 +1,9 @@
 """Fixtures that every package's tests share."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,27 @@ for _name in set(os.environ) - TOLD_BY:
 # What starts in the background of a shell ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST_ID = 100
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while tests are collected, nor ever again in what that has made: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name long texts by their beginning and length: names go to every process and into every report."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        return f"{val[:40]!r} and so on, {len(val)}".encode("unicode_escape").decode()
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from llvmlite import binding, ir
 from cpu_kernels.compiler import compile_kernel
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import (
+    ISA,
     ISA_VARIABLE,
     POLICIES,
     POLICY,
@@ -26,6 +27,7 @@ from cpu_kernels.isa import (
     target_features,
 )
 from cpu_kernels.kernel import SYMBOLS, load_object
+from cpu_kernels.kv_types import OF_HEADS
 from cpu_kernels.records import argument
 from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.vectors import (
@@ -39,14 +41,24 @@ from cpu_kernels.simd.vectors import (
     store_f16,
     store_f32,
 )
-from tests.cpu_kernels.isa_probe import results
+from tests.cpu_kernels.isa_probe import ATTENTION, attention_name, results
 from tests.cpu_kernels.kernel_harness import address, aligned, operation
 
 ROOT = Path(__file__).parents[2]
 X86_V3 = frozenset({"avx2", "fma", "f16c"})
 X86_V4 = X86_V3 | {"avx512f", "avx512bw", "avx512vl"}
-# One of each way in which values lie in vectors and are multiplied: compiling all formats takes minutes a set.
-SAMPLE = ("BF16", "F16", "Q8_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ3_S", "TQ1_0")
+# Compiling all formats takes minutes a set. One of each way in which integers are multiplied and scaled, and of each in
+# which values lie in vectors.
+MULTIPLIED = ("Q8_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ3_S")
+SAMPLE = ("BF16", "F16", "Q4_0", *MULTIPLIED, "Q5_K", "NVFP4", "Q2_0", "IQ1_M", "IQ2_XS", "TQ1_0")
+# Where most users' processors are, all of these; elsewhere what is compiled to something else than there. This
+# processor's own set is forced too, for a plain processor.
+FORMATS = {
+    Isa.AVX2: SAMPLE,
+    Isa.AVX_VNNI: MULTIPLIED,
+    Isa.AVX512: MULTIPLIED,
+    Isa.PORTABLE: ("F16", *MULTIPLIED, "TQ1_0"),
+}
 TABLE = tuple((37 * i + 11) % 256 for i in range(16))
 
 
@@ -95,19 +107,22 @@ def digests_here() -> dict[str, str]:
 def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, str]) -> None:
     """Products with tiles of all widths, gates and attention, with code for nothing beyond the instruction set.
 
-    All formats on AVX2, which most processors have at least; this processor's own set is what all are compared with.
+    They are compared with this processor's own set, with all of its features, on which all formats are computed.
     """
     missing = POLICIES[isa].requires - target_features()
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
     environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT)}
-    formats = tuple(WEIGHT_FORMATS) if isa is Isa.AVX2 else SAMPLE
-    command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", *formats]
+    formats = ("Q8_0",) if isa is ISA else FORMATS.get(isa, SAMPLE)
+    # Keys and values of all types on the sets that differ most; elsewhere the widest and the narrowest.
+    kinds = {ISA: ("q4_0",), Isa.AVX_VNNI: ("i16", "q4_0"), Isa.AVX512: ("i16", "q4_0")}.get(isa, OF_HEADS)
+    command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", ",".join(kinds), *formats]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "not used" not in done.stderr  # a build that computed something else than its source
     answer = json.loads(done.stdout)
     skipped = [f"{name}{suffix}" for name in set(WEIGHT_FORMATS) - set(formats) for suffix in ("", " as floats")]
+    skipped += [attention_name(*each) for each in ATTENTION if not set(each[1]) <= set(kinds)]
     expected = {name: digest for name, digest in digests_here.items() if name not in skipped}
     assert answer == {"isa": isa, "digests": expected, "differing": []}
 
@@ -216,7 +231,8 @@ kernels += [kv_store.KERNELS[types, types] for types in OF_HEADS]
 kernels += [attention.attention_kernel(types, types, 4) for types in OF_HEADS]
 for name in sys.argv[1:]:
     weights = WEIGHT_FORMATS[name]
-    kernels += [weights.repack, weights.embed, weights.matmul[1], weights.matmul[4]]
+    kernels += [weights.repack, weights.embed, weights.matmul[4]]
+    kernels += [weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
 for kernel in kernels:
     if isinstance(kernel, Kernel):
         code = compiler.compile_kernel(kernel.function, "kernel", isa.TARGET)
@@ -228,12 +244,13 @@ AARCH64 = "183"
 
 @pytest.mark.slow
 def test_kernels_compile_for_another_processor_and_call_what_they_may() -> None:
-    command = [sys.executable, "-c", FOREIGN, *SAMPLE]
+    formats = ("BF16", *FORMATS[Isa.PORTABLE])
+    command = [sys.executable, "-c", FOREIGN, *formats]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     compiled = [line.split() for line in done.stdout.splitlines()]
-    assert len(compiled) > 4 * len(SAMPLE)
+    assert len(compiled) > 3 * len(formats)
     assert {machine for _, machine, *_ in compiled} == {AARCH64}
     called = {name for _, _, *names in compiled for name in names}
     assert called and called <= set(SYMBOLS)

@@ -3,22 +3,34 @@
 Their names are those that localllm itself uses, as far as another program could have chosen them too.
 """
 
+import functools
 import hashlib
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE
-from tests.waiting import PATIENCE_S
+from localllm.cli.main import COMMANDS as FUNCTIONS
+from tests.forking import Forked, Nursery, nursery
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = 10**9  # seconds since the epoch
+# With all that a process does as it ends.
+PROGRAM = """
+import atexit, threading
+from tui.main import main
+try:
+    main()
+finally:
+    threading._shutdown()
+    atexit._run_exitfuncs()
+"""
 
 COMMANDS = [
     "list",
@@ -120,8 +132,26 @@ def places(folder: Path, kind: str) -> dict[str, str]:
     return {"HOME": str(folder / "home"), **dict.fromkeys(names, str(folder))}
 
 
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    modules = {function.partition(":")[0] for function in FUNCTIONS.values()}
+    modules |= {"tui.main", "tui.command", "models", "localllm.engine.backends", "localllm.engine.loaded_model"}
+    with nursery(sorted(modules), tmp_path_factory.mktemp("children")) as opened:
+        yield opened
+
+
+def ended(process: Forked) -> bool:
+    return process.poll() is not None
+
+
+def serves_or_ended(process: Forked) -> bool:
+    return b" serves on " in process.err.read_bytes() or ended(process)
+
+
 @pytest.mark.parametrize("kind", ["home", "user folders", "settings"])
-def test_every_command_leaves_them_as_they_are(tmp_path: Path, kind: str) -> None:
+def test_every_command_leaves_them_as_they_are(
+    tmp_path: Path, kind: str, children: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, outside = tmp_path / "full", tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("linked to")
@@ -132,26 +162,22 @@ def test_every_command_leaves_them_as_they_are(tmp_path: Path, kind: str) -> Non
     before = seen([folder, outside])
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "HF_", "OLLAMA_"))}
     variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT), **places(folder, kind)}
+    monkeypatch.chdir(folder)
     for line in COMMANDS:
         words = line.format(folder=folder, digest=f"sha256-{'0' * 64}").split()
-        call = [sys.executable, "-c", "from tui.main import main; main()", *words]
         # The kernels of all tests are not to be freed.
         environment = {**variables, CACHE_VARIABLE: ""} if words[0] == "cache" else variables
-        process = subprocess.Popen(
-            call,
-            env=environment,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if words[0] == "serve":
-            assert process.stdout is not None
-            while b" serves on " not in (line_out := process.stdout.readline()):
-                assert line_out, "it ended by itself"
-            process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=PATIENCE_S)
+        process = children.start(PROGRAM, words, environment)
+        try:
+            if words[0] == "serve":
+                eventually(functools.partial(serves_or_ended, process))
+                process.send_signal(signal.SIGTERM)
+            eventually(functools.partial(ended, process))
+        finally:
+            process.kill()
+        output = b"".join(process.communicate())
         assert b"defect" not in output, (line, output)
+        assert words[0] != "serve" or b" serves on " in output, output
         after = seen([folder, outside])
         changed = {name for name, state in before.items() if after.get(name) != state}
         assert not changed, (line, changed, output.decode(errors="replace"))

@@ -117,12 +117,14 @@ def whole(runner: NativeRunner, tokens: list[int]) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 129])
-def test_chunks(runner: NativeRunner, chunk: int) -> None:
+def test_chunks(runner: NativeRunner) -> None:
     tokens = tokens_of(1)
-    sequence = runner.create_sequence()
-    pieces = [extend(runner, sequence, tokens[i : i + chunk]) for i in range(0, LENGTH, chunk)]
-    np.testing.assert_array_equal(np.concatenate(pieces), whole(runner, tokens))
+    expected = whole(runner, tokens)
+    for chunk in (1, 7, 16, 129):
+        sequence = runner.create_sequence()
+        pieces = [extend(runner, sequence, tokens[i : i + chunk]) for i in range(0, LENGTH, chunk)]
+        np.testing.assert_array_equal(np.concatenate(pieces), expected, f"in chunks of {chunk}")
+        runner.free_sequence(sequence)
 
 
 def test_threads(case: tuple[Path, KVTypes], runner: NativeRunner) -> None:
@@ -149,28 +151,36 @@ def test_company(runner: NativeRunner) -> None:
     np.testing.assert_array_equal(mixed[1], whole(runner, other)[-1])
 
 
-@pytest.mark.parametrize("length", [1, 16, 40, 127])
-def test_forks_share_and_diverge(runner: NativeRunner, length: int) -> None:
+def test_forks_share_and_diverge(runner: NativeRunner) -> None:
     tokens, other = tokens_of(3, 128), tokens_of(4, 30)
-    source = runner.create_sequence()
-    extend(runner, source, tokens)
-    free = runner.pages_free()
-    fork = runner.fork_sequence(source, length)
-    assert runner.pages_free() == free
-    branch = extend(runner, fork, other)
-    np.testing.assert_array_equal(branch, whole(runner, tokens[:length] + other)[length:])
-    np.testing.assert_array_equal(extend(runner, source, other), whole(runner, tokens + other)[128:])
+    expected = whole(runner, tokens + other)[128:]
+    for length in (1, 16, 40, 127):
+        source = runner.create_sequence()
+        extend(runner, source, tokens)
+        free = runner.pages_free()
+        fork = runner.fork_sequence(source, length)
+        assert runner.pages_free() == free
+        branch = extend(runner, fork, other)
+        np.testing.assert_array_equal(branch, whole(runner, tokens[:length] + other)[length:], f"from {length} on")
+        np.testing.assert_array_equal(extend(runner, source, other), expected, f"beside a fork of {length}")
+        for sequence in (source, fork):
+            runner.free_sequence(sequence)
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 100), (0, 16), (5, 77), (64, 65)])
-def test_exported_pages_restore(runner: NativeRunner, start: int, stop: int) -> None:
+def test_exported_pages_restore(runner: NativeRunner) -> None:
     tokens = tokens_of(5, 120)
+    expected = whole(runner, tokens)
     source = runner.create_sequence()
     extend(runner, source, tokens)
-    restored = runner.fork_sequence(source, start)
-    data = runner.export_kv(source, start, stop)
-    runner.import_kv(restored, start, stop, data)
-    np.testing.assert_array_equal(extend(runner, restored, tokens[stop:]), whole(runner, tokens)[stop:])
-    damaged = data[:-1] + bytes([data[-1] ^ 1])
-    with pytest.raises(ValueError, match="damaged"):
-        runner.import_kv(runner.create_sequence(), 0, stop - start, damaged)
+    for start, stop in ((0, 100), (0, 16), (5, 77), (64, 65)):
+        restored = runner.fork_sequence(source, start)
+        data = runner.export_kv(source, start, stop)
+        runner.import_kv(restored, start, stop, data)
+        rows = extend(runner, restored, tokens[stop:])
+        np.testing.assert_array_equal(rows, expected[stop:], f"tokens {start} to {stop}")
+        damaged = data[:-1] + bytes([data[-1] ^ 1])
+        empty = runner.create_sequence()
+        with pytest.raises(ValueError, match="damaged"):
+            runner.import_kv(empty, 0, stop - start, damaged)
+        for sequence in (restored, empty):
+            runner.free_sequence(sequence)

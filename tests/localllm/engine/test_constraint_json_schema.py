@@ -21,7 +21,8 @@ DIALECTS = {
     "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
-WALKS = 2
+# Most of the older drafts' schemas are the newest one's too.
+WALKS = {"draft7": 1, "draft2019-09": 1, "draft2020-12": 2}
 
 
 def suite_schemas(data_dir: Path, draft: str) -> Iterator[tuple[str, Any]]:
@@ -63,7 +64,7 @@ def test_everything_generated_validates(data_dir: Path, draft: str) -> None:
         accepted += 1
         in_full = not enforceable(json.dumps(schema))[1] and "oneOf" not in json.dumps(schema)
         validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        for seed in range(WALKS):
+        for seed in range(WALKS[draft]):
             text = walker.text(constraint.fork(), seed)
             if text is not None:
                 finished += 1
@@ -73,4 +74,4 @@ def test_everything_generated_validates(data_dir: Path, draft: str) -> None:
                 errors = list(validator(schema, format_checker=validator.FORMAT_CHECKER).iter_errors(parsed))
                 assert not errors, f"{name}: {text[:200]} under {schema}: {errors}"
     assert accepted > 150
-    assert finished > 0.8 * WALKS * accepted
+    assert finished > 0.8 * WALKS[draft] * accepted

@@ -78,7 +78,7 @@ def with_what_this_server_has(body: dict[str, Any], path: str) -> dict[str, Any]
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @llama_schema.parametrize()
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict):
         with_what_this_server_has(case.body, case.path)
@@ -88,7 +88,7 @@ def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) ->
 
 @pytest.mark.slow
 @schema.parametrize()
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_no_request_meets_a_defect(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict) and "model" in case.body:
         case.body["model"] = MODEL
