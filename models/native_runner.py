@@ -35,7 +35,7 @@ from models.weights import WeightLoader
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
 # What KV depends on beside the model: its layout, and how attention of the layers below rounds.
-_KV_VERSION = "native-2-bf16" if POLICY.bf16_attention else "native-2"
+_KV_VERSION = "native-3-bf16" if POLICY.bf16_attention else "native-3"
 
 
 class NativeRunner:
@@ -289,7 +289,7 @@ class NativeRunner:
             raise ValueError(f"cannot export positions {start}..{stop} of a sequence of {source.length}")
         return self._store.read(source, start, stop)
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned; start must equal the sequence's length."""
         target = self._sequences[sequence]
         if start != target.length or stop <= start:
@@ -303,6 +303,17 @@ class NativeRunner:
         except ValueError:
             self._store.truncate(target, start)
             raise
+
+    def export_state(self, sequence: int, length: int) -> bytes:
+        """See localllm.engine.runner.KeepsStates."""
+        source = self._sequences[sequence]
+        if not 0 < length <= source.length:
+            raise ValueError(f"cannot export the state behind {length} positions of a sequence of {source.length}")
+        return self._store.read_state(source, length)
+
+    def import_state(self, sequence: int, data: bytes | memoryview) -> None:
+        """See localllm.engine.runner.KeepsStates."""
+        self._store.write_state(self._sequences[sequence], data)
 
     def check_integrity(self, sequences: set[int]) -> None:
         """Raise RuntimeError unless exactly these sequences are alive, and pages account for them."""

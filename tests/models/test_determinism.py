@@ -171,6 +171,5 @@ def test_exported_pages_restore(runner: NativeRunner, start: int, stop: int) -> 
     data = runner.export_kv(source, start, stop)
     runner.import_kv(restored, start, stop, data)
     np.testing.assert_array_equal(extend(runner, restored, tokens[stop:]), whole(runner, tokens)[stop:])
-    damaged = data[:-1] + bytes([data[-1] ^ 1])
-    with pytest.raises(ValueError, match="damaged"):
-        runner.import_kv(runner.create_sequence(), 0, stop - start, damaged)
+    with pytest.raises(ValueError, match="bytes instead of"):
+        runner.import_kv(runner.create_sequence(), 0, stop - start, data[:-1])

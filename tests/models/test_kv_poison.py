@@ -14,14 +14,12 @@ TOKENS = [5, 17, 3, 250, 99, 7, 8, 9, 10, 11, 12, 13]
 CUT = 5
 
 
-def poisoned(data: bytes, position: int, positions: int, value: float) -> bytes:
-    """Exported f16 keys and values in which all numbers of a position are this one, with the checksum of export_kv."""
-    import zlib
-
-    values = np.frombuffer(data[4:], np.float16).copy().reshape(2, -1, positions, 64)  # keys and values, heads
-    values[:, :, position] = value
-    payload = values.tobytes()
-    return zlib.crc32(payload).to_bytes(4, "little") + payload
+def poisoned(data: bytes, position: int, value: float) -> bytes:
+    """Exported f16 keys and values of less than a page in which all numbers of a position are this one."""
+    keys, values = np.frombuffer(data, np.float16).copy().reshape(2, -1, 64 * 16)  # heads of all layers
+    keys.reshape(-1, 64, 16)[:, :, position] = value
+    values.reshape(-1, 4, 16, 16)[:, :, position] = value
+    return keys.tobytes() + values.tobytes()
 
 
 def append(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:
@@ -41,7 +39,7 @@ def test_what_lies_behind_a_cut_reaches_nobody(how: str, value: float, tmp_path:
         expected = append(runner, clean, [42])
         donor = runner.create_sequence()
         append(runner, donor, TOKENS)
-        data = poisoned(runner.export_kv(donor, 0, len(TOKENS)), CUT + 3, len(TOKENS), value)
+        data = poisoned(runner.export_kv(donor, 0, len(TOKENS)), CUT + 3, value)
         runner.truncate_sequence(donor, 0)
         runner.import_kv(donor, 0, len(TOKENS), data)
         if how == "cut":
