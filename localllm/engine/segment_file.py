@@ -10,6 +10,7 @@ So KV is read without the state, which may be larger. Checksums are CRC-32: agai
 there, who could do worse.
 """
 
+import mmap
 import os
 import stat
 import struct
@@ -79,7 +80,8 @@ def write_segment(path: Path, tokens: Sequence[int], kv: bytes, state: bytes) ->
 
 def _checked(path: Path, start: int, size: int) -> memoryview:
     """Bytes of a file that their checksum follows."""
-    data = np.empty(size + _CHECKSUM, np.uint8).data
+    # np.empty asks for huge pages, which Linux may have to make first: that takes longer than reading.
+    data = memoryview(mmap.mmap(-1, size + _CHECKSUM))
     with _opened(path) as file:
         file.seek(start)
         count = file.readinto(data)
