@@ -147,10 +147,11 @@ def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int
         copy_floats(source + group, target, of_group)
         copy_floats(source + own, target + of_group * 4, heads * values)
     first = rows + t0 * floats * 4
-    weights, bias = argument(op, 10), argument(op, 10) + reach * stride
-    convolve(first, n, reach, floats, of_group, (weights + group, bias + group, stride), out, floats)
+    weights, apart = argument(op, 8), argument(op, 9)
+    bias = weights + reach * apart
+    convolve(first, n, reach, floats, of_group, (weights + group, bias + group, apart), out, floats)
     first, out = first + of_group * 4, out + of_group * 4
-    convolve(first, n, reach, floats, heads * values, (weights + own, bias + own, stride), out, floats)
+    convolve(first, n, reach, floats, heads * values, (weights + own, bias + own, apart), out, floats)
 
 
 @inner
@@ -172,9 +173,9 @@ def _row(
 def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None:
     """Gate a head's output, and put it behind those of the heads before."""
     values, size = field(shape, _VALUES), field(shape, _SIZE)
-    gates = argument(op, 5) + row * argument(op, 6) + head * values * 4
+    gates = argument(op, 5) + row * argument(op, 4) + head * values * 4
     gate_values(GATE_SILU, gates, y, memory, values)
-    target = argument(op, 11) + row * argument(op, 12) + head * size * 4
+    target = argument(op, 10) + row * argument(op, 11) + head * size * 4
     whole = size // 16 * 16
     copy_floats(memory, target, whole)
     for d in range(whole, size):
@@ -208,11 +209,11 @@ def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int
     for h in range(heads):
         head = unit * heads + h
         _through(columns, n, slot + h * state * values * 4, state, values, seen)
-        constants = argument(op, 9) + head * 16
+        constants = argument(op, 7) + head * 16
         of_head, sums = added + h * PAGE_TOKENS * values * 4, faded + h * PAGE_TOKENS * 4
         for i in range(n):
             t, x = t0 + i, memory + (i * floats + 2 * state + h * values) * 4
-            dt = softplus(get_f32(argument(op, 7) + (row0 + i) * argument(op, 8) + head * 4) + get_f32(constants))
+            dt = softplus(get_f32(argument(op, 6) + (row0 + i) * argument(op, 4) + head * 4) + get_f32(constants))
             before = np.float32(0.0)
             if t > 0:
                 before = get_f32(sums + (t - 1) * 4)
@@ -234,15 +235,16 @@ def _samples() -> Iterator[Sample]:
         units, heads, group_units, slots = 4, 2, 2, 3
         table = s.array([1, 0, 3], np.int32)
         s.step({Step.SEGMENTS: s.array([0, rows, start, table], np.int64), Step.SEGMENT_COUNT: 1})
-        floats, width = unit_floats(heads, state, values, reach), 2 * 2 * state + units * heads * values
+        floats, convolved = unit_floats(heads, state, values, reach), 2 * 2 * state + units * heads * values
         shape = [units, heads, group_units, state, values, size, reach, 2, 2, 4 * units * floats, 4 * floats]
         states = s.array(0.1 * s.random.standard_normal((slots, units, floats)))
         gates, out = units * heads * values, units * heads * size + 16
-        places = (s.array([1, 0, 1, 2], np.int32), s.normal(rows, width), 4 * width, s.normal(rows, gates), 4 * gates)
+        width = convolved + gates + 16
+        x = s.normal(rows, width)
+        places = (s.array([1, 0, 1, 2], np.int32), x, 4 * width, x + 4 * convolved, x + 4 * (convolved + gates))
         constants = s.array([[0.1, -0.2, 0.7, 0.0]] * (units * heads))
-        weights = s.normal(reach + 1, width)
-        times = (s.normal(rows, 16), 64, constants, weights)
-        yield s.arguments(s.array(shape, np.int64), states, *places, *times, s.zeros(rows * out), 4 * out)
+        weights = (s.normal(reach + 1, convolved), 4 * convolved)
+        yield s.arguments(s.array(shape, np.int64), states, *places, constants, *weights, s.zeros(rows * out), 4 * out)
 
 
 @kernel(_samples)
@@ -250,9 +252,9 @@ def selective_scan(op: int, step: int, thread: int, threads: int) -> None:
     """Compute all rows, each segment's in order.
 
     Arguments: 0 record of ScanShape, 1 the layer's part of slot 0, 2 numbers of the pages' slots, 3 rows that are
-    convolved: each group's b and c, then each head's x, 4 their stride, 5 gates of the output [head][V], 6 their
-    stride, 7 dt before its bias, [head], 8 their stride, 9 for each head four numbers: the bias of dt, A in powers of
-    two, D, and nothing, 10 weights of the convolution as rows are, the oldest's first, and behind them biases, 11 out
-    [head][size], 12 its stride.
+    convolved: each group's b and c, then each head's x, 4 stride of 3, 5 and 6, 5 gates of the output [head][V], 6 dt
+    before its bias, [head], 7 for each head four numbers: the bias of dt, A in powers of two, D, and nothing, 8 weights
+    of the convolution as rows are, the oldest's first, and behind them biases, 9 bytes from one row's to the next's,
+    10 out [head][size], 11 its stride.
     """
     _all_rows(op, step, thread, threads)

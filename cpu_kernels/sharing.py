@@ -2,7 +2,8 @@
 
 Each thread first computes a contiguous run of items of its own. The last quarter of all items is cut into pieces that
 threads take when they are done, so that a core slowed down by other programs delays the others by one piece at most.
-An item's result must not depend on the thread that computes it.
+Every piece waits for memory once more, so there are few of them, and the last ones are the smallest. An item's result
+must not depend on the thread that computes it.
 
     first, last = first_share(count, thread, threads)
     while first >= 0:
@@ -15,7 +16,7 @@ from cpu_kernels.records import Op, share
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 
 _TAKEN = 8 * int(Op.TAKEN)
-_PIECES = 16
+_PIECES_A_THREAD = 3
 _FREE = 4
 """One item in _FREE is left for pieces; threads' own parts divide the others."""
 
@@ -34,12 +35,13 @@ def next_share(op: int, count: int, threads: int) -> tuple[int, int]:
     Every thread must call this until then: the last one to get (-1, -1) resets the counter for the next step.
     """
     rest = count // _FREE
-    pieces = min(rest, _PIECES)
+    pieces = min(rest, _PIECES_A_THREAD * threads)
     taken = atomic_add(op + _TAKEN, 1)
     if taken == pieces + threads - 1:
         atomic_store(op + _TAKEN, 0)
     first, last = -1, -1
     if taken < pieces:
-        first = count - rest + share(rest, taken, pieces)
-        last = count - rest + share(rest, taken + 1, pieces)
+        left, all_squared = pieces - taken, pieces * pieces
+        first = count - rest * left * left // all_squared
+        last = count - rest * (left - 1) * (left - 1) // all_squared
     return first, last

@@ -231,7 +231,7 @@ class LlamaCppRunner:
         first, end = self._positions.at(sequence, start), self._positions.at(sequence, stop)
         return self._sequences.save(sequence, first, end, whole=stop == self._book.length(sequence))
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
 
         Raises ValueError for data of other positions, another size, model or KV type, and LlamaCppMemoryError if cells

@@ -77,7 +77,7 @@ class Sequences:
         states = [self._saved(sequence, start, -1 if whole and stop == end else stop) for start, stop in pairwise(cuts)]
         return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state.data))
 
-    def restore(self, data: bytes, sequence: int, first: int, end: int) -> None:
+    def restore(self, data: bytes | memoryview, sequence: int, first: int, end: int) -> None:
         """Append what `save` returned for positions first..end-1.
 
         Raises ValueError for data of other positions, of another model, or no data; what was restored before the error
@@ -85,7 +85,7 @@ class Sequences:
         """
         stored, offset, position = np.frombuffer(data, dtype=np.uint8), 0, first
         while position < end:
-            (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
+            (length,) = _LENGTH.unpack(bytes(data[offset : offset + _LENGTH.size]).ljust(_LENGTH.size))
             offset += _LENGTH.size + length
             position = self._restored(stored[offset - length : offset], sequence, position)
         if position != end or offset != len(data):

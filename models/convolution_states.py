@@ -74,15 +74,6 @@ class ConvolutionStates:
         bytes_apart = (self.sizes.layer_bytes, self.pages.strides[0])
         return pages, *bytes_apart, self.group_places, self._latest[number].ctypes.data, STATE_ROWS
 
-    def read(self, group: int, slot: int) -> bytes:
-        """The rows that a page keeps."""
-        return self.pages[group, :, 0, slot].tobytes()
-
-    def write(self, group: int, slot: int, data: memoryview) -> None:
-        """Set them."""
-        page = self.pages[group, :, 0, slot]
-        page[...] = np.frombuffer(data, np.uint8).reshape(page.shape)
-
     def take_back(self, row: int, position: int, group: int, slot: int) -> None:
         """Give a page the rows that it had after row `row` of the latest step, which was that of `position`."""
         page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.width)

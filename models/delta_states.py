@@ -156,7 +156,7 @@ class DeltaStates:
         slot = self._of(page)
         return self._slots[slot].tobytes() if slot >= 0 and self._rows[slot] >= rows else b""
 
-    def write(self, page: int, index: int, rows: int, data: memoryview) -> None:
+    def write(self, page: int, index: int, rows: int, data: bytes | memoryview) -> None:
         """Give a page a slot of which `read` said that it knows so many rows."""
         slot = self._of(page)
         if slot < 0:

@@ -8,9 +8,6 @@ If layers differ in head size or number of heads, each kind has its own arrays, 
 """
 
 import heapq
-import math
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
@@ -95,27 +92,21 @@ class PageStore:
             for kind in counts
         }
         self._places = places_of_layers(config)
-        self._pages = tuple(pages for both in self._kinds.values() for pages in both)
-        self._planes = [
-            (pages, plane)
+        # All arrays of pages, each with the planes of a page, of which what is kept for convolutions has none.
+        self._pages: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = [
+            (pages, layout.planes)
             for kind, both in self._kinds.items()
             for pages, layout in zip(both, layouts[kind], strict=True)
-            for plane in layout.planes
         ]
         self.states: ConvolutionStates | None = None
         if sizes := convolution_sizes(config):
             self.states = ConvolutionStates(config, sizes, groups, self._group, self._group_places)
-            self._pages += (self.states.pages,)
+            self._pages.append((self.states.pages, ()))
         self.delta = DeltaStates(config, slots, self.total, self._group, self._group_places) if slots else None
         self._ids: NDArray[np.uint8] | None = None
         if self.states or self.delta:
             self._ids = zeros_from_the_front((groups, 1, 1, self._group, 4 * PAGE_TOKENS))
-            self._pages += (self._ids,)
-            self._planes.append((self._ids, Plane(0, np.int32, (PAGE_TOKENS,), (0,))))
-        self._token_bytes = sum(
-            math.prod((*pages.shape[1:3], *plane.token_shape)) * np.dtype(plane.dtype).itemsize
-            for pages, plane in self._planes
-        )
+            self._pages.append((self._ids, [Plane(0, np.int32, (PAGE_TOKENS,), (0,))]))
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
@@ -168,7 +159,7 @@ class PageStore:
             last = sequence.pages - 1
             shared, copy = self._number(sequence, last), self._take()
             sequence.table[last] = self._place(copy)
-            for pages in self._pages:
+            for pages, _ in self._pages:
                 self._page(pages, copy)[...] = self._page(pages, shared)
             self._references[shared] -= 1
             if self.delta:
@@ -274,59 +265,59 @@ class PageStore:
         """
         slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
         page = self._number(sequence, sequence.pages - 1)
-        for pages, plane in self._planes:
-            plane.put(self._page(pages, page), slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
+        for pages, planes in self._pages:
+            _clear(self._page(pages, page), planes, slots)
+
+    def _pages_at(self, sequence: Sequence, start: int, stop: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The groups of the pages that hold positions start..stop-1, and their places in these."""
+        places = sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]
+        return np.divmod(self._numbers(places), self._group)
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
-        """Serialize the keys and values of positions start..stop-1, checksum first.
+        """The pages that hold positions start..stop-1, whole: for each array of pages [page][layer][head][bytes].
 
-        For each plane of pages of keys, of values, and of token ids if any layer has a state:
-        [layer][head][token][a token's items]. Then, with short convolutions, the rows kept by each page that ends
-        within the positions; with states in slots, the slot of the last page, if it has one.
+        What lies behind the last position is zero.
         """
-        group, slot = np.divmod(
-            self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group
-        )
-        cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
-        payload = b"".join(
-            plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
-            for pages, plane in self._planes
-        )
-        if self.states:
-            full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
-            payload += b"".join(self.states.read(int(group[i]), int(slot[i])) for i in range(len(full)))
-        if self.delta:
-            last = (stop - 1) // PAGE_TOKENS
-            payload += self.delta.read(self._number(sequence, last), stop - last * PAGE_TOKENS)
-        return struct.pack("<I", zlib.crc32(payload)) + payload
+        group, slot = self._pages_at(sequence, start, stop)
+        copies = [(pages[group, :, :, slot], planes) for pages, planes in self._pages]
+        if stop % PAGE_TOKENS:
+            slots = np.arange(stop % PAGE_TOKENS, PAGE_TOKENS)
+            for pages, planes in copies:
+                _clear(pages[-1], planes, slots)
+        return b"".join(pages.data for pages, _ in copies)
 
-    def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
-        """Store what `read` returned at positions start..stop-1, whose pages exist. Raises ValueError if damaged."""
-        payload = memoryview(data)[4:]
-        full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
-        state_bytes = self.states.sizes.layers * self.states.sizes.layer_bytes if self.states else 0
-        expected = (stop - start) * self._token_bytes + len(full) * state_bytes
-        slot = self.delta.places[2] if self.delta and len(payload) > expected else 0
-        if len(payload) != expected + slot or struct.unpack_from("<I", data)[0] != zlib.crc32(payload):
-            raise ValueError(f"stored KV of {stop - start} tokens is damaged or has the wrong size")
-        at = 0
-        for pages, plane in self._planes:
-            shape = (*pages.shape[1:3], stop - start, *plane.token_shape)
-            tokens = np.frombuffer(payload, plane.dtype, math.prod(shape), at).reshape(shape)
-            at += tokens.nbytes
-            for page, low, high in _pages_of(start, stop):
-                slots = np.arange(low, high) - page * PAGE_TOKENS
-                plane.put(
-                    self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start]
-                )
-        if self.states:
-            for page in full:
-                state, at = payload[at : at + state_bytes], at + state_bytes
-                self.states.write(*divmod(self._number(sequence, page), self._group), state)
-            sequence.state = full.stop * PAGE_TOKENS
-        if self.delta and slot:
-            last = (stop - 1) // PAGE_TOKENS
-            self.delta.write(self._number(sequence, last), last, stop - last * PAGE_TOKENS, payload[at:])
+    def write(self, sequence: Sequence, start: int, stop: int, data: bytes | memoryview) -> None:
+        """Store what `read` gave at positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
+        group, slot = self._pages_at(sequence, start, stop)
+        sizes = [pages[0, :, :, 0].nbytes * len(group) for pages, _ in self._pages]
+        stored = np.frombuffer(data, np.uint8)
+        if len(stored) != sum(sizes):
+            raise ValueError(f"stored KV of {stop - start} tokens has {len(stored)} bytes instead of {sum(sizes)}")
+        first = start % PAGE_TOKENS
+        slots = np.arange(first, min(PAGE_TOKENS, first + stop - start))
+        parts = np.split(stored, np.cumsum(sizes)[:-1])
+        for (pages, planes), part in zip(self._pages, parts, strict=True):
+            copies = part.reshape(len(group), *pages.shape[1:3], -1)
+            begin = 0
+            if first and planes:  # the first page has other tokens, too
+                begin = 1
+                for plane in planes:
+                    tokens = plane.tokens(np.moveaxis(copies[:1], 0, 2))[:, :, slots]
+                    plane.put(self._page(pages, self._number(sequence, start // PAGE_TOKENS)), slots, tokens)
+            pages[group[begin:], :, :, slot[begin:]] = copies[begin:]
+        sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
+
+    def read_state(self, sequence: Sequence, length: int) -> bytes:
+        """The slot that knows the state behind the first `length` positions; empty where there is none."""
+        last = (length - 1) // PAGE_TOKENS
+        return self.delta.read(self._number(sequence, last), length - last * PAGE_TOKENS) if self.delta else b""
+
+    def write_state(self, sequence: Sequence, data: bytes | memoryview) -> None:
+        """Give a sequence's last page what `read_state` gave for its length. Raises ValueError for a wrong size."""
+        if self.delta is None or len(data) != self.delta.places[2]:
+            raise ValueError(f"a stored state has {len(data)} bytes, which this model's states have not")
+        last = sequence.pages - 1
+        self.delta.write(self._number(sequence, last), last, sequence.length - last * PAGE_TOKENS, data)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages match exactly what these sequences hold."""
@@ -363,8 +354,8 @@ class PageStore:
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            # Masked positions are multiplied by zero, so the values there must be finite.
-            for pages in self._pages:
+            # Masked positions are multiplied by zero, so what lies there must be finite.
+            for pages, _ in self._pages:
                 self._page(pages, page)[...] = 0
         else:
             page = self._untouched
@@ -378,6 +369,12 @@ class PageStore:
             if self.delta:
                 self.delta.drop(page)
             heapq.heappush(self._free_again, page)
+
+
+def _clear(page: NDArray[np.uint8], planes: Ordered[Plane], slots: NDArray[np.intp]) -> None:
+    """Zero what some tokens have in a page [layer][head][bytes]."""
+    for plane in planes:
+        plane.put(page, slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
 
 
 def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -34,7 +34,7 @@ from models.weights import WeightLoader
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
 # What stored KV depends on besides the model and its types: the layout.
-_KV_VERSION = "native-2"
+_KV_VERSION = "native-3"
 
 
 class NativeRunner:
@@ -292,7 +292,7 @@ class NativeRunner:
             raise ValueError(f"cannot export positions {start}..{stop} of a sequence of {source.length}")
         return self._store.read(source, start, stop)
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned; start must equal the sequence's length. Raises ValueError."""
         target = self._sequences[sequence]
         if start != target.length or stop <= start:
@@ -306,6 +306,17 @@ class NativeRunner:
         except ValueError:
             self._store.truncate(target, start)
             raise
+
+    def export_state(self, sequence: int, length: int) -> bytes:
+        """See localllm.engine.runner.KeepsStates."""
+        source = self._sequences[sequence]
+        if not 0 < length <= source.length:
+            raise ValueError(f"cannot export the state behind {length} positions of a sequence of {source.length}")
+        return self._store.read_state(source, length)
+
+    def import_state(self, sequence: int, data: bytes | memoryview) -> None:
+        """See localllm.engine.runner.KeepsStates."""
+        self._store.write_state(self._sequences[sequence], data)
 
     def check_integrity(self, sequences: set[int]) -> None:
         """Raise RuntimeError unless exactly these sequences are alive and page references match them."""

@@ -9,7 +9,7 @@ from cpu_kernels.norms import norm_groups_pack
 from cpu_kernels.records import Barrier
 from cpu_kernels.selective_scan import ScanShape, selective_scan
 from models.delta_states import DeltaStates
-from models.recording import Recording, forms
+from models.recording import Recording
 from models.weights import Matrix, ordered, padded_order
 
 _LOG2E = math.log2(math.e)
@@ -18,7 +18,8 @@ _LOG2E = math.log2(math.e)
 class ScanLayers:
     """Buffers that all selective scans of a model share, and the recording of one layer.
 
-    What is convolved is ordered by groups, each with its b and c, and then by heads, all padded to whole vectors.
+    One product gives a row: what is convolved, by groups, each with its b and c, and then by heads, all padded to whole
+    vectors; behind it gates by heads, padded alike; and dt of each head.
     """
 
     def __init__(self, recording: Recording, states: DeltaStates) -> None:
@@ -31,10 +32,10 @@ class ScanLayers:
         of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
         # Places in what the file convolves: x, then all b, then all c. In its rows, gates lie before it and dt behind.
         self._order = np.concatenate([of_groups, of_heads])
-        self._gates_order = of_heads
         self._convolved = inner + 2 * groups * sizes.state
-        self._rows, self._gates = recording.rows(len(self._order)), recording.rows(len(of_heads))
-        self._times, self._out = recording.rows(heads), recording.rows(inner)
+        moved = np.where(self._order >= 0, self._order + inner, -1)
+        self._rows_order = np.concatenate([moved, of_heads, inner + self._convolved + np.arange(heads)])
+        self._rows, self._out = recording.rows(len(self._rows_order)), recording.rows(inner)
 
     def record(self, layer: int) -> None:
         """Add scan(norm(x)) to x."""
@@ -50,10 +51,15 @@ class ScanLayers:
         """Pack scan(norm(x)) for the product with the matrix that is returned."""
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         builder, states = recording.builder, self._states
-        matrices = self._matrices(prefix)
-        recording.norm_pack(prefix + "attn_norm", forms(*matrices))
-        for matrix, rows in zip(matrices, (self._rows, self._gates, self._times), strict=True):
-            recording.product(matrix, rows, last=rows is self._times)
+        inwards = recording.loader.part(
+            prefix + "ssm_in.weight",
+            sizes.inner + self._convolved + sizes.heads,
+            recording.config.embedding,
+            self._rows_order,
+        )
+        recording.norm_pack(prefix + "attn_norm", inwards.format.form)
+        recording.product(inwards, self._rows, last=True)
+        gates = self._rows.address + 4 * len(self._order)
         shape = np.zeros(int(ScanShape.COUNT), np.int64)
         shape[: ScanShape.GROUP_PAGES] = (
             *(sizes.slot_parts, sizes.unit_heads, sizes.slot_parts // sizes.groups),
@@ -67,12 +73,11 @@ class ScanLayers:
             states.slot_of_page.ctypes.data,
             self._rows.address,
             self._rows.stride,
-            self._gates.address,
-            self._gates.stride,
-            self._times.address,
-            self._times.stride,
+            gates,
+            gates + 4 * sizes.heads * sizes.padded_head,
             builder.array(self._constants(prefix)),
             builder.array(self._convolution(prefix)),
+            4 * len(self._order),
             self._out.address,
             self._out.stride,
             barrier=Barrier.ALWAYS,
@@ -89,18 +94,6 @@ class ScanLayers:
         form = int(outwards.format.form)
         builder.add(norm_groups_pack, *arguments, form, recording.packed, epsilon, barrier=Barrier.MANY_ROWS)
         return outwards
-
-    def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix]:
-        """Those of what is convolved, of the gates of what comes out, and of dt: parts of one tensor."""
-        loader, sizes, width = self._recording.loader, self._sizes, self._recording.config.embedding
-        name, count = prefix + "ssm_in.weight", sizes.inner + self._convolved + sizes.heads
-        times = sizes.inner + self._convolved + np.arange(sizes.heads)
-        rows = np.where(self._order >= 0, self._order + sizes.inner, -1)
-        return (
-            loader.part(name, count, width, rows),
-            loader.part(name, count, width, self._gates_order),
-            loader.part(name, count, width, times),
-        )
 
     def _constants(self, prefix: str) -> NDArray[np.float32]:
         """For each head the bias of dt, A in powers of two, and D."""
@@ -119,6 +112,4 @@ class ScanLayers:
         bias = prefix + "ssm_conv1d.bias"
         if loader.has(bias):
             weights[:, reach] = loader.vector(bias, self._convolved)[: self._convolved]
-        out = np.zeros((reach + 1, self._rows.width), np.float32)
-        out[:, : len(order)] = ordered(weights.T, order)
-        return out
+        return ordered(weights.T, order)

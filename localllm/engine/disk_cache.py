@@ -1,6 +1,7 @@
 """KV that survives a restart: segments of conversations as files, found by their token ids.
 
-A segment holds the KV of tokens start..stop-1 behind the tokens 0..start-1. Its file is named by two digests,
+A segment holds the KV of tokens start..stop-1 behind the tokens 0..start-1, and it may hold the state behind them, of
+models that have states: it is only read where a sequence goes on from there. Its file is named by two digests,
 <tokens before>.<tokens up to its end>.kv, so that the segments of all conversations form a tree on disk. It repeats all
 its token ids, which are compared before use: nothing is ever restored for other tokens. A file <tokens>.trunk pins
 the segments that lead to these tokens, its time says when they were asked for last. Files appear under their name
@@ -14,13 +15,11 @@ import logging
 import os
 import re
 import shutil
-import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -30,15 +29,17 @@ from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.runner import AdapterSet
+from localllm.engine.segment_file import DamagedSegmentError, read_header, read_kv, read_state, write_segment
 from localllm.files import TEMPORARY, stale, write_whole
 
 log = logging.getLogger(__name__)
 
 SEGMENT_TOKENS = 256
+# Of models with states, those behind so many tokens, its halves and its multiples are on disk, since they are large.
+STATE_TOKENS = 1024
 DEFAULT_BYTES = 4 * 2**30
 DEFAULT_SHARE = 0.05
 
-_MAGIC = b"LLMKV\x00\x00\x01"
 _DIGEST = 16
 # Files that are not named as ours are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
@@ -48,12 +49,17 @@ _TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file that holds KV for tokens start..stop-1, of which the first `useful` - start are those asked for."""
+    """A file that holds KV for tokens start..stop-1, of which the first `useful` - start are those asked for.
+
+    kv_bytes, state_bytes: of the KV, and of the state behind the last token, 0 for none.
+    """
 
     path: Path
     start: int
     stop: int
     useful: int
+    kv_bytes: int
+    state_bytes: int
 
 
 class DiskCache:
@@ -139,40 +145,45 @@ class DiskCache:
         chain: list[Segment] = []
         parent, at = ROOT, 0
         while at < len(tokens):
-            best: tuple[int, int, Path] | None = None
+            best: Segment | None = None
             for path in children.get(parent, ()):
-                stored = _read_tokens(path)
-                if stored is None or stored[:at] != list(tokens[:at]):
+                header = read_header(path)
+                if header is None or header.tokens[:at] != list(tokens[:at]):
                     continue
-                common = common_prefix(stored, tokens)
-                if self._whole and common < len(stored):
+                stop, common = len(header.tokens), common_prefix(header.tokens, tokens)
+                if self._whole and common < stop:
                     continue
-                if common > at and (best is None or (common, -len(stored)) > (best[0], -best[1])):
-                    best = common, len(stored), path
+                if common > at and (best is None or (common, -stop) > (best.useful, -best.stop)):
+                    best = Segment(path, at, stop, common, header.kv_bytes, header.state_bytes)
             if best is None:
                 break
-            common, stop, path = best
-            chain.append(Segment(path, at, stop, common))
-            if common < stop or self._whole:
+            chain.append(best)
+            if best.useful < best.stop or self._whole:
                 break
-            parent, at = path.name.split(".")[1], stop
+            parent, at = best.path.name.split(".")[1], best.stop
         return chain
 
-    def load(self, segment: Segment) -> bytes | None:
+    def load(self, segment: Segment) -> memoryview | None:
         """Return a segment's KV and mark it as used; None if it is gone, and it is removed if it is damaged."""
+        return self._read(segment, lambda: read_kv(segment.path, segment.stop, segment.kv_bytes))
+
+    def load_state(self, segment: Segment) -> memoryview | None:
+        """Return the state behind a segment's last token, as `load` returns its KV."""
+        sizes = segment.stop, segment.kv_bytes, segment.state_bytes
+        return self._read(segment, lambda: read_state(segment.path, *sizes))
+
+    def _read(self, segment: Segment, read: Callable[[], memoryview]) -> memoryview | None:
         try:
-            with _opened(segment.path) as file:
-                data = file.read()
+            data = read()
             os.utime(segment.path)
         except OSError as error:
             log.info("A KV segment cannot be read: %s", error)
             return None
-        body, checksum = data[:-_DIGEST], data[-_DIGEST:]
-        if _checksum(body) != checksum:
+        except DamagedSegmentError:
             log.warning("Removing %s: its checksum is wrong", segment.path)
             segment.path.unlink(missing_ok=True)
             return None
-        return body[len(_MAGIC) + 4 + 4 * segment.stop :]
+        return data
 
     def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the segments that must be stored so that all tokens are on disk."""
@@ -189,22 +200,19 @@ class DiskCache:
             yield start, stop
             start = stop
 
-    def store(self, tokens: Sequence[int], start: int, kv: bytes) -> None:
-        """Write the KV of tokens[start:] as one segment, then delete what is over the limit.
+    def store(self, tokens: Sequence[int], start: int, kv: bytes, state: bytes = b"") -> None:
+        """Write the KV of tokens[start:] as a segment, with the state behind them, then delete what is over the limit.
 
         Nothing is written behind a segment that is gone, such as one that the limit left no room for.
         """
-        stop = len(tokens)
         parent = _digest(tokens[:start]) if start else ROOT
         if not self.enabled or not self.ready:
             return
-        header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
-        body = header + kv
         try:
             if start and not any(self._folder.glob(f"*.{parent}.kv")):
                 return
             path = self._folder / f"{parent}.{_digest(tokens)}.kv"
-            write_whole(path, body + _checksum(body), lasting=False)
+            write_segment(path, tokens, kv, state)
             self._remove_shorter(parent, tokens)
             self._shrink()
         except OSError as error:
@@ -245,15 +253,13 @@ class DiskCache:
         """
         shorter = []
         for path in self._children()[parent]:
-            stored = _read_tokens(path)
+            header = read_header(path)
             is_trunk = self._whole and path.with_name(f"{path.name.split('.')[1]}.trunk").exists()
-            if (
-                stored is not None
-                and len(stored) < len(tokens)
-                and stored == list(tokens[: len(stored)])
-                and not is_trunk
-            ):
-                shorter.append((len(stored), path))
+            if header is None or is_trunk:
+                continue
+            length = len(header.tokens)
+            if length < len(tokens) and header.tokens == list(tokens[:length]):
+                shorter.append((length, path))
         for _, path in sorted(shorter)[: -1 if self._whole else None]:
             path.unlink(missing_ok=True)
 
@@ -339,32 +345,5 @@ def _stored_files(root: Path, pattern: str, name: "re.Pattern[str]") -> list[Sto
     return files
 
 
-def _opened(path: Path) -> BinaryIO:
-    """A segment's file for reading. Raises OSError also for what is no regular file, without waiting for a pipe."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(f"{path} is no regular file")
-    return file
-
-
-def _read_tokens(path: Path) -> list[int] | None:
-    """The token ids of a segment file, or None if it is gone or not one."""
-    try:
-        with _opened(path) as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return None
-            count = int.from_bytes(file.read(4), "little")
-            data = file.read(4 * count) if 4 * count < os.fstat(file.fileno()).st_size else b""
-    except OSError:
-        return None
-    ids: list[int] = np.frombuffer(data, "<i4").tolist() if len(data) == 4 * count else []
-    return ids or None
-
-
 def _digest(tokens: Sequence[int]) -> str:
     return hashlib.blake2b(np.array(tokens, "<i4").tobytes(), digest_size=_DIGEST).hexdigest()
-
-
-def _checksum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()

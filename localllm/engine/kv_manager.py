@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from localllm.engine.disk_cache import DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import AdapterSet, Runner
+from localllm.engine.runner import AdapterSet, KeepsStates, Runner
 from localllm.engine.sequence import TokenSequence
 from localllm.engine.spill import Spiller
 from localllm.engine.state_cache import StateCache, mark_places
@@ -100,6 +100,8 @@ class KVManager:
             return True
         try:
             self._runner.import_kv(handle, segment.start, segment.stop, data)
+            if segment is self._last_state(segments):
+                self._import_state(handle, segment)
         except ValueError as error:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
             return True
@@ -173,7 +175,19 @@ class KVManager:
         stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
         return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
 
-    def _data(self, segment: MemorySegment | Segment) -> bytes | None:
+    def _last_state(self, segments: Sequence[MemorySegment | Segment]) -> MemorySegment | Segment | None:
+        """The last of some segments that has a state from which the end of what is of use can be reached."""
+        page = self._runner.info.page_size
+        end = -(-segments[-1].useful // page) * page
+        known = (one for one in reversed(segments) if isinstance(one, Segment) and one.state_bytes and one.stop <= end)
+        return next(known, None)
+
+    def _import_state(self, handle: int, segment: MemorySegment | Segment) -> None:
+        assert isinstance(segment, Segment) and isinstance(self._runner, KeepsStates) and self._disk is not None
+        if (state := self._disk.load_state(segment)) is not None:
+            self._runner.import_state(handle, state)
+
+    def _data(self, segment: MemorySegment | Segment) -> bytes | memoryview | None:
         if isinstance(segment, MemorySegment):
             return segment.kv
         assert self._disk is not None

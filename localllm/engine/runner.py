@@ -79,7 +79,7 @@ class Runner(Protocol):
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1 in the runner's own format (see info.kv_layout)."""
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned; start must equal the sequence's length. Raises ValueError on a wrong size."""
 
     def check_integrity(self, sequences: set[int]) -> None:
@@ -117,6 +117,20 @@ class DraftsItself(Protocol):
         wanted: a sequence, the token that follows what it stores, and at most how many tokens are to follow that one.
         A sequence may get fewer, or none.
         """
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """What a Runner has beyond others if layers keep states, which rows need beside keys and values.
+
+    Where a sequence goes on without its state, the rows since the last known one are computed again.
+    """
+
+    def export_state(self, sequence: int, length: int) -> bytes:
+        """Return the state behind the first `length` positions; empty where it is not known, or there is none."""
+
+    def import_state(self, sequence: int, data: bytes | memoryview) -> None:
+        """Take what export_state returned for as many positions as are stored. Raises ValueError on a wrong size."""
 
 
 class ImageRows(Protocol):

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localllm.engine.disk_cache import DiskCache
+from localllm.engine.disk_cache import SEGMENT_TOKENS, STATE_TOKENS, DiskCache
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.prefix_cache import PrefixCache
-from localllm.engine.runner import Runner
+from localllm.engine.runner import KeepsStates, Runner
 from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import StateCache
 
@@ -55,7 +55,7 @@ class Spiller:
         self._wake_engine = wake_engine
         self._prefixes: deque[_Prefix] = deque(maxlen=MOST_WAITING)
         self._undigested: deque[_Prefix] = deque(maxlen=MOST_WAITING)
-        self._writes: queue.Queue[tuple[DiskCache, list[int], int, bytes] | None] = queue.Queue(maxsize=2)
+        self._writes: queue.Queue[tuple[DiskCache, list[int], int, bytes, bytes] | None] = queue.Queue(maxsize=2)
         self._thread = threading.Thread(target=self._write, name="kv-writer", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,7 @@ class Spiller:
             if copied and self._copies is not None:
                 self._copies.store(prefix.space, prefix.tokens[:stop], start, kv)
             if written and prefix.disk is not None:
-                self._writes.put((prefix.disk, prefix.tokens[:stop], start, kv))
+                self._writes.put((prefix.disk, prefix.tokens[:stop], start, kv, self._state(prefix, sequence, stop)))
             return True
         return False
 
@@ -103,6 +103,14 @@ class Spiller:
             pass
         self._writes.put(None)
         self._thread.join()
+
+    def _state(self, prefix: _Prefix, sequence: int, stop: int) -> bytes:
+        """The state at the end of a segment that goes to the disk, where one is kept: at ends, and now and then."""
+        ends = len(prefix.tokens), prefix.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
+        between = stop % STATE_TOKENS == 0 or STATE_TOKENS % stop == 0
+        if isinstance(self._runner, KeepsStates) and (between or stop in ends):
+            return self._runner.export_state(sequence, stop)
+        return b""
 
     def _pin(self, prefix: _Prefix) -> None:
         """Pin the trunk of a prefix that has been exported."""
@@ -126,6 +134,6 @@ class Spiller:
 
     def _write(self) -> None:
         while (job := self._writes.get()) is not None:
-            disk, tokens, start, kv = job
-            disk.store(tokens, start, kv)
+            disk, tokens, start, kv, state = job
+            disk.store(tokens, start, kv, state)
             self._wake_engine()

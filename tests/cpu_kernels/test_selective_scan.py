@@ -64,10 +64,12 @@ class Scan:
     def append(self, start: int, stop: int, threads: int = 3) -> np.ndarray:
         """Compute rows start..stop-1 in one step: [row][head][value]."""
         count = stop - start
-        together = np.concatenate([values.reshape(LENGTH, -1) for values in (self.of_groups, self.x)], axis=1)
-        weights = copied(np.concatenate([values.reshape(self.reach + 1, -1) for values in self.weights], axis=1))
-        rows, gates, times = (copied(values[start:stop]) for values in (together, self.gates, self.times))
-        constants = copied(self.constants)
+        parts = [values.reshape(LENGTH, -1) for values in (self.of_groups, self.x, self.gates, self.times)]
+        together = np.concatenate(parts, axis=1)[start:stop]
+        weights = np.concatenate([values.reshape(self.reach + 1, -1) for values in self.weights], axis=1)
+        convolved, width = weights.shape[1], together.shape[1]
+        rows, weights, constants = copied(together), copied(weights), copied(self.constants)
+        gates = address(rows) + 4 * convolved
         segment, shape, scratch = aligned(4, np.int64), aligned(ScanShape.COUNT, np.int64), aligned(threads * SCRATCH)
         segment[:] = (0, count, start, address(self.table))
         sizes = (self.units, self.heads, self.group_units, padded(self.state), padded(self.size), self.size, self.reach)
@@ -77,9 +79,9 @@ class Scan:
         fields |= {Step.SCRATCH: address(scratch), Step.SCRATCH_STRIDE: SCRATCH}
         step = record(Step.SIZE, {int(field): value for field, value in fields.items()})
         arguments = (
-            *(address(shape), address(self.states), address(self.slots), address(rows), 4 * together.shape[1]),
-            *(address(gates), 4 * self.gates[0].size, address(times), 4 * self.all_heads),
-            *(address(constants), address(weights), address(out), 4 * self.all_heads * self.size),
+            *(address(shape), address(self.states), address(self.slots), address(rows), 4 * width),
+            *(gates, gates + 4 * self.gates[0].size, address(constants), address(weights), 4 * convolved),
+            *(address(out), 4 * self.all_heads * self.size),
         )
         run_on_threads(selective_scan, operation(*arguments), step, threads)
         return out.reshape(count, self.all_heads, self.size).copy()

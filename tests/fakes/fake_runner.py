@@ -135,7 +135,7 @@ class FakeRunner:
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         return np.array(self.history(sequence)[start:stop], np.int32).tobytes()
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         if len(data) != 4 * (stop - start):
             raise ValueError("wrong size")
         if start != self._lengths[sequence]:

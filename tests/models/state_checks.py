@@ -80,6 +80,8 @@ def check_any_order_of_operations(runner: Counting, fresh: Counting, seed: int, 
                 data = runner.export_kv(sequence, start, len(tokens))
                 copy = runner.fork_sequence(sequence, start)
                 runner.import_kv(copy, start, len(tokens), data)
+                if state := runner.export_state(sequence, len(tokens)):
+                    runner.import_state(copy, state)
                 held[copy] = list(tokens)
             case 5 if tokens:
                 extend(runner, sequence, [5])

@@ -202,10 +202,14 @@ def test_what_was_restored_goes_on_at_once(path: Path, runner: Counting, stop: i
     source = runner.create_sequence()
     extend(runner, source, tokens[:stop])
     data = [runner.export_kv(source, *span) for span in ((0, 32), (32, stop))]
+    state = runner.export_state(source, stop)
     other = opened(path, AMPLE)
     restored = other.create_sequence()
     other.import_kv(restored, 0, 32, data[0])
     other.import_kv(restored, 32, stop, data[1])
+    with pytest.raises(ValueError, match="bytes"):
+        other.import_state(restored, state[1:])
+    other.import_state(restored, state)
     rows = extend(other, restored, tokens[stop:])
     assert other.passes == [120 - stop]
     np.testing.assert_array_equal(rows, whole(runner, tokens)[stop:])

@@ -14,15 +14,11 @@ TOKENS = [5, 17, 3, 250, 99, 7, 8, 9, 10, 11, 12, 13]
 CUT = 5
 
 
-def poisoned(data: bytes, position: int, positions: int, value: float) -> bytes:
-    """Exported keys and values of heads of 64, a position's factors being this, with the checksum of export_kv."""
-    import zlib
-
-    both = np.frombuffer(data[4:], np.float32).copy().reshape(2, -1)  # keys and values; words in pairs, then factors
-    factors = both[:, both.shape[1] * 32 // 33 :].reshape(2, -1, positions)
-    factors[..., position] = value
-    payload = both.tobytes()
-    return zlib.crc32(payload).to_bytes(4, "little") + payload
+def poisoned(data: bytes, position: int, value: float) -> bytes:
+    """Exported keys and values of less than a page, of heads of 64, in which a position's factors are this."""
+    heads = np.frombuffer(data, np.float32).copy().reshape(-1, 64 * 16 // 2 + 16)  # words in pairs, then factors
+    heads[:, 64 * 16 // 2 + position] = value
+    return heads.tobytes()
 
 
 def append(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:
@@ -42,7 +38,7 @@ def test_what_lies_behind_a_cut_reaches_nobody(how: str, value: float, tmp_path:
         expected = append(runner, clean, [42])
         donor = runner.create_sequence()
         append(runner, donor, TOKENS)
-        data = poisoned(runner.export_kv(donor, 0, len(TOKENS)), CUT + 3, len(TOKENS), value)
+        data = poisoned(runner.export_kv(donor, 0, len(TOKENS)), CUT + 3, value)
         runner.truncate_sequence(donor, 0)
         runner.import_kv(donor, 0, len(TOKENS), data)
         if how == "cut":

@@ -169,7 +169,7 @@ class SimulatedRunner:
         """There is nothing to export: simulations have no disk tier."""
         raise NotImplementedError("a simulated runner stores no keys and values")
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """There is nothing to import."""
         raise NotImplementedError("a simulated runner stores no keys and values")
 

@@ -1,12 +1,15 @@
 """Chats of models with delta networks or scans: what an edit, a fork, a restart and rejected drafts compute again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gguf_io import open_model
-from localllm.engine.disk_cache import DiskCache
+from localllm.engine.disk_cache import STATE_TOKENS, DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
@@ -24,12 +27,13 @@ OTHER = [(at * 11) % 290 + 3 for at in range(40)]
 
 @pytest.fixture(scope="module", params=["qwen35", "granitehybrid"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
+    model = replace(MODELS[request.param], context=2 * STATE_TOKENS)
+    return write(model, tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
 
 
-def opened(path: Path) -> Counting:
+def opened(path: Path, kind: type[Counting] = Counting) -> Counting:
     with open_model(path) as file:
-        runner = Counting(file, kv_bytes=256 << 20)
+        runner = kind(file, kv_bytes=256 << 20)
     runner.passes = []
     return runner
 
@@ -50,10 +54,12 @@ def answer(engine: Engine, tokens: list[int], most: int = 30) -> Completion:
 
 
 def greedy(runner: NativeRunner, prompt: list[int], given: list[int]) -> bool:
-    """Whether an answer has the best tokens, computed anew in one pass."""
-    tokens = [*prompt, *given[:-1]]
-    sequence = runner.create_sequence()
-    logits = runner.run(tokens, range(len(tokens)), [sequence] * len(tokens), range(len(prompt) - 1, len(tokens)))
+    """Whether an answer has the best tokens, computed anew."""
+    tokens, sequence = [*prompt, *given[:-1]], runner.create_sequence()
+    edges = [*range(0, len(prompt) - 1, runner.info.max_rows), len(prompt) - 1, len(tokens)]
+    for start, stop in pairwise(edges):
+        wanted = range(stop - start) if stop == len(tokens) else ()
+        logits = runner.run(tokens[start:stop], range(start, stop), [sequence] * (stop - start), wanted)
     runner.free_sequence(sequence)
     return bool((logits.argmax(axis=1) == given).all())
 
@@ -95,6 +101,48 @@ def test_a_chat_goes_on_after_a_restart(path: Path, tmp_path: Path) -> None:
     assert greedy(again, longer, list(found.token_ids))
     engine.close()
     again.close()
+
+
+LONG = [(at * 13 + at // 290) % 290 + 3 for at in range(STATE_TOKENS + 300)]
+
+
+class Restored(Counting):
+    """Notes which states are taken."""
+
+    states: list[int]
+
+    def import_state(self, sequence: int, data: bytes | memoryview) -> None:
+        self.states.append(self.sequence_length(sequence))
+        super().import_state(sequence, data)
+
+
+@pytest.mark.parametrize(
+    ("kept", "state"),
+    [
+        (len(LONG), len(LONG) + 1),
+        (len(LONG) - 40, STATE_TOKENS),
+        (STATE_TOKENS + 3, STATE_TOKENS),
+        (600, 512),
+        (200, None),
+    ],
+)
+def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state: int | None) -> None:
+    """That of the end, or of the last place before an edit of which one was kept."""
+    tier, first = partial(DiskCache, tmp_path, limit_bytes=2**30), opened(path)
+    engine = Engine(first, FakeVocabulary(), disk=tier(first.info.kv_layout))
+    said = list(answer(engine, LONG, most=2).token_ids)
+    engine.close()
+    again = opened(path, Restored)
+    assert isinstance(again, Restored)
+    again.states = []
+    engine = Engine(again, FakeVocabulary(), disk=tier(again.info.kv_layout))
+    prompt = [*(LONG + said)[: kept + (kept == len(LONG))], *OTHER]
+    found = answer(engine, prompt, most=2)
+    assert again.states == ([] if state is None else [state])
+    known = min(found.last.counts.cached_disk, state or 0)
+    assert sum(again.passes) == len(prompt) - known + len(found.token_ids) - 1
+    assert greedy(again, prompt, list(found.token_ids))
+    engine.close()
 
 
 def test_rejected_drafts_are_not_computed_again(path: Path, runner: Counting) -> None:

@@ -77,6 +77,18 @@ def test_damaged_segments_are_computed_again(tmp_path: Path, damage: str) -> Non
     assert again.last.counts.cached_disk == 0 and runner.rows_computed == 603
 
 
+def test_a_damaged_state_is_not_believed_and_kv_is(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 2**20)
+    cache.store(LONG[:100], 0, bytes(1000), b"state" * 50)
+    (segment,) = cache.find(LONG)
+    assert (cache.load(segment), cache.load_state(segment)) == (bytes(1000), b"state" * 50)
+    data = bytearray(segment.path.read_bytes())
+    data[-20] ^= 1
+    segment.path.write_bytes(data)
+    assert cache.load(segment) == bytes(1000)
+    assert cache.load_state(segment) is None and not segment.path.exists()
+
+
 def test_folders_and_files_are_private(tmp_path: Path) -> None:
     turn(tmp_path / "kv", LONG)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "kv").rglob("*.kv")}

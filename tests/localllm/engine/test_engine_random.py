@@ -80,7 +80,7 @@ class TypedRunner(FakeRunner):
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         return self._converted(super().export_kv(sequence, start, stop))
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         super().import_kv(sequence, start, stop, self._converted(data))
 
     def _converted(self, data: bytes) -> bytes:

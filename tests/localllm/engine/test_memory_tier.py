@@ -31,7 +31,7 @@ class Copying(FakeRunner):
         self.moved["out"] += stop - start
         return super().export_kv(sequence, start, stop)
 
-    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         self.moved["in"] += stop - start
         super().import_kv(sequence, start, stop, data)
 

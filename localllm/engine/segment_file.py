@@ -1,0 +1,106 @@
+"""A segment of the disk tier as a file: whose KV it has, the KV, and the state behind its last token, if it has that.
+
+    magic, number of tokens, bytes of KV, bytes of the state    little-endian
+    token ids                                                   int32 each, from the conversation's first one on
+    KV
+    checksum of all that                                        4 bytes
+    the state and its checksum, where there is one
+
+So KV is read without the state, which may be larger. Checksums are CRC-32: against damage, not against who may write
+there, who could do worse.
+"""
+
+import mmap
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.files import write_whole
+
+_MAGIC = b"LLMKV\x00\x00\x02"
+_HEADER = struct.Struct(f"<{len(_MAGIC)}sIQQ")
+_CHECKSUM = 4
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment's file says of itself. state_bytes: 0 for none."""
+
+    tokens: list[int]
+    kv_bytes: int
+    state_bytes: int
+
+
+class DamagedSegmentError(Exception):
+    """A checksum is wrong, or the file has become shorter."""
+
+
+def read_header(path: Path) -> SegmentHeader | None:
+    """The header of a segment's file, None if it is gone or not one."""
+    try:
+        with _opened(path) as file:
+            start = file.read(_HEADER.size)
+            if len(start) < _HEADER.size:
+                return None
+            magic, count, kv_bytes, state_bytes = _HEADER.unpack(start)
+            size = _HEADER.size + 4 * count + kv_bytes + _CHECKSUM + (state_bytes + _CHECKSUM if state_bytes else 0)
+            if magic != _MAGIC or not count or size != os.fstat(file.fileno()).st_size:
+                return None
+            tokens: list[int] = np.frombuffer(file.read(4 * count), "<i4").tolist()
+    except OSError:
+        return None
+    return SegmentHeader(tokens, kv_bytes, state_bytes) if len(tokens) == count else None
+
+
+def read_kv(path: Path, tokens: int, kv_bytes: int) -> memoryview:
+    """A segment's KV. Raises OSError, and DamagedSegmentError."""
+    before = _HEADER.size + 4 * tokens
+    return _checked(path, 0, before + kv_bytes)[before:]
+
+
+def read_state(path: Path, tokens: int, kv_bytes: int, state_bytes: int) -> memoryview:
+    """The state behind a segment's last token. Raises OSError, and DamagedSegmentError."""
+    return _checked(path, _HEADER.size + 4 * tokens + kv_bytes + _CHECKSUM, state_bytes)
+
+
+def write_segment(path: Path, tokens: Sequence[int], kv: bytes, state: bytes) -> None:
+    """Write a segment's file, whole or not at all. Raises OSError."""
+    header = _HEADER.pack(_MAGIC, len(tokens), len(kv), len(state)) + np.array(tokens, "<i4").tobytes()
+    parts = [header, kv, _checksum(header, kv)]
+    if state:
+        parts += [state, _checksum(state)]
+    write_whole(path, b"".join(parts), lasting=False)
+
+
+def _checked(path: Path, start: int, size: int) -> memoryview:
+    """Bytes of a file that their checksum follows."""
+    # np.empty asks for huge pages, which Linux may have to make first: that takes longer than reading.
+    data = memoryview(mmap.mmap(-1, size + _CHECKSUM))
+    with _opened(path) as file:
+        file.seek(start)
+        count = file.readinto(data)
+    if count < len(data) or _checksum(data[:size]) != data[size:]:
+        raise DamagedSegmentError
+    return data[:size]
+
+
+def _opened(path: Path) -> BufferedReader:
+    """A segment's file for reading. Raises OSError also for what is no regular file, without waiting for a pipe."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no regular file")
+    return file
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value.to_bytes(_CHECKSUM, "little")
