@@ -45,12 +45,10 @@ class Conversation:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The session's tags."""
         return () if self.session_id is None else self.store.summary(self.session_id).tags
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the session was deleted."""
         return self.session_id is not None and self.store.summary(self.session_id).deleted
 
     def open(self, session_id: int) -> None:
@@ -81,7 +79,6 @@ class Conversation:
         self._store_parameters()
 
     def ask(self, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
-        """Append a message of the user's."""
         return self._append(Role.USER, content, attachments)
 
     def begin_answer(self) -> Message:
@@ -130,7 +127,6 @@ class Conversation:
         self._cut_before(message)
 
     def save(self, message: Message) -> None:
-        """Store a message's current state."""
         self.store.update(message)
 
     def variant(self, message: Message) -> tuple[int, int]:
@@ -155,7 +151,6 @@ class Conversation:
 
     @property
     def picture_names(self) -> tuple[str, ...]:
-        """The names of all pictures."""
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
     def request(

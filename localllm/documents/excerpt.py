@@ -1,5 +1,6 @@
 """A part of a document as models and people see it, and the names of its places."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,12 +45,13 @@ def place(name: str, page: int, first: int, last: int = 0) -> str:
 
 def as_file(label: str, text: str) -> str:
     """A text for a model, with a name, between fences that it cannot close."""
-    longest = run = 0
-    for letter in text:
-        run = run + 1 if letter == "`" else 0
-        longest = max(longest, run)
-    fence = "`" * max(3, longest + 1)
-    return f"File {label}:\n{fence}\n{text}\n{fence}\n"
+    return f"File {label}:\n{fenced(text)}"
+
+
+def fenced(text: str) -> str:
+    """A text between Markdown's fences, which it cannot close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}\n"
 
 
 INSTRUCTION = """\
