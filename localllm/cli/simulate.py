@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import loadtest
 from localllm.cli.options import AsJson, Debug, model_names
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import StatusLine, answer
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -268,7 +268,6 @@ def _experiments(name: str, server: "Server", as_json: bool) -> None:
 
 
 def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
-    from localllm.measure import charts
     from localllm.measure.loadtest import report as loads
     from localllm.measure.simulate import report
 
@@ -279,10 +278,4 @@ def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot:
         answer(f"Simulated: {head}\n\n{table(loads.rows([run.trial for run in runs], slo))}\n")
         answer("".join(f"{line}\n" for line in report.sentences(runs, slo)))
         answer(f"\n{table(report.rows(runs))}")
-    drawn = report.charts(head, runs) if plot or svg else []
-    if plot:
-        answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
-    if svg is not None:
-        with svg.open("x", encoding="utf-8") as file:
-            file.write(charts.svg(drawn))
-        note(f"Wrote {svg}.")
+    loadtest.draw(lambda: report.charts(head, runs), plot, svg)

@@ -144,7 +144,6 @@ class ModelShape:
 
 
 def llama_3_8b(bits: float = 4.9) -> ModelShape:
-    """The shape of Llama-3-8B."""
     return ModelShape.of_figures(
         f"Llama-3-8B's shape, {bits:g} bits",
         8.03e9,
@@ -160,7 +159,6 @@ def llama_3_8b(bits: float = 4.9) -> ModelShape:
 
 
 def llama_3_70b(bits: float = 4.9) -> ModelShape:
-    """The shape of Llama-3-70B."""
     return ModelShape.of_figures(
         f"Llama-3-70B's shape, {bits:g} bits",
         70.6e9,
