@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,11 +167,11 @@ def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) 
         note(f"Wrote {svg}.")
 
 
-def refuse(other: str, flags: Mapping[str, object]) -> None:
-    """Raise RequestError for flags that were given and have no meaning beside another."""
+def refuse(other: str, **flags: object) -> None:
+    """Raise RequestError for flags that were given, so that they are not None, and have no meaning beside another."""
     from localllm.errors import RequestError
 
-    given = [flag for flag, value in flags.items() if value is not None]
+    given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
     if given:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
 
@@ -230,18 +230,13 @@ class Given:
 
     def source(self, requests: int, seed: int) -> "Source":
         """The requests. Raises RequestError for options that exclude each other and values out of range."""
-        shape = {
-            "--prompt-tokens": self.prompt_tokens,
-            "--shared-prefix": self.shared_prefix,
-            "--prefixes": self.prefixes,
-        }
+        shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
         if self.trace is not None:
-            refuse("--trace", {**shape, "--prompts": self.prompts, "--answer-tokens": self.answer_tokens})
+            refuse("--trace", **shape, prompts=self.prompts, answer_tokens=self.answer_tokens)
             return self._traced(self.trace, requests, seed)
-        replay = {"--scale": self.scale, "--speedup": self.speedup}
-        refuse("requests that are not a trace's; they need --trace", replay)
+        refuse("requests that are not a trace's; they need --trace", scale=self.scale, speedup=self.speedup)
         if self.prompts is not None:
-            refuse("--prompts", shape)
+            refuse("--prompts", **shape)
         return self._made_up(seed)
 
     def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
