@@ -119,12 +119,14 @@ class Conversation:
 
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Replace a message of the user's and all that follow; the old path stays as a variant."""
-        self._cut_before(message)
+        self.cut_before(message)
         return self._append(Role.USER, content, attachments)
 
-    def drop_answer(self, message: Message) -> None:
-        """Remove an answer from the path, so that `begin_answer` starts a variant of it."""
-        self._cut_before(message)
+    def cut_before(self, message: Message) -> None:
+        """Remove a message and all that follow from the path; what is appended then starts a variant of it."""
+        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+        del self.messages[index:]
+        self.store.cut(message.session_id, message.parent_id)
 
     def save(self, message: Message) -> None:
         self.store.update(message)
@@ -283,11 +285,6 @@ class Conversation:
         message = Message(0, self.session_id, parent, role, content, attachments=attachments, model=model, calls=calls)
         self.messages.append(self.store.add(message))
         return message
-
-    def _cut_before(self, message: Message) -> None:
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        del self.messages[index:]
-        self.store.cut(message.session_id, message.parent_id)
 
     def _store_parameters(self) -> None:
         if self.session_id is not None:

@@ -18,7 +18,7 @@ async def regenerate(chat: ChatScreen, _argument: str) -> None:
     """Answer again; the earlier answer stays as a variant."""
     view = _answer(chat)
     _require_idle(chat)
-    chat.conversation.drop_answer(view.message)
+    chat.conversation.cut_before(view.message)
     await chat.show_conversation()
     chat.begin_answer()
 
