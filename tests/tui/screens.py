@@ -105,7 +105,7 @@ async def wrong(pilot: Pilot[None]) -> None:
 
 
 async def first_model(pilot: Pilot[None]) -> None:
-    await until(pilot, lambda: [key for key in pilot.app.screen.query("KeyBar > *") if key.size.width])
+    await until(pilot, lambda: [key for key in pilot.app.screen.query("FooterKey") if key.size.width])
     machine_of(pilot).painted.set()
     await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
     entries = pilot.app.screen.query_one(OptionList)

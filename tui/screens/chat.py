@@ -102,7 +102,7 @@ class ChatScreen(Screen[None]):
             yield self.find
             yield self.prompt
         yield self.status_line
-        yield KeyBar(palette=True)
+        yield KeyBar()
 
     async def on_mount(self) -> None:
         self.prompt.sent = self.conversation.store.prompts()

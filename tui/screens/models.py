@@ -45,7 +45,7 @@ class ModelsScreen(ModalScreen[str | None]):
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
             yield from (self._field, self._entries, self._memory)
-            yield KeyBar()
+            yield KeyBar(show_command_palette=False)
 
     async def on_mount(self) -> None:
         self.run_worker(self._find())

@@ -81,7 +81,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
                         yield self._fields[name]
                         yield Label(_HINTS[name], classes="hint")
             yield self._error
-            yield KeyBar()
+            yield KeyBar(show_command_palette=False)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         for name, value in PRESETS[str(event.button.label)].items():

@@ -55,7 +55,7 @@ class SessionsScreen(ModalScreen[int | None]):
             yield Static("Chats", classes="heading")
             yield from (self._field, self._entries)
             yield Notice()
-            yield KeyBar()
+            yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._list()

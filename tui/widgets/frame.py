@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import Center, Horizontal, Vertical
 from textual.content import Content
 from textual.reactive import reactive
 from textual.style import Style
 from textual.timer import Timer
-from textual.widgets import Static
+from textual.widgets import Footer, Static
+from textual.widgets._footer import FooterKey
 
 from localllm.text import columns_of, harmless
 from tui.status import MUTED, Status
@@ -26,7 +26,7 @@ _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a 
 
 
 USUAL_COLUMNS = 80
-_KEY = "bold $footer-key-foreground"
+_PALETTE = "-command-palette"  # Textual's class for its key
 MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
@@ -124,54 +124,50 @@ class StatusLine(Static):
         self.update(self.facts.line(self.size.width))
 
 
-class _Key(Static):
-    """A key and what it does; a click presses it."""
+class KeyBar(Footer):
+    """The keys that work now, as many as fit whole. A narrow window leaves the palette out.
 
-    def __init__(self, binding: Binding, text: Content, classes: str = "") -> None:
-        super().__init__(text, classes=classes)
-        self._key = binding.key
+    Below a panel it shows those that worked before.
+    """
 
-    def on_mouse_down(self) -> None:
-        self.app.simulate_key(self._key)
-
-
-class KeyBar(Horizontal):
-    """The keys that work now, as many as fit whole. Below a panel it shows those that worked before."""
-
-    def __init__(self, palette: bool = False) -> None:
-        """palette: whether the palette's key is shown too, on the right; a narrow window leaves it out."""
-        super().__init__()
-        self._palette = palette
-        self._working: list[Binding] = []
-
-    def on_mount(self) -> None:
-        self.screen.bindings_updated_signal.subscribe(self, self._redraw)
-
-    def on_resize(self) -> None:
-        self._redraw()
-
-    def _redraw(self, _screen: object = None) -> None:
-        if self.app.app_focus:
-            self.call_after_refresh(self.recompose)  # not within the layout that shows a note from its beginning
+    def __init__(self, show_command_palette: bool = True) -> None:
+        super().__init__(show_command_palette=show_command_palette)
+        self._keys: list[FooterKey] = []
 
     def compose(self) -> ComposeResult:
+        """The keys in order; the palette's keeps its place on the right."""
+        keys = [key for key in super().compose() if isinstance(key, FooterKey)]
         if self.screen.is_active:
-            self._working = [each.binding for each in self.screen.active_bindings.values()]
+            self._keys = keys
+        else:
+            keys = [_copy(key) for key in self._keys]
         room = self.size.width
-        shown: dict[str, Binding] = {}  # by action, the first of its keys
-        for binding in self._working:
-            if binding.show:
-                shown.setdefault(binding.action, binding)
-            elif binding.key == self.app.COMMAND_PALETTE_BINDING and self._palette and room >= USUAL_COLUMNS:
-                text = Content.assemble((self.app.get_key_display(binding), _KEY), f" {binding.description}")
-                room -= text.cell_length + 2  # its frame
-                yield _Key(binding, text, "palette")
-        for binding in shown.values():
-            text = Content.assemble((f" {self.app.get_key_display(binding)} ", _KEY), f"{binding.description} ")
-            room -= text.cell_length
+        if palette := next((key for key in keys if key.has_class(_PALETTE)), None):
+            keys = [key for key in keys if key is not palette]
+            if room >= USUAL_COLUMNS:
+                room -= _columns(palette)
+                yield palette
+        for key in keys:
+            room -= _columns(key)
             if room < 0:
                 return
-            yield _Key(binding, text)
+            yield key
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.recompose)
+
+
+def _copy(key: FooterKey) -> FooterKey:
+    """The same key as another widget; one that was removed cannot be shown again."""
+    classes = _PALETTE if key.has_class(_PALETTE) else ""
+    copy = FooterKey(key.key, key.key_display, key.description, key.action, classes=classes)
+    copy.compact = key.compact
+    return copy
+
+
+def _columns(key: FooterKey) -> int:
+    """What a key takes of the footer, with a blank before, between and behind its parts."""
+    return columns_of(key.key_display) + columns_of(key.description) + 3
 
 
 class Welcome(Vertical):
