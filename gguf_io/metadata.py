@@ -144,14 +144,12 @@ class Metadata(Mapping[str, Value]):
         return float(self._in_range(key, value, minimum, maximum))
 
     def get_str(self, key: str, default: str | None = None) -> str:
-        """A string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             self._fail(key, f"should be a string and is {_kind(value)}")
         return value
 
     def get_bool(self, key: str, default: bool | None = None) -> bool:
-        """A truth value."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             self._fail(key, f"should be true or false and is {_kind(value)}")

@@ -68,13 +68,11 @@ def device_handle(device: Device) -> int:
 
 
 def device_name(handle: int) -> str:
-    """Return the name of a device by ggml's handle."""
     name: bytes = ggml("ggml_backend_dev_name", c_char_p, c_void_p)(handle)
     return name.decode()
 
 
 def device_kind(handle: int) -> DeviceKind:
-    """Return the kind of a device by ggml's handle."""
     number = ggml("ggml_backend_dev_type", c_int, c_void_p)(handle)
     return _KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER
 

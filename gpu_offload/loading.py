@@ -152,5 +152,4 @@ def _expert_overrides(layers: int) -> Any:
 
 @functools.cache
 def _shares(tensor_split: tuple[float, ...]) -> Any:
-    """Return a tensor_split as a C array."""
     return (ctypes.c_float * llama().llama_max_devices())(*tensor_split)

@@ -98,11 +98,9 @@ class LlamaCppRunner:
         return self._projector
 
     def pages_free(self) -> int:
-        """Cells that no sequence holds."""
         return self._book.free
 
     def page_holders(self) -> NDArray[np.int32]:
-        """How many sequences hold each cell."""
         return self._book.holders()
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
@@ -134,7 +132,6 @@ class LlamaCppRunner:
         return target
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
-        """Forget all positions from `length` on."""
         self._check_cut(sequence, length)
         if length < self._book.length(sequence):
             self._forget(sequence, length)
@@ -150,13 +147,11 @@ class LlamaCppRunner:
         self._chosen.pop(sequence, None)
 
     def check_integrity(self, sequences: set[int]) -> None:
-        """Raise RuntimeError unless exactly these sequences are alive."""
         alive = {sequence for sequence in range(self.info.max_sequences) if sequence in self._book}
         if alive != sequences:
             raise RuntimeError(f"sequences alive: {sorted(alive)}, expected: {sorted(sequences)}")
 
     def sequence_length(self, sequence: int) -> int:
-        """Number of positions stored."""
         self._check_sequence(sequence)
         return self._book.length(sequence)
 

@@ -36,6 +36,11 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     return "".join("  ".join(cell(*item) for item in enumerate(row)).rstrip() + "\n" for row in rows)
 
 
+def counted(number: int, what: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def human_bytes(size: int) -> str:
     """A size with a binary unit: 512 B, 1.5 MiB, 12 GiB."""
     return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -149,7 +149,6 @@ class ChatApp(App[None]):
 
     @property
     def chat(self) -> ChatScreen:
-        """The chat of the present tab."""
         return self.tabs.current
 
     def begin_with(self, resume: bool, system: str | None, persona: Persona | None = None) -> None:
@@ -209,7 +208,6 @@ class ChatApp(App[None]):
             chat.writer.keep()
 
     def watch_theme(self, theme: str) -> None:
-        """Remember the choice."""
         if self.is_running and self.ansi_color is None:
             try:
                 self.store.remember("theme", theme)
@@ -231,7 +229,6 @@ class ChatApp(App[None]):
         return isinstance(self.screen, over)
 
     async def action_command(self, name: str) -> None:
-        """Run a command without an argument."""
         await self.run_command(name)
 
     async def run_command(self, name: str, argument: str = "") -> None:
@@ -249,7 +246,6 @@ class ChatApp(App[None]):
             await self.tabs.show(self.tabs.all[place])
 
     def on_tab_changed(self) -> None:
-        """Show the tabs' states."""
         self.tabs.redraw()
 
     async def action_quit(self) -> None:
@@ -279,7 +275,6 @@ class ChatApp(App[None]):
         self._name_terminal(f"\u2714 {title}")
 
     def watch_app_focus(self, focus: bool) -> None:
-        """The user is back, or has left."""
         if focus:
             self._name_terminal(None)
 
@@ -295,11 +290,9 @@ class ChatApp(App[None]):
             self._driver.write(sequence)
 
     def on_unmount(self) -> None:
-        """Leave the terminal's title as it was."""
         self._name_terminal(None)
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        """Run a command, or ask the model."""
         text = event.text.strip()
         if found := find_command(text):
             self.chat.remember_prompt(text)

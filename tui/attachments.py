@@ -62,7 +62,6 @@ def find_attachments(
 
 
 def text_file(name: str, text: str, count_tokens: Counter) -> Attachment:
-    """A text as an attachment."""
     return Attachment(name, text, count_tokens(text))
 
 

@@ -45,12 +45,10 @@ class Conversation:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The session's tags."""
         return () if self.session_id is None else self.store.summary(self.session_id).tags
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the session was deleted."""
         return self.session_id is not None and self.store.summary(self.session_id).deleted
 
     def open(self, session_id: int) -> None:
@@ -81,7 +79,6 @@ class Conversation:
         self._store_parameters()
 
     def ask(self, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
-        """Append a message of the user's."""
         return self._append(Role.USER, content, attachments)
 
     def begin_answer(self) -> Message:
@@ -122,15 +119,16 @@ class Conversation:
 
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Replace a message of the user's and all that follow; the old path stays as a variant."""
-        self._cut_before(message)
+        self.cut_before(message)
         return self._append(Role.USER, content, attachments)
 
-    def drop_answer(self, message: Message) -> None:
-        """Remove an answer from the path, so that `begin_answer` starts a variant of it."""
-        self._cut_before(message)
+    def cut_before(self, message: Message) -> None:
+        """Remove a message and all that follow from the path; what is appended then starts a variant of it."""
+        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+        del self.messages[index:]
+        self.store.cut(message.session_id, message.parent_id)
 
     def save(self, message: Message) -> None:
-        """Store a message's current state."""
         self.store.update(message)
 
     def variant(self, message: Message) -> tuple[int, int]:
@@ -155,7 +153,6 @@ class Conversation:
 
     @property
     def picture_names(self) -> tuple[str, ...]:
-        """The names of all pictures."""
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
     def request(
@@ -288,11 +285,6 @@ class Conversation:
         message = Message(0, self.session_id, parent, role, content, attachments=attachments, model=model, calls=calls)
         self.messages.append(self.store.add(message))
         return message
-
-    def _cut_before(self, message: Message) -> None:
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        del self.messages[index:]
-        self.store.cut(message.session_id, message.parent_id)
 
     def _store_parameters(self) -> None:
         if self.session_id is not None:

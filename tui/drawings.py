@@ -7,21 +7,16 @@ from textual.content import Content
 
 from localllm.answer.event import Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
-from localllm.text import harmless, human_bytes, human_seconds
+from localllm.text import counted, harmless, human_bytes, human_seconds
+from tui.status import MUTED
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$warning"
-MUTED = "$foreground 60%"
 # Of a page: free, held by one sequence, by two, by more.
 _HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$warning"))
 GIGA = 1e9
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 Piece = tuple[str, str]
-
-
-def counted(number: int, what: str) -> str:
-    """1 token, 2 tokens."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def schedule(steps: Sequence[StepRecord], width: int, height: int = 4, rate: float | None = None) -> Content:
@@ -149,7 +144,6 @@ def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
 
 
 def speculation(drafted: int, accepted: int) -> Content:
-    """How many speculated tokens were right."""
     if not drafted:
         return Content.styled("No token was drafted yet.", MUTED)
     share = accepted / drafted

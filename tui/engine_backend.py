@@ -24,7 +24,7 @@ CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
 
 class EngineBackend:
-    """Loads one model at a time. Thread-safe."""
+    """Implements Backend, which documents the methods, with one loaded model at a time. Thread-safe."""
 
     def __init__(self, settings_with: Callable[[Mapping[str, object]], Settings]) -> None:
         """settings_with: the user's settings over a model's own."""
@@ -36,11 +36,10 @@ class EngineBackend:
 
     @property
     def info(self) -> ModelInfo | None:
-        """See Backend.info."""
         return self._info
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The current model is freed before the new one is loaded, so memory never holds both."""
+        """The current model is freed before the new one is loaded, so memory never holds both."""
         from gguf_io import open_model
         from localllm.answer.local import LocalModel
         from localllm.engine.loaded_model import load_model
@@ -70,7 +69,6 @@ class EngineBackend:
         return info
 
     def submit(self, request: AnswerRequest) -> "LocalStream":
-        """See Backend.submit."""
         if self._model is None or self._info is None:
             raise RequestError("No model is loaded. Choose one with /load.")
         if not self._info.converses and request.max_tokens is None:
@@ -79,12 +77,11 @@ class EngineBackend:
         return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
-        """See Backend.count_tokens."""
         model = self._model
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """See Backend.picture_tokens. Encodes the picture, which is cached for the request."""
+        """Encodes the picture, which is cached for the request."""
         model = self._model
         return model.loaded.image_tokens(data) if model else None
 
@@ -96,7 +93,7 @@ class EngineBackend:
         return model_choices(settings, self._found.path if self._found else None, near)
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """See Backend.save. Does not copy the weights. Raises RequestError if the name exists."""
+        """Does not copy the weights. Raises RequestError if the name exists."""
         from localllm.library.create import create
         from localllm.library.errors import ModelNotFoundError
         from localllm.library.lookup import find
@@ -117,11 +114,10 @@ class EngineBackend:
             raise RequestError(f"Model {name} already exists. Choose another name: /save NAME.")
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """See Backend.inspect."""
         return self._model.loaded.engine.inspect() if self._model else None
 
     def costs(self) -> "ModelCosts | None":
-        """See Backend.costs. Reads the model's header."""
+        """Reads the model's header."""
         from localllm.measure.laboratory import costs_of
 
         model, info = self._model, self._info
@@ -134,7 +130,6 @@ class EngineBackend:
         return int(psutil.Process().memory_info().rss)
 
     def close(self) -> None:
-        """See Backend.close."""
         if self._lock.acquire(timeout=CLOSE_S):
             try:
                 self._close()
@@ -151,7 +146,6 @@ class EngineBackend:
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
-    """A loaded model's ModelInfo."""
     from localllm.library.entry import Source
 
     converses = not model.template.is_default

@@ -7,10 +7,9 @@ from textual.content import Content
 
 from localllm.engine.inspection import EngineSnapshot, Timeline
 from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
-from localllm.text import human_bytes, human_seconds, human_speed
-from tui.drawings import DECODE, DRAFTED, GIGA, MUTED, PREFILL, counted
-
-Piece = tuple[str, str]
+from localllm.text import counted, human_bytes, human_seconds, human_speed
+from tui.drawings import DECODE, DRAFTED, GIGA, PREFILL, Piece
+from tui.status import MUTED
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))

@@ -88,7 +88,6 @@ class Parameters:
         return "default" if value is None else str(value)
 
     def sampling(self) -> SamplingParams:
-        """The sampler's part."""
         return SamplingParams.of(self, logprobs=self.rivals or None)
 
     def stored(self) -> dict[str, Any]:

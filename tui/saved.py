@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from localllm.errors import RequestError
+from localllm.settings import config_path
 from localllm.text import shortened
 from tui.parameters import NAMES, Parameters
 
@@ -42,7 +41,7 @@ class Persona:
 
 def folder_of(kind: str) -> Path:
     """Where files of a kind ("prompt" or "persona") are, e.g. ~/.config/localllm/prompts. It need not exist."""
-    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / f"{kind}s"
+    return config_path().parent / f"{kind}s"
 
 
 def saved_names(kind: str) -> list[str]:

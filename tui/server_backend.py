@@ -46,11 +46,9 @@ class ServerBackend:
 
     @property
     def info(self) -> ModelInfo | None:
-        """See Backend.info."""
         return self._info
 
     def submit(self, request: AnswerRequest) -> AnswerStream:
-        """See Backend.submit."""
         if self._model is None:
             raise RequestError("No model is chosen. Choose one with /load.")
         return self._model.prepare(request).submit()
@@ -72,25 +70,22 @@ class ServerBackend:
         return len(tokens) if isinstance(tokens, list) else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Unknown. See Backend.picture_tokens."""
+        """Unknown."""
         if self._info and not self._info.sees:
             raise RequestError(f"{self._info.name} reads text only. Choose a model that reads pictures: /models.")
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """See Backend.inspect. Only localllm's servers show their engine."""
+        """Only localllm's servers show their engine."""
         return self._inspection.snapshot(self._info.name) if self._info else None
 
     def costs(self) -> "ModelCosts | None":
-        """See Backend.costs."""
         return self._inspection.costs(self._info.name) if self._info else None
 
     def memory_bytes(self) -> int | None:
-        """Unknown."""
         return None
 
     def close(self) -> None:
-        """Ask the server no more."""
         self._inspection.close()
 
 
@@ -102,7 +97,7 @@ class OllamaBackend(ServerBackend):
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The server loads the model; nothing is pulled."""
+        """The server loads the model; nothing is pulled."""
         model = self._server.load(name, progress)
         endpoint = self._server.endpoint
         self._model = model
@@ -116,7 +111,6 @@ class OllamaBackend(ServerBackend):
         return info
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The server's models."""
         return [
             ModelChoice(
                 name=row["name"],
@@ -129,7 +123,7 @@ class OllamaBackend(ServerBackend):
         ]
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """See Backend.save. Creates the model on the server."""
+        """Creates the model on the server."""
         if self._info is None:
             raise RequestError("No model is chosen. Choose one with /load.")
         given: dict[str, Any] = {
@@ -149,7 +143,7 @@ class OpenAIBackend(ServerBackend):
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The server loads its models itself."""
+        """The server loads its models itself."""
         endpoint = self._server.endpoint
         progress(f"asking {endpoint}", 0.0)
         offered = self._server.models()
@@ -162,7 +156,6 @@ class OpenAIBackend(ServerBackend):
         return info
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The server's models."""
         present = self._info.name if self._info else None
         return [
             ModelChoice(name=model.name, context=model.context, loaded=model.name == present)
@@ -198,7 +191,6 @@ class ServerInspection:
         return found and ModelCosts.from_data(found)
 
     def close(self) -> None:
-        """Ask no more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _snapshot(self, model: str) -> "EngineSnapshot":

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import platformdirs
 from rich.console import Console
 from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
-from localllm.settings import Settings, load_settings, read_key, sessions_path
+from localllm.settings import Settings, config_path, load_settings, read_key, sessions_path
 from localllm.text import shortened
 from tui.app import ChatApp
 from tui.backend import Backend
@@ -52,7 +51,7 @@ def run_chat(
         )
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
-    keys = load_keys(keys_path())
+    keys = load_keys(config_path().with_name("keys.toml"))
 
     def settings_with(model_settings: Mapping[str, object]) -> Settings:
         return load_settings(flags, model=model_settings)
@@ -107,11 +106,6 @@ def _backend(
     from tui.engine_backend import EngineBackend
 
     return EngineBackend(settings_with)
-
-
-def keys_path() -> Path:
-    """Where the file is looked for, e.g. ~/.config/localllm/keys.toml. It need not exist."""
-    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "keys.toml"
 
 
 def actions() -> list[str]:

@@ -8,7 +8,7 @@ from textual.content import Content
 
 from localllm.answer.event import AnswerEvent, Logprob
 from localllm.engine.request import Counts, Progress, Timings
-from localllm.text import harmless, human_bytes, human_seconds
+from localllm.text import counted, harmless, human_bytes, human_seconds
 
 SPEED_WINDOW_S = 2.0  # live speed is an average over these last seconds
 STALL_S = 3.0  # an answer that says nothing for longer is shown as stalled
@@ -75,7 +75,7 @@ class Status:
             segments.append((5, f"cached {', '.join(kept)}", MUTED))
         if self.counts.dropped_messages or self.counts.dropped_tokens:
             count = self.counts.dropped_messages
-            what = f"{count} message{'s' if count > 1 else ''}" if count else "oldest text"
+            what = counted(count, "message") if count else "oldest text"
             segments.append((1, f"{what} left out", "$warning"))
         if self.timings.ttft_s:
             segments.append((6, f"TTFT {human_seconds(self.timings.ttft_s)}", MUTED))

@@ -52,7 +52,6 @@ class Tabs(Generic[TabT]):
 
     @property
     def busy(self) -> list[TabT]:
-        """Those with an answer on its way."""
         return [tab for tab in self.all if tab.busy]
 
     def add(self) -> TabT:
@@ -66,7 +65,6 @@ class Tabs(Generic[TabT]):
         return tab
 
     async def open(self) -> TabT:
-        """Add a tab and bring it to the front."""
         tab = self.add()
         await self.show(tab)
         return tab

@@ -138,20 +138,16 @@ class TerminalOutput:
         self._gone = False
 
     def write(self, text: str) -> int:
-        """Write, if there still is a terminal."""
         self._unless_gone(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if there still is a terminal."""
         self._unless_gone(self._stream.flush)
 
     def fileno(self) -> int:
-        """The stream's."""
         return int(self._stream.fileno())
 
     def isatty(self) -> bool:
-        """The stream's."""
         return bool(self._stream.isatty())
 
     def _unless_gone(self, action: Callable[[], object]) -> None:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from gguf_io.model_file import ModelFile, open_model
-from gguf_io.tokenizer.streaming import StreamDecoder
 from gguf_io.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(model: str | Path | ModelFile) -> Tokenizer:

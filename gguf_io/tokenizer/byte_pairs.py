@@ -40,7 +40,6 @@ class BytePairs:
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text."""
         if not self._pre.byte_level:
             text = text.replace(" ", "\u2581")
         if not self._pre.whole_newlines:

@@ -10,7 +10,6 @@ from gguf_io.interruption import checkpoint
 from gguf_io.metadata import Metadata
 from gguf_io.tokenizer.partition import Partition
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED
-from gguf_io.tokenizer.streaming import StreamDecoder
 from gguf_io.tokenizer.vocabulary import read_vocabulary
 
 # GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
@@ -123,10 +122,6 @@ class Tokenizer:
         Nothing is trimmed: a SentencePiece model's text begins with the space that `encode` put there.
         """
         return b"".join(self.token_bytes(token, skip_special) for token in ids).decode("utf-8", "replace")
-
-    def stream_decoder(self, skip_special: bool = False) -> StreamDecoder:
-        """A decoder for one token stream."""
-        return StreamDecoder(lambda token: self.token_bytes(token, skip_special))
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
         """What a token adds to a text: often a part of a character, nothing for unused tokens.

@@ -36,7 +36,6 @@ class WordPieces:
         self._strip_accents = get_bool("tokenizer.ggml.normalizer.strip_accents", self._lowercase)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text."""
         ids: list[int] = []
         for word in self._words(text):
             ids += self._pieces("\u2581" + word)

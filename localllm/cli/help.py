@@ -116,7 +116,6 @@ class PlainCommand(TyperCommand):
         return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, a section each."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             parameters = [one for one in self.get_params(ctx) if one.param_type_name == kind]
             rows = [row for one in parameters if (row := one.get_help_record(ctx))]

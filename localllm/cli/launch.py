@@ -185,7 +185,6 @@ def _ago(trunk: "Trunk") -> str:
 
 
 def write_files(setup: "Setup") -> None:
-    """Write a run's files."""
     for path, content in setup.files.items():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(content)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.text import table
 
 if TYPE_CHECKING:
+    from localllm.measure.charts import Chart
     from localllm.measure.loadtest.session import Session, Source
     from localllm.measure.loadtest.trial import Load
 
@@ -140,7 +141,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> None:
-    from localllm.measure import charts
     from localllm.measure.loadtest import report
 
     if as_json:
@@ -151,20 +151,27 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
     if not as_json:
         answer(f"{report.head(session)}\n\n{table(report.rows(session.trials, session.plan.slo))}\n")
         answer("".join(f"{line}\n" for line in report.sentences(session)))
-    drawn = report.charts(session.model, session.trials) if plot or svg else []
+    draw(lambda: report.charts(session.model, session.trials), plot, svg)
+
+
+def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) -> None:
+    """Draw charts in the terminal (plot), or to a new file (svg), where it is wanted."""
+    from localllm.measure.charts import in_terminal
+    from localllm.measure.charts import svg as as_svg
+
     if plot:
-        answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
+        answer("".join(f"\n{in_terminal(chart)}" for chart in charts()))
     if svg is not None:
         with svg.open("x", encoding="utf-8") as file:
-            file.write(charts.svg(drawn))
+            file.write(as_svg(charts()))
         note(f"Wrote {svg}.")
 
 
-def refuse(other: str, flags: Mapping[str, object]) -> None:
-    """Raise RequestError for flags that were given and have no meaning beside another."""
+def refuse(other: str, **flags: object) -> None:
+    """Raise RequestError for flags that were given, so that they are not None, and have no meaning beside another."""
     from localllm.errors import RequestError
 
-    given = [flag for flag, value in flags.items() if value is not None]
+    given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
     if given:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
 
@@ -223,18 +230,13 @@ class Given:
 
     def source(self, requests: int, seed: int) -> "Source":
         """The requests. Raises RequestError for options that exclude each other and values out of range."""
-        shape = {
-            "--prompt-tokens": self.prompt_tokens,
-            "--shared-prefix": self.shared_prefix,
-            "--prefixes": self.prefixes,
-        }
+        shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
         if self.trace is not None:
-            refuse("--trace", {**shape, "--prompts": self.prompts, "--answer-tokens": self.answer_tokens})
+            refuse("--trace", **shape, prompts=self.prompts, answer_tokens=self.answer_tokens)
             return self._traced(self.trace, requests, seed)
-        replay = {"--scale": self.scale, "--speedup": self.speedup}
-        refuse("requests that are not a trace's; they need --trace", replay)
+        refuse("requests that are not a trace's; they need --trace", scale=self.scale, speedup=self.speedup)
         if self.prompts is not None:
-            refuse("--prompts", shape)
+            refuse("--prompts", **shape)
         return self._made_up(seed)
 
     def _traced(self, trace: Path, requests: int, seed: int) -> "Source":

@@ -6,7 +6,7 @@ import typer
 
 from localllm.cli.options import Debug, model_names
 from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
-from localllm.text import human_bytes
+from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -98,9 +98,9 @@ def verify(
             damaged_models += not (repair and model.source is Source.OWN and _repaired(model.name, settings, damaged))
     count = len(models) + len(unusable)
     if damaged_models:
-        note(f"{damaged_models} of {_counted(count)} damaged.")
+        note(f"{damaged_models} of {counted(count, 'model')} damaged.")
         raise typer.Exit(ExitCode.REFUSED)
-    note(f"{_counted(count)} verified." if count else "There are no stored models to verify.")
+    note(f"{counted(count, 'model')} verified." if count else "There are no stored models to verify.")
 
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
@@ -115,7 +115,3 @@ def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> b
         fail(str(error), error)
         return False
     return True
-
-
-def _counted(models: int) -> str:
-    return "1 model" if models == 1 else f"{models} models"

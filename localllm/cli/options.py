@@ -29,42 +29,36 @@ Model = Annotated[
 ]
 Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")]
 GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
-MainGpu = Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")]
-SplitMode = Annotated[
-    str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
-]
-CpuMoe = Annotated[
-    int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
-]
-Lora = Annotated[
-    list[str] | None, typer.Option(metavar="FILE[:W]", help="Apply a LoRA adapter with this weight (1); repeatable.")
-]
 Rpc = Annotated[
     list[str] | None,
     typer.Option(metavar="HOST:PORT", help="Give layers to llama.cpp's worker there; repeatable, or with commas."),
 ]
-Mmproj = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Projector for images; none for none (the one beside the model).")
-]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
-KVTypeK = Annotated[
-    str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16, q8_0 or q4_0 (f16).")
-]
-KVTypeV = Annotated[
-    str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
-]
 # What only an engine in this process could follow: where and how it computes.
 _PLACEMENT: dict[str, object] = {
     "backend": Backend,
     "gpu_layers": GpuLayers,
-    "main_gpu": MainGpu,
-    "split_mode": SplitMode,
-    "n_cpu_moe": CpuMoe,
-    "lora": Lora,
-    "mmproj": Mmproj,
+    "main_gpu": Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")],
+    "split_mode": Annotated[
+        str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
+    ],
+    "n_cpu_moe": Annotated[
+        int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
+    ],
+    "lora": Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE[:W]", help="Apply a LoRA adapter with this weight (1); repeatable."),
+    ],
+    "mmproj": Annotated[
+        str | None, typer.Option(metavar="FILE", help="Projector for images; none for none (the one beside the model).")
+    ],
     "rpc": Rpc,
-    "kv_type_k": KVTypeK,
-    "kv_type_v": KVTypeV,
+    "kv_type_k": Annotated[
+        str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16, q8_0 or q4_0 (f16).")
+    ],
+    "kv_type_v": Annotated[
+        str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
+    ],
 }
 _COMPUTING = ("ctx", "threads", *_PLACEMENT)
 _ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
@@ -74,8 +68,10 @@ Debug = Annotated[
 ]
 
 
-def with_computing_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command all flags that say who computes and how but those left out, after its own --threads.
+def with_computing_flags(
+    *left_out: str, after: str = "threads"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all flags that say who computes and how but those left out. after: the parameter before them.
 
     The command does not get their values: computing_flags reads them from its context.
     """
@@ -83,7 +79,7 @@ def with_computing_flags(*left_out: str) -> Callable[[Callable[..., None]], Call
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
-        after = [one.name for one in own].index("threads") + 1
+        place = [one.name for one in own].index(after) + 1
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         added = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()]
 
@@ -91,7 +87,7 @@ def with_computing_flags(*left_out: str) -> Callable[[Callable[..., None]], Call
         def called(**values: object) -> None:
             command(**{name: value for name, value in values.items() if name not in flags})
 
-        called.__signature__ = inspect.Signature([*own[:after], *added, *own[after:]])  # type: ignore[attr-defined]
+        called.__signature__ = inspect.Signature([*own[:place], *added, *own[place:]])  # type: ignore[attr-defined]
         return called
 
     return with_flags

@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import (
-    AsJson,
-    Backend,
-    CpuMoe,
-    Debug,
-    KVTypeK,
-    KVTypeV,
-    MainGpu,
-    Mmproj,
-    Model,
-    Rpc,
-    SplitMode,
-    computing_flags,
-)
+from localllm.cli.options import AsJson, Debug, Model, computing_flags, with_computing_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer
 from localllm.text import human_bytes, human_speed, table
 
@@ -40,7 +27,8 @@ COMPARED_TOKENS = 4096  # of the conversation that every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
-def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_computing_flags("gpu_layers", "lora", after="gpu_layers")
+def plan(
     given: typer.Context,
     model: Model,
     context: Annotated[
@@ -56,17 +44,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     gpu_layers: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Layers on the GPUs; by default as many as fit.")
     ] = None,
-    backend: Backend = None,
-    main_gpu: MainGpu = None,
-    split_mode: SplitMode = None,
-    n_cpu_moe: CpuMoe = None,
-    rpc: Rpc = None,
-    mmproj: Mmproj = None,
     draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A draft model that runs beside, or an EAGLE-3 head.")
     ] = None,
-    kv_type_k: KVTypeK = None,
-    kv_type_v: KVTypeV = None,
     every: Annotated[
         bool, typer.Option("--all", help="Compare the quantisations of a Hugging Face repository.")
     ] = False,

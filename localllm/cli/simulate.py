@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import loadtest
 from localllm.cli.options import AsJson, Debug, model_names
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import StatusLine, answer
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -133,32 +133,24 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         prefix_cache=prefix_cache,
         draft=None if acceptance is None else Draft(scaled(shared, draft_cost), acceptance),
     )
+    given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
     if experiment is not None:
         loadtest.refuse(
             "--experiment, which has loads of its own",
-            {
-                "--trace": trace,
-                "--scale": scale,
-                "--speedup": speedup,
-                "--prompt-tokens": prompt_tokens,
-                "--answer-tokens": answer_tokens,
-                "--shared-prefix": shared_prefix,
-                "--prefixes": prefixes,
-                "--rate": rate,
-                "--concurrency": concurrency,
-                "--slo": slo,
-                "--svg": svg,
-                "--plot": plot or None,
-                "--devices": devices if devices > 1 else None,
-                "--acceptance": acceptance,
-                "--batching": None if batching == Batching.CONTINUOUS else batching,
-            },
+            **asdict(given),
+            rate=rate,
+            concurrency=concurrency,
+            slo=slo,
+            svg=svg,
+            plot=plot or None,
+            devices=devices if devices > 1 else None,
+            acceptance=acceptance,
+            batching=None if batching == Batching.CONTINUOUS else batching,
         )
         _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
         return
     goal = None if slo is None else Slo.parse(slo)
     wanted = loadtest.loads(rate, concurrency, False, trace is not None)
-    given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
     source = given.source(requests, seed)
     runs = []
     with StatusLine() as status:
@@ -193,7 +185,7 @@ class _Figures:
         from localllm.measure.simulate.machines import from_bench, named, of_figures
 
         if self.bench is not None:
-            loadtest.refuse("--bench", {"--bandwidth": self.bandwidth, "--compute": self.peak})
+            loadtest.refuse("--bench", bandwidth=self.bandwidth, compute=self.peak)
             return from_bench(self.bench, self.memory_here(), self.overhead)
         if self.name is None and self.bandwidth is not None:
             return of_figures("a machine", self.bandwidth, self.peak, self.memory_here(), self.overhead)
@@ -236,8 +228,7 @@ def _costs(
         shape = ModelShape.of_file(file)
         if not measure:
             return by_figures(shape)
-        given = {"--bandwidth": figures.bandwidth, "--compute": figures.peak, "--kv-type": kv_type}
-        loadtest.refuse("--measure", given)
+        loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
         memory = figures.memory_here()
         runner, _ = open_runner(file, load_settings({}), lambda what, share: status.show(f"{what}: {share:.0%}"))
         try:
@@ -248,8 +239,6 @@ def _costs(
 
 
 def _experiments(name: str, server: "Server", as_json: bool) -> None:
-    from dataclasses import asdict
-
     from localllm.errors import RequestError
     from localllm.measure.simulate.experiments import EXPERIMENTS, as_text
 
@@ -268,7 +257,6 @@ def _experiments(name: str, server: "Server", as_json: bool) -> None:
 
 
 def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
-    from localllm.measure import charts
     from localllm.measure.loadtest import report as loads
     from localllm.measure.simulate import report
 
@@ -279,10 +267,4 @@ def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot:
         answer(f"Simulated: {head}\n\n{table(loads.rows([run.trial for run in runs], slo))}\n")
         answer("".join(f"{line}\n" for line in report.sentences(runs, slo)))
         answer(f"\n{table(report.rows(runs))}")
-    drawn = report.charts(head, runs) if plot or svg else []
-    if plot:
-        answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
-    if svg is not None:
-        with svg.open("x", encoding="utf-8") as file:
-            file.write(charts.svg(drawn))
-        note(f"Wrote {svg}.")
+    loadtest.draw(lambda: report.charts(head, runs), plot, svg)

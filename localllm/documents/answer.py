@@ -10,6 +10,7 @@ from localllm.answer.request import Message
 from localllm.documents.excerpt import INSTRUCTION, Excerpt, question_with
 from localllm.documents.index import Report
 from localllm.documents.quotations import QuotationChecker
+from localllm.text import counted
 
 _SHOWN_PLACES = 12
 
@@ -29,7 +30,7 @@ def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
         given = _listed([excerpt.label for excerpt in excerpts])
         return f"The answer quotes nothing, so nothing in it was checked. It was given {given}."
     found = sum(each.place is not None for each in quotations)
-    what = "1 quotation" if len(quotations) == 1 else f"{len(quotations)} quotations"
+    what = counted(len(quotations), "quotation")
     if found == len(quotations):
         return f"{what}, found word for word: {_listed(checker.places)}."
     rest = f": {_listed(checker.places)}" if found else ""
@@ -78,5 +79,4 @@ def _listed(places: Sequence[str]) -> str:
 def file_count(excerpts: Sequence[Excerpt]) -> str:
     """The number of excerpts and of their files, in words."""
     files = len({PurePath(each.name) for each in excerpts})
-    parts = "1 excerpt" if len(excerpts) == 1 else f"{len(excerpts)} excerpts"
-    return f"{parts} of {'1 file' if files == 1 else f'{files} files'}"
+    return f"{counted(len(excerpts), 'excerpt')} of {counted(files, 'file')}"

@@ -8,9 +8,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 from localllm.errors import LocalLLMError, RequestError
+from localllm.settings import sessions_path
 
 # In the file's header (https://www.sqlite.org/fileformat.html#application_id): files of other programs are not changed.
 APPLICATION_ID = int.from_bytes(b"lldx", "big")
@@ -59,7 +58,7 @@ class DocumentIndexError(LocalLLMError):
 
 def indexes_folder() -> Path:
     """Where the indexes are, e.g. ~/.local/share/localllm/documents. It need not exist."""
-    return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "documents"
+    return sessions_path().with_name("documents")
 
 
 def index_path(root: Path) -> Path:

@@ -1,5 +1,6 @@
 """A part of a document as shown to models and people, and the labels of its places."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,13 +44,14 @@ def place(name: str, page: int, first: int, last: int = 0) -> str:
 
 
 def as_file(label: str, text: str) -> str:
-    """A labelled text for a model, between fences that the text cannot close."""
-    longest = run = 0
-    for letter in text:
-        run = run + 1 if letter == "`" else 0
-        longest = max(longest, run)
-    fence = "`" * max(3, longest + 1)
-    return f"File {label}:\n{fence}\n{text}\n{fence}\n"
+    """A text for a model, with a name, between fences that it cannot close."""
+    return f"File {label}:\n{fenced(text)}"
+
+
+def fenced(text: str) -> str:
+    """A text between Markdown's fences, which it cannot close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}\n"
 
 
 INSTRUCTION = """\

@@ -85,6 +85,11 @@ class Config:
             known = " or ".join(map(str, values))
             raise CheckpointError(f"{self.where}: {name} is {shortened(repr(value))}; only {known} can be imported.")
 
+    def expect_all(self, **values: Any) -> None:
+        """Raise CheckpointError unless each value is missing or the one given here."""
+        for name, value in values.items():
+            self.expect(name, value)
+
     @property
     def head_size(self) -> int:
         """Values of a head."""

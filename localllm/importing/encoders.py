@@ -16,8 +16,7 @@ _MEAN, _RANK = 1, 4  # pooling_type
 
 
 def bert(config: Config) -> Keys:
-    config.expect("position_embedding_type", "absolute")
-    config.expect("is_decoder", False)
+    config.expect_all(position_embedding_type="absolute", is_decoder=False)
     return {"attention.causal": False}
 
 
@@ -43,16 +42,14 @@ def _first_position(config: Config) -> int:
 
 def nomic_bert(config: Config) -> Keys:
     _check_nomic_bert(config)
-    for name, value in (("activation_function", "swiglu"), ("qkv_proj_bias", False), ("mlp_fc1_bias", False)):
-        config.expect(name, value)
+    config.expect_all(activation_function="swiglu", qkv_proj_bias=False, mlp_fc1_bias=False)
     return {"attention.causal": False}
 
 
 def _check_nomic_bert(config: Config) -> None:
     """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
-    for name, value in (("prenorm", False), ("rotary_emb_interleaved", False), ("rotary_emb_fraction", 1.0),
-                        ("rotary_emb_scale_base", None), ("causal", False)):  # fmt: skip
-        config.expect(name, value)
+    config.expect_all(prenorm=False, rotary_emb_interleaved=False, rotary_emb_fraction=1.0, causal=False)
+    config.expect("rotary_emb_scale_base")
 
 
 def modern_bert(config: Config) -> Keys:
@@ -75,9 +72,7 @@ def gemma_embedding(config: Config) -> Keys:
 
 def jina_bert_v2(config: Config) -> Keys:
     """BERT without positions, whose scores fall with the distance, and with a gate."""
-    config.expect("feed_forward_type", "geglu")
-    config.expect("is_decoder", False)
-    config.expect("emb_pooler", "mean")
+    config.expect_all(feed_forward_type="geglu", is_decoder=False, emb_pooler="mean")
     if _scores(config):
         raise CheckpointError(f"{config.where}: Jina's rerankers cannot be imported. Get the model as GGUF instead.")
     keys: Keys = {"attention.causal": False}
@@ -95,9 +90,8 @@ def jina_bert_v3(config: Config) -> Keys:
 def nomic_bert_moe(config: Config) -> Keys:
     """Nomic Embed 2: every other layer has experts, whose weights are a softmax over all of them."""
     _check_nomic_bert(config)
-    for name, value in (("activation_function", "gelu"), ("moe_normalize_expert_weights", False), ("ffn_div", 1),
-                        ("expert_choice_router", False), ("num_shared_experts", 0)):  # fmt: skip
-        config.expect(name, value)
+    config.expect_all(activation_function="gelu", moe_normalize_expert_weights=False, ffn_div=1)
+    config.expect_all(expert_choice_router=False, num_shared_experts=0)
     return {
         "attention.causal": False,
         "moe_every_n_layers": config.whole("moe_every_n_layers"),

@@ -106,13 +106,15 @@ _LAGUNA = (
 )
 _DENSE = tuple(Rule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
 
+_NO_WINDOWS = {"use_sliding_window": False}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", permuted=True),
     "mistral": Family("llama", permuted=True, window_is_context=True),
     "ministral3": Family("mistral3", stated.ministral3, permuted=True, window_is_context=True, sharpening=1.0),
     "mixtral": Family("llama", stated.experts, permuted=True, rules=_MIXTRAL, window_is_context=True),
-    "qwen2": Family("qwen2", stated.no_windows),
-    "qwen3": Family("qwen3", stated.no_windows),
+    "qwen2": Family("qwen2", expects=_NO_WINDOWS),
+    "qwen3": Family("qwen3", expects=_NO_WINDOWS),
     "qwen3_next": Family("qwen3next", delta_nets.qwen3_next, shifted_norms=True, rules=delta_nets.QWEN3_NEXT,
                          rotary=0.25),
     "qwen3_5_text": Family("qwen35", delta_nets.qwen35, shifted_norms=True, rules=delta_nets.QWEN35, rotary=0.25),
@@ -133,7 +135,7 @@ FAMILIES: dict[str, Family] = {
                            rules=gemmas.GEMMA3N),
     "gemma4_text": Family("gemma4", gemmas.gemma4, activations=GELU, rope="full_attention", tied=True,
                           rules=gemmas.GEMMA4),
-    "phi": Family("phi2", stated.phi, activations=GELU),
+    "phi": Family("phi2", expects={"qk_layernorm": False}, activations=GELU),
     "phi3": Family("phi3", window_is_context=True),
     "starcoder2": Family("starcoder2", activations=GELU, window_is_context=True, tied=True),
     "lfm2": Family("lfm2", stated.lfm2, tied=True),
@@ -156,7 +158,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h, experts": Family("nemotron_h_moe", scans.nemotron_h, rules=scans.NEMOTRON_EXPERTS),
     "granitemoeshared": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
     "gpt_oss": Family("gpt-oss", stated.gpt_oss, rules=_GPT_OSS, truncated=False),
-    "olmo2": Family("olmo2", stated.olmo2),
+    "olmo2": Family("olmo2", expects={"clip_qkv": None}),
     "olmo3": Family("olmo2", stated.olmo3, rope="full_attention"),
     "smollm3": Family("smollm3", stated.smollm3, permuted=True),
     "cohere2": Family("cohere2", stated.cohere2, tied=True),
@@ -169,7 +171,7 @@ FAMILIES: dict[str, Family] = {
     "exaone": Family("exaone", remote_code.exaone),
     "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
     "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
-    "apertus": Family("apertus", stated.apertus, activations=("xielu",), rules=XIELU),
+    "apertus": Family("apertus", expects={"post_norm": False, "qk_norm": True}, activations=("xielu",), rules=XIELU),
     "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35"),
     "bailing_moe": Family("bailingmoe", remote_code.bailing_moe, permuted=True, rules=remote_code.BAILING_MOE),
     "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),

@@ -6,8 +6,8 @@ convert_hf_to_gguf.py. What a rule does not know is refused, since a model that 
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ XIELU = (Rule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
 
 @dataclass(frozen=True)
 class Family:
-    """architecture: by GGUF's name. keys: those of the family alone, without the architecture's prefix.
+    """architecture: by GGUF's name. keys: those of the family alone, without the architecture's prefix. expects: what
+    the engine computes alone, of values in the configuration.
 
     permuted: heads turn in halves and are stored to turn in neighbours. shifted_norms: norms lack the one that is added
     to them. activations: what the engine computes for this architecture. rules: for tensors that gguf's table has under
@@ -73,6 +74,7 @@ class Family:
 
     architecture: str
     keys: Callable[[Config], Keys] = lambda _config: {}
+    expects: Mapping[str, Any] = field(default_factory=dict)
     permuted: bool = False
     shifted_norms: bool = False
     activations: tuple[str, ...] = SILU
@@ -106,6 +108,7 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
     """
     for name in ("hidden_act", "hidden_activation"):
         config.expect(name, *family.activations)
+    config.expect_all(**family.expects)
     if not family.attends:
         return {**_sizes(config), "attention.head_count": 0, **family.keys(config)}, {}
     heads, size = config.whole("num_attention_heads"), config.head_size

@@ -22,9 +22,7 @@ def experts(config: Config) -> Keys:
 
 
 def qwen3_moe(config: Config) -> Keys:
-    config.expect("norm_topk_prob", True)
-    config.expect("decoder_sparse_step", 1)
-    config.expect("mlp_only_layers", [])
+    config.expect_all(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
     return experts(config)
 
 
@@ -36,15 +34,12 @@ def qwen3_vl(config: Config) -> Keys:
 
 
 def qwen3_vl_moe(config: Config) -> Keys:
-    config.expect("decoder_sparse_step", 1)
-    config.expect("mlp_only_layers", [])
+    config.expect_all(decoder_sparse_step=1, mlp_only_layers=[])
     return {**qwen3_vl(config), **experts(config)}
 
 
 def qwen2_moe(config: Config) -> Keys:
-    config.expect("norm_topk_prob", False)
-    config.expect("decoder_sparse_step", 1)
-    config.expect("mlp_only_layers", [])
+    config.expect_all(norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[])
     shared = config.whole("shared_expert_intermediate_size")
     return {**experts(config), "expert_shared_feed_forward_length": shared}
 
@@ -83,8 +78,7 @@ def gemma_scale(config: Config) -> Keys:
     usual = config.head_size
     if (config.values.get("model_type"), config.layers) in (("gemma2", 46), ("gemma3_text", 62)):
         usual = config.whole("hidden_size") // config.whole("num_attention_heads")
-    config.expect("query_pre_attn_scalar", usual)
-    config.expect("use_bidirectional_attention", False)
+    config.expect_all(query_pre_attn_scalar=usual, use_bidirectional_attention=False)
     return {}
 
 
@@ -97,21 +91,11 @@ def granite(config: Config) -> Keys:
     }
 
 
-def olmo2(config: Config) -> Keys:
-    config.expect("clip_qkv")
-    return {}
-
-
 def smollm3(config: Config) -> Keys:
     config.expect("use_sliding_window", False)
     layers = config.values.get("no_rope_layers")
     if layers is not None and layers != [int((i + 1) % 4 != 0) for i in range(config.layers)]:
         raise CheckpointError(f"{config.where}: no_rope_layers: only every fourth layer may go without rotation.")
-    return {}
-
-
-def no_windows(config: Config) -> Keys:
-    config.expect("use_sliding_window", False)
     return {}
 
 
@@ -144,11 +128,6 @@ def ministral3(config: Config) -> Keys:
     return {"attention.temperature_scale": config.rope().number("llama_4_scaling_beta", 0.0)}
 
 
-def phi(config: Config) -> Keys:
-    config.expect("qk_layernorm", False)
-    return {}
-
-
 def granite_moe(config: Config) -> Keys:
     keys = {**granite(config), **experts(config)}
     if config.values.get("shared_intermediate_size"):
@@ -157,8 +136,7 @@ def granite_moe(config: Config) -> Keys:
 
 
 def gpt_oss(config: Config) -> Keys:
-    config.expect("swiglu_alpha", 1.702)
-    config.expect("swiglu_limit", 7.0)
+    config.expect_all(swiglu_alpha=1.702, swiglu_limit=7.0)
     _windows_on(config, lambda layer: layer % 2 == 0, "every other layer, from the first on, has a window")
     return {**experts(config), "attention.sliding_window": config.whole("sliding_window"),
             "expert_feed_forward_length": config.whole("intermediate_size")}  # fmt: skip
@@ -206,9 +184,7 @@ def latents(config: Config) -> Keys:
 
 def deepseek_v2(config: Config) -> Keys:
     """DeepSeek 2 weighs experts by a softmax. Its groups are chosen by their best expert, which nothing here does."""
-    config.expect("topk_method", "greedy")
-    config.expect("norm_topk_prob", False)
-    config.expect("n_group", 1)
+    config.expect_all(topk_method="greedy", norm_topk_prob=False, n_group=1)
     return {**latents(config), "expert_gating_func": _SOFTMAX}
 
 
@@ -257,8 +233,7 @@ def ernie_moe(config: Config) -> Keys:
 
 
 def lfm2_moe(config: Config) -> Keys:
-    config.expect("norm_topk_prob", True)
-    config.expect("routed_scaling_factor", 1.0)
+    config.expect_all(norm_topk_prob=True, routed_scaling_factor=1.0)
     return {
         **lfm2(config),
         **experts(config),
@@ -268,18 +243,10 @@ def lfm2_moe(config: Config) -> Keys:
     }
 
 
-def apertus(config: Config) -> Keys:
-    config.expect("post_norm", False)
-    config.expect("qk_norm", True)
-    return {}
-
-
 def laguna(config: Config) -> Keys:
     """GLM 4.5's experts, by names of its own; layers with a window have other heads and another rotation."""
     config.expect("gating", True, "per-head", "per-element")
-    config.expect("moe_apply_router_weight_on_input", False)
-    config.expect("moe_router_logit_softcapping", 0.0)
-    config.expect("attention_bias", False)
+    config.expect_all(moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0, attention_bias=False)
     full, local = (config.rope(f"{kind}_attention") for kind in ("full", "sliding"))
     scale = config.number("moe_routed_scaling_factor", 1.0)
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": 1, "routed_scaling_factor": scale}

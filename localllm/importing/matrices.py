@@ -126,10 +126,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Turned(FloatMatrix):
-    """A matrix, or each of several, with rows and columns exchanged. One at a time is held as floats."""
+class Changed(FloatMatrix):
+    """A matrix of other numbers, or in another shape, than the one that it is made of."""
 
     of: Matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def exact(self) -> str:
+        return float_type(self.of)
+
+
+@dataclass(frozen=True)
+class Turned(Changed):
+    """A matrix, or each of several, with rows and columns exchanged. One at a time is held as floats."""
 
     def __post_init__(self) -> None:
         if len(self.of.shape) < 2:
@@ -139,10 +152,6 @@ class Turned(FloatMatrix):
     def shape(self) -> tuple[int, ...]:
         *several, rows, width = self.of.shape
         return (*several, width, rows)
-
-    @property
-    def exact(self) -> str:
-        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         height, width = self.shape[-2:]
@@ -154,41 +163,27 @@ class Turned(FloatMatrix):
 
 
 @dataclass(frozen=True)
-class Mapped(FloatMatrix):
+class Mapped(Changed):
     """A matrix whose numbers become others."""
 
-    of: Matrix
     change: Callable[[Floats], Floats]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
-
-    @property
-    def exact(self) -> str:
-        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
 
 
 @dataclass(frozen=True)
-class ScaledRows(FloatMatrix):
+class ScaledRows(Changed):
     """A matrix whose rows have a factor each. Raises ValueError for another number of factors.
 
     Products need more bits than BF16 has.
     """
 
-    of: Matrix
     factors: Floats
 
     def __post_init__(self) -> None:
         if len(self.factors) != row_count(self.of.shape):
             raise ValueError("factors of other rows")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
 
     @property
     def exact(self) -> str:
@@ -199,19 +194,14 @@ class ScaledRows(FloatMatrix):
 
 
 @dataclass(frozen=True)
-class Padded(FloatMatrix):
+class Padded(Changed):
     """A matrix with rows of zeros behind its own."""
 
-    of: Matrix
     count: int
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.count, *self.of.shape[1:])
-
-    @property
-    def exact(self) -> str:
-        return float_type(self.of)
 
     def floats(self, rows: Numbers) -> Floats:
         own = rows < self.of.shape[0]

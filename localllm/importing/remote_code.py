@@ -57,9 +57,7 @@ def bailing_moe(config: Config) -> Keys:
 
 def bailing_moe2(config: Config) -> Keys:
     """Ling 2: GLM 4.5's experts, by names of its own."""
-    config.expect("use_qkv_bias", False)
-    config.expect("use_bias", False)
-    config.expect("score_function", "sigmoid")
+    config.expect_all(use_qkv_bias=False, use_bias=False, score_function="sigmoid")
     shared, width = config.whole("num_shared_experts", 0), config.whole("moe_intermediate_size")
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": shared}
     return {

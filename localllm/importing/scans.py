@@ -78,8 +78,7 @@ def falcon_h1(config: Config) -> Keys:
 def nemotron_h(config: Config) -> Keys:
     """Keys of a model whose layers are a scan, attention, or a feed-forward network; with experts or without."""
     _check_times(config)
-    config.expect("mlp_hidden_act", "relu2")
-    config.expect("mamba_hidden_act", "silu")
+    config.expect_all(mlp_hidden_act="relu2", mamba_hidden_act="silu")
     config.expect("sliding_window")
     kinds, heads = nemotron_layers(config), config.whole("mamba_num_heads")
     width = config.whole("moe_intermediate_size" if "moe" in kinds else "intermediate_size")

@@ -102,7 +102,6 @@ class Receipt:
 
     @property
     def kwh(self) -> float | None:
-        """Energy in kilowatt-hours."""
         return None if self.joules is None else money.kwh(self.joules / money.SECONDS_PER_HOUR, 1)
 
     @property

@@ -11,15 +11,12 @@ from typing import Any
 
 from localllm.answer.placeholders import without_images
 from localllm.answer.request import AnswerRequest, Message
+from localllm.engine.request import SETTABLE
 from localllm.errors import RequestError
 
 # Sampling parameters of the protocol, and extensions under their names in various servers.
-_SAMPLING = {
-    **{name: (name,) for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")},
-    **{name: (name,) for name in ("top_k", "min_p", "repeat_last_n", "typical_p", "mirostat", "mirostat_tau")},
-    "mirostat_eta": ("mirostat_eta",),
-    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # llama.cpp and Ollama; vLLM and SGLang
-}
+_SAMPLING: dict[str, tuple[str, ...]] = {name: (name,) for name in SETTABLE}
+_SAMPLING["repeat_penalty"] += ("repetition_penalty",)  # vLLM's and SGLang's name
 BANNED = -100  # the logit_bias that bans a token
 _PNG = b"\x89PNG"
 

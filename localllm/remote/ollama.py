@@ -135,7 +135,6 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _read(call: Call, meter: Meter) -> Iterator[AnswerEvent]:
-    """See remote.stream.Reader."""
     for line in _objects(call):
         if "error" in line:
             raise RemoteError(str(line["error"]))

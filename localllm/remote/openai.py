@@ -62,17 +62,14 @@ class WithoutTokens:
 
     @property
     def tokenizer(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
         raise unavailable("tokens")
 
     @property
     def template(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
         raise unavailable("chat templates")
 
     @property
     def adapters(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
         raise unavailable("adapters")
 
 
@@ -183,7 +180,6 @@ def unavailable(what: str) -> RemoteError:
 
 
 def _read(call: Call, meter: Meter, top_logprobs: int) -> Iterator[AnswerEvent]:
-    """See remote.stream.Reader."""
     calls, finish = _Calls(), None
     for event in _events(call):
         usage = event.get("usage")

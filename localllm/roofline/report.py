@@ -8,7 +8,7 @@ from localllm.roofline.formats import FormatRates
 from localllm.roofline.limits import Limits
 from localllm.roofline.spread import Spread
 from localllm.roofline.work import Work
-from localllm.text import table
+from localllm.text import counted, table
 
 GIGA = 1e9
 # More than this between rounds, as Spread.deviation tells it, and the figures are those of a busy machine.
@@ -199,12 +199,12 @@ def _limits(run: ThreadReport) -> list[str]:
             (run.limits.floats, "GOP/s", "f32"),
         )
     )
-    return [f"limits, {_threads(run.threads)}: " + ", ".join(f"{what} {figure}" for figure, what in parts)]
+    return [f"limits, {counted(run.threads, 'thread')}: " + ", ".join(f"{what} {figure}" for figure, what in parts)]
 
 
 def _step(threads: int, step: DecodeStep) -> str:
     shares = ", ".join(f"{part} {step.share(part):.1%}" for part in step.parts)
-    return f"a token after {step.depth}, {_threads(threads)}: {step.seconds * 1000:.2f} ms: {shares}"
+    return f"a token after {step.depth}, {counted(threads, 'thread')}: {step.seconds * 1000:.2f} ms: {shares}"
 
 
 def _formats(run: ThreadReport) -> list[str]:
@@ -212,8 +212,4 @@ def _formats(run: ThreadReport) -> list[str]:
         return []
     rates = (f"{name} {rate / GIGA:.1f} GB/s" for name, rate in run.rates.read.items())
     prompt = (f"{name} {rate / GIGA:.0f} GOP/s" for name, rate in run.rates.compute.items())
-    return [f"weights, {_threads(run.threads)}: {', '.join(rates)}; of a prompt {', '.join(prompt)}"]
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count != 1 else "")
+    return [f"weights, {counted(run.threads, 'thread')}: {', '.join(rates)}; of a prompt {', '.join(prompt)}"]

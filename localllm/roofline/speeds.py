@@ -70,7 +70,6 @@ class SpeedTest:
                 self.seconds.decode[depth].append(took)
 
     def close(self) -> None:
-        """Free the sequences."""
         for sequence in self._filled.values():
             self._runner.free_sequence(sequence)
         self._filled.clear()

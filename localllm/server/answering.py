@@ -11,17 +11,21 @@ from starlette.responses import JSONResponse
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
+from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import known
 from localllm.server.load_watch import LoadListener
 from localllm.server.service import Run, Service, for_user_of
-from localllm.server.streams import connected, held_lines, streamed
+from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import load_progress, prompt_progress
 
 
 class Asking(Protocol):
-    """A request's body."""
+    """A request's body. progress: whether the client wants progress lines before the first token."""
 
     model: str
+    stream: bool | None
+    progress: bool
+    keep_alive: float | str | None
 
 
 class Writer(Protocol):
@@ -57,45 +61,37 @@ async def answer(
     body: Asking,
     requests: Sequence[AnswerRequest],
     writer: Writer,
-    *,
-    stream: bool,
-    progress: bool,
-    keep_alive_s: float | None,
     choices: int = 1,
+    *,
+    streams: bool = False,
 ) -> Response:
-    """Run requests and respond. progress: whether the client wants progress lines before the first token.
+    """Run requests and respond. streams: whether the answer is streamed where the body does not say.
 
     Where the body names a list of models, its model becomes the one that answers, as the response's does then.
+    Raises ApiError 400 for a wrong keep_alive.
     """
-    for_user, options = for_user_of(http, requests), service.options
+    for_user, options, keep_alive = for_user_of(http, requests), service.options, keep_alive_s(body.keep_alive)
 
     @contextlib.asynccontextmanager
     async def running(listener: LoadListener | None = None) -> AsyncGenerator[Run, None]:
-        async with service.run(body.model, for_user, keep_alive_s, choices=choices, listener=listener) as run:
+        async with service.run(body.model, for_user, keep_alive, choices=choices, listener=listener) as run:
             if options.models_of(body.model):
                 body.model = run.lease.model.name
             yield run
 
-    async def whole() -> Any:
+    if not (streams if body.stream is None else body.stream):
         async with running() as run:
-            return writer.whole(run, await run.answers())
-
-    if not stream:
-        return JSONResponse(await connected(http, whole()))
-    state_line = (lambda state: writer.progress(load_progress(state))) if progress else None
-    lines = held_lines(running, lambda run: _lines(run, writer, progress), state_line)
-    return await streamed(http, lines, writer.error, writer.media_type, writer.alive)
+            return JSONResponse(writer.whole(run, await run.answers()))
+    state_line = (lambda state: writer.progress(load_progress(state))) if body.progress else None
+    lines = held_lines(running, lambda run: _lines(run, writer, body.progress), state_line)
+    return await streamed(lines, writer.error, writer.media_type, writer.alive)
 
 
-async def count_tokens(http: Request, service: Service, body: Asking, request: AnswerRequest) -> int:
+async def count_tokens(service: Service, model: str, request: AnswerRequest) -> int:
     """The tokens of a request's prompt, including its template's. Raises RemoteError 501 for a remote model."""
-
-    async def count() -> int:
-        async with service.lease(await service.model_or_only(body.model)) as lease:
-            prompt = await to_thread.run_sync(lease.model.prepare, request)
-            return len(known(prompt.tokens, "the number of tokens"))
-
-    return await connected(http, count())
+    async with service.lease(await service.model_or_only(model)) as lease:
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
+        return len(known(prompt.tokens, "the number of tokens"))
 
 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:

@@ -98,7 +98,6 @@ async def _show_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _show_invalid(request: Request, error: Exception) -> JSONResponse:
-    """A body of the wrong shape."""
     assert isinstance(error, RequestValidationError)
     return _refusal(request, 400, what_is_wrong(error.errors(), error.body))
 

@@ -3,8 +3,9 @@
 import logging
 import math
 import re
+from dataclasses import fields
 from functools import cache, lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
@@ -38,16 +39,8 @@ Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 MAX_PRIORITY = 1000
 BANNED = -100  # a logit_bias of this or less bans the token
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
+# What bodies may have under the same names; the engine checks the values of those that llama.cpp alone has.
+_SAMPLING = {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
 
 
 def shown(name: object) -> str:
@@ -79,8 +72,8 @@ class Body(BaseModel):
 @cache
 def _aliases(body: type[Body]) -> frozenset[str]:
     """The other names of a body's fields."""
-    fields = body.model_fields.values()
-    aliases = [alias for field in fields for alias in (field.alias, field.validation_alias)]
+    declared = body.model_fields.values()
+    aliases = [alias for field in declared for alias in (field.alias, field.validation_alias)]
     choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
     return frozenset(name for names in choices for name in names if isinstance(name, str))
 
@@ -157,6 +150,11 @@ class Sampled(Extensions):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool = False
+
+    @model_validator(mode="after")
+    def _progress_either_way(self) -> Self:
+        self.progress |= self.return_progress
+        return self
 
 
 class FunctionCall(Body):

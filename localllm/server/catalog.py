@@ -49,10 +49,16 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts from a file's header. digest: 64 hex digits that identify the content."""
+    """Facts from a file's header. digest: 64 hex digits that identify the content.
+
+    quantization: the name of `general.file_type`, or else of the block format that most bytes are in. only: the one
+    thing that a model without a language head can do, "reranking" or "embedding"; None for one that generates.
+    """
 
     summary: ModelSummary
     digest: str
+    quantization: str
+    only: str | None
 
 
 class Catalog:
@@ -124,7 +130,8 @@ def facts_of(path: Path) -> ModelFacts:
 @lru_cache(maxsize=256)
 def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
     with open_model(path) as file:
-        return ModelFacts(summarize(file), file.identity())
+        summary = summarize(file)
+        return ModelFacts(summary, file.identity(), file_type(file) or summary.quantization, _only(file))
 
 
 def _served(name: str, settings: Settings) -> CatalogEntry:
@@ -178,7 +185,7 @@ def about(entry: CatalogEntry) -> ModelAbout:
         size=facts.summary.file_bytes,
         family=facts.summary.architecture,
         parameters=human_count(facts.summary.parameters).replace(" ", ""),
-        quantization=_quantization(path, status.st_mtime_ns),
+        quantization=facts.quantization,
         context=facts.summary.context or 0,
         width=facts.summary.width or 0,
     )
@@ -241,28 +248,10 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
         ]
 
 
-def generates(entry: CatalogEntry) -> bool:
-    """Whether requests may chat with a model; cached until the file changes. Raises ModelFileError."""
-    return _generates(entry.path, entry.path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _generates(path: Path, _changed: int) -> bool:
-    with open_model(path) as file:
-        return _only(file) is None
-
-
 def _only(file: ModelFile) -> str | None:
-    """The one thing that a model without a language head can do."""
     if is_reranker(file):
         return "reranking"
     return "embedding" if f"{file.architecture}.pooling_type" in file.metadata else None  # no other model has this key
-
-
-def ranks(entry: CatalogEntry) -> bool:
-    """Whether a model is a reranker. Raises ModelFileError."""
-    with open_model(entry.path) as file:
-        return is_reranker(file)
 
 
 def _json(value: Any, verbose: bool) -> Any:
@@ -274,17 +263,10 @@ def _json(value: Any, verbose: bool) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _quantization(path: Path, _changed: int) -> str:
-    """The name of `general.file_type`, or else of the block format that most bytes are in."""
-    with open_model(path) as file:
-        return file_type(file) or facts_of(path).summary.quantization
-
-
-@lru_cache(maxsize=256)
 def _capabilities(path: Path, _changed: int, template_source: str | None) -> tuple[str, ...]:
+    if only := facts_of(path).only:
+        return (only,)
     with open_model(path) as file:
-        if only := _only(file):
-            return (only,)
         template, tokenizer = load_chat_template(file, template_source), load_tokenizer(file)
         found = {
             "completion": True,

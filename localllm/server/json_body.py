@@ -10,6 +10,8 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_VALUES
+from localllm.server.security import UPLOADS
+from localllm.server.streams import connected
 
 # Larger bodies are parsed on another thread, so that they do not block the event loop.
 INLINE_BYTES = 64 * 1024
@@ -123,16 +125,20 @@ class ProtocolRoute(APIRoute):
 
     @staticmethod
     def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
-        """An error's JSON. code: OpenAI's name for it. Protocols override this."""
+        """An error's JSON, as a response or within a stream. code: OpenAI's name for it. This is Ollama's format."""
         return {"error": message}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Parse the body by parse_json."""
+        """Parse the body by parse_json, and cancel the work if the client leaves."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
             headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
             request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-            return await handler(_JsonRequest(request.scope, request.receive))
+            request = _JsonRequest(request.scope, request.receive)
+            if self.path.startswith(UPLOADS):  # the route receives its body itself
+                return await handler(request)
+            await request.body()  # what is received after it says that the client has left
+            return await connected(request, handler(request))
 
         return handle

@@ -41,11 +41,9 @@ class ListedModel(WithoutTokens):
 
     @property
     def most_choices(self) -> int:
-        """See AnsweringModel."""
         return self.model.most_choices
 
     def prepare(self, request: AnswerRequest) -> Prompt:
-        """See AnsweringModel."""
         return self.model.prepare(request)
 
 

@@ -11,7 +11,7 @@ from localllm.engine.engine import EngineStats
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel, Source
-from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, generates, ranks
+from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, facts_of
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
@@ -42,7 +42,7 @@ class LocalModels:
         return capabilities(entry, self.settings)
 
     def ranks(self, entry: CatalogEntry) -> bool:
-        return ranks(entry)
+        return facts_of(entry.path).only == "reranking"
 
     def describe(self, entry: CatalogEntry, verbose: bool) -> ModelDescription:
         return describe(entry, self.settings, verbose)
@@ -90,7 +90,7 @@ class LocalModels:
 def _may_generate(entry: CatalogEntry) -> bool:
     """Whether a model can chat; a file that cannot be read may be loaded already, or the load says what is wrong."""
     with contextlib.suppress(OSError, LocalLLMError):
-        return generates(entry)
+        return facts_of(entry.path).only is None
     return True
 
 

@@ -117,23 +117,22 @@ class Meter:
         metrics.recent.setdefault(labels[0], deque(maxlen=_MOST_RECENT)).append((time.monotonic(), not exceeded))
 
 
-_GAUGES = {
-    "running": ("localllm_running_requests", "Requests being computed."),
-    "waiting": ("localllm_waiting_requests", "Requests in the queue."),
-    "cached_prefixes": ("localllm_cached_prefixes", "Prefixes in the prefix cache."),
-    "cached_tokens": ("localllm_cached_tokens", "Tokens in the prefix cache."),
-    "pages_total": ("localllm_kv_pages", "KV pages in the budget."),
-    "pages_free": ("localllm_kv_pages_free", "KV pages that are free."),
-    "page_bytes": ("localllm_kv_page_bytes", "Bytes of a KV page."),
-}
-_COUNTERS = {
-    "prompt_tokens": ("localllm_prompt_tokens", "Prompt tokens, cached ones included."),
-    "generated_tokens": ("localllm_generated_tokens", "Tokens generated."),
-    "drafted_tokens": ("localllm_drafted_tokens", "Tokens drafted speculatively."),
-    "accepted_tokens": ("localllm_accepted_tokens", "Drafted tokens that were accepted."),
-    "evicted_tokens": ("localllm_evicted_tokens", "Tokens evicted from the prefix cache."),
-    "preemptions": ("localllm_preemptions", "Requests preempted for lack of KV pages."),
-}
+# Fields of EngineStats, the metrics' kinds, names and meanings.
+_OF_ENGINES: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], str, str], ...] = (
+    ("running", GaugeMetricFamily, "running_requests", "Requests being computed."),
+    ("waiting", GaugeMetricFamily, "waiting_requests", "Requests in the queue."),
+    ("cached_prefixes", GaugeMetricFamily, "cached_prefixes", "Prefixes in the prefix cache."),
+    ("cached_tokens", GaugeMetricFamily, "cached_tokens", "Tokens in the prefix cache."),
+    ("pages_total", GaugeMetricFamily, "kv_pages", "KV pages in the budget."),
+    ("pages_free", GaugeMetricFamily, "kv_pages_free", "KV pages that are free."),
+    ("page_bytes", GaugeMetricFamily, "kv_page_bytes", "Bytes of a KV page."),
+    ("prompt_tokens", CounterMetricFamily, "prompt_tokens", "Prompt tokens, cached ones included."),
+    ("generated_tokens", CounterMetricFamily, "generated_tokens", "Tokens generated."),
+    ("drafted_tokens", CounterMetricFamily, "drafted_tokens", "Tokens drafted speculatively."),
+    ("accepted_tokens", CounterMetricFamily, "accepted_tokens", "Drafted tokens that were accepted."),
+    ("evicted_tokens", CounterMetricFamily, "evicted_tokens", "Tokens evicted from the prefix cache."),
+    ("preemptions", CounterMetricFamily, "preemptions", "Requests preempted for lack of KV pages."),
+)
 _TIERS = {"memory": "reused_memory_tokens", "disk": "reused_disk_tokens"}
 
 
@@ -146,16 +145,11 @@ class _Engines(Collector):
 
     def collect(self) -> Iterator[Metric]:
         loaded = self._loaded().items()
-        for field, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=["model"])
+        for field, kind, name, text in _OF_ENGINES:
+            family = kind(f"localllm_{name}", text, labels=["model"])
             for model, stats in loaded:
-                gauge.add_metric([model], getattr(stats, field))
-            yield gauge
-        for field, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model, stats in loaded:
-                counter.add_metric([model], getattr(stats, field))
-            yield counter
+                family.add_metric([model], getattr(stats, field))
+            yield family
         hits = CounterMetricFamily(
             "localllm_prefix_hit_tokens", "Prompt tokens read from the prefix cache.", labels=["model", "tier"]
         )
@@ -178,8 +172,6 @@ class Counting:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and count the status."""
-
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "none")

@@ -92,7 +92,6 @@ class ModelManager:
         self._closed = False
 
     def slots(self) -> list[Slot]:
-        """The loaded models."""
         return [slot for slot in self._slots.values() if slot.model]
 
     def coming(self) -> list[Slot]:
@@ -157,7 +156,6 @@ class ModelManager:
             self._stop_load(slot, STOPPING)
 
     async def close(self) -> None:
-        """Unload everything."""
         self.stop_loading()
         for slot in list(self._slots.values()):
             if slot.loading:

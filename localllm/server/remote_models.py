@@ -34,7 +34,6 @@ class RemoteEntry:
 
     @property
     def name(self) -> str:
-        """The server's name for it."""
         return self.model.name
 
 
@@ -115,7 +114,6 @@ class RemoteModels:
         entry.used.clear()
 
     async def resident(self) -> list[ResidentModel]:
-        """The recently requested models."""
         now = time.monotonic()
         rows = []
         for entry in await to_thread.run_sync(self.entries):

@@ -62,7 +62,6 @@ class Gate:
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request, or read its body and pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -62,7 +62,6 @@ class Run:
         return time.monotonic() - self.began
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of an answer."""
         return self.prompts[index // self.choices]
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
@@ -97,7 +96,6 @@ class Run:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     async def answers(self) -> list[Answer]:
-        """Wait for all answers."""
         answers = [Answer() for _ in self.streams]
         async with contextlib.aclosing(self.events()) as events:
             async for index, event in events:

@@ -63,7 +63,6 @@ async def _disconnected(request: Request) -> None:
 
 
 async def streamed(
-    request: Request,
     lines: AsyncGenerator[bytes, None],
     error_line: Callable[[LocalLLMError], bytes],
     media_type: str,
@@ -76,7 +75,7 @@ async def streamed(
     if alive_line:
         lines = kept_alive(lines, alive_line, limits.KEEP_ALIVE_SECONDS)
     try:
-        first = await connected(request, _next(lines))
+        first = await anext(lines, b"")
     except BaseException:
         await lines.aclose()
         raise
@@ -146,10 +145,6 @@ async def _next_or_none(lines: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(lines, None)
 
 
-async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(lines, b"")
-
-
 async def _end(task: "asyncio.Task[Any]") -> None:
     """Cancel a task and wait until it ends."""
     task.cancel()
@@ -183,7 +178,6 @@ class _ClosingStream(StreamingResponse):
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines, then close their generator."""
         try:
             await super().__call__(scope, receive, send)
         finally:

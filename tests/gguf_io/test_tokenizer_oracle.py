@@ -141,30 +141,6 @@ def test_decoding_gives_the_text_back(data_dir, name, text):
     assert tokenizer.decode(ids) == (prefix + spaced if text else "")
 
 
-@pytest.mark.parametrize("name", ["vocab/ggml-vocab-gpt-2.gguf", "models/src/stories260K.gguf"])
-@settings(max_examples=100)
-@given(data=st.data())
-def test_streamed_text_is_whole_characters_and_adds_up(data_dir, name, data):
-    tokenizer = cached_tokenizer(data_dir / name)
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
-    ids += tokenizer.encode(data.draw(TEXTS), add_special=False)
-    decoder = tokenizer.stream_decoder()
-    pieces = [decoder.push(token) for token in ids]
-    assert "".join(pieces) + decoder.finish() == tokenizer.decode(ids)
-
-
-def test_a_character_of_several_tokens_waits_until_it_is_whole(data_dir):
-    tokenizer = cached_tokenizer(data_dir / "vocab/ggml-vocab-gpt-2.gguf")
-    ids = tokenizer.encode("𐀀", add_special=False)
-    assert len(ids) > 2
-    decoder = tokenizer.stream_decoder()
-    assert [decoder.push(token) for token in ids] == [""] * (len(ids) - 1) + ["𐀀"]
-    assert decoder.finish() == ""
-    assert decoder.push(ids[0]) == ""
-    assert decoder.finish() == "\ufffd"
-    assert decoder.push(tokenizer.encode("x", add_special=False)[0]) == "x"
-
-
 def test_characters_outside_a_vocabulary_without_bytes_are_unknown(data_dir):
     tokenizer = cached_tokenizer(data_dir / "models/gguf/tinystories656K-F32.gguf")
     ids = tokenizer.encode("Once 中 upon 😀 a time", add_special=False)

@@ -11,7 +11,7 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import Message, Role, SessionStore
-from tui.sessions.database import SessionError, m001_sessions, m002_remembered
+from tui.sessions.database import MIGRATIONS, SessionError
 from tui.sessions.store import UNDO_S
 
 
@@ -111,9 +111,10 @@ def test_choosing_a_variant_shows_the_newest_path_below_it(store: SessionStore) 
 def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     db.execute("CREATE TABLE migration (name TEXT PRIMARY KEY)")
-    for step in (m001_sessions, m002_remembered):
-        step(db)
-        db.execute("INSERT INTO migration VALUES (?)", (step.__name__,))
+    for name in ("m001_sessions", "m002_remembered"):
+        for statement in MIGRATIONS[name]:
+            db.execute(statement)
+        db.execute("INSERT INTO migration VALUES (?)", (name,))
     db.execute("INSERT INTO session (id, title, model, created, updated, leaf) VALUES (1, 'Old', 'm', 1, 1, 1)")
     db.execute("INSERT INTO message (id, session_id, role, content, created) VALUES (1, 1, 'user', 'Hello', 1)")
     db.close()

@@ -18,13 +18,12 @@ async def regenerate(chat: ChatScreen, _argument: str) -> None:
     """Answer again; the earlier answer stays as a variant."""
     view = _answer(chat)
     _require_idle(chat)
-    chat.conversation.drop_answer(view.message)
+    chat.conversation.cut_before(view.message)
     await chat.show_conversation()
     chat.begin_answer()
 
 
 async def continue_answer(chat: ChatScreen, _argument: str) -> None:
-    """Continue the last answer where it was cut."""
     messages = chat.conversation.messages
     _require_idle(chat)
     if messages and messages[-1].role is Role.TOOL:  # the tools came to their bound, or the program ended
@@ -111,7 +110,6 @@ async def copy(chat: ChatScreen, _argument: str) -> None:
 
 
 async def copy_code(chat: ChatScreen, _argument: str) -> None:
-    """Copy the last code block of an answer to the clipboard."""
     blocks = _FENCE.findall(_answer(chat).message.content)
     if not blocks:
         raise RequestError("The answer has no code block.")

@@ -6,8 +6,10 @@ from dataclasses import asdict, replace
 
 from textual.content import Content
 
+from localllm.documents.excerpt import fenced
 from localllm.errors import RequestError
 from localllm.files import user_path
+from localllm.text import counted
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
 from tui.sessions.store import change_tags
@@ -15,14 +17,12 @@ from tui.widgets.frame import preview
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
-    """Start a new chat; this one stays in the list."""
     await chat.stop()
     chat.conversation.clear()
     await _show(chat)
 
 
 async def browse(chat: ChatScreen, argument: str) -> None:
-    """List, search and open chats."""
     from tui.screens.sessions import SessionsScreen
 
     async def opened(session_id: int | None) -> None:
@@ -73,12 +73,11 @@ async def tag(chat: ChatScreen, argument: str) -> None:
         change_tags(store, _stored(chat), argument)
         chat.show_title()
         return
-    used = [(f"#{name}", "1 chat" if count == 1 else f"{count} chats", "") for name, count in store.tags()]
+    used = [(f"#{name}", counted(count, "chat"), "") for name, count in store.tags()]
     chat.show_note(used or "No chat has a tag. /tag NAME adds one, /tag -NAME removes it.")
 
 
 async def delete(chat: ChatScreen, _argument: str) -> None:
-    """Delete this chat; /undo brings it back."""
     session_id = _stored(chat)
     await chat.stop()
     chat.conversation.store.delete(session_id)
@@ -135,16 +134,14 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
     parts = [f"# {title}\n"]
     for message in messages:
         if message.role is Role.TOOL:
-            fence = "`" * max(3, _longest_run(message.content) + 1)
-            parts.append(f"### {message.calls[0].name}\n\n{fence}\n{message.content}\n{fence}\n")
+            parts.append(f"### {message.calls[0].name}\n\n{fenced(message.content)}")
             continue
         parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
         for file in message.attachments:
             if file.picture:
                 parts.append(f"*Picture: {file.name}*\n")
                 continue
-            fence = "`" * max(3, _longest_run(file.text) + 1)
-            parts.append(f"{file.label}:\n\n{fence}\n{file.text}\n{fence}\n")
+            parts.append(f"{file.label}:\n\n{fenced(file.text)}")
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary>\n\n{message.reasoning.strip()}\n\n</details>\n")
         parts.append(f"{message.content.strip()}\n")
@@ -160,17 +157,7 @@ def as_json(title: str, messages: Sequence[Message]) -> str:
     )
 
 
-def _longest_run(text: str) -> int:
-    """Length of the longest run of backticks."""
-    longest = run = 0
-    for letter in text:
-        run = run + 1 if letter == "`" else 0
-        longest = max(longest, run)
-    return longest
-
-
 async def open_tab(chat: ChatScreen, _argument: str) -> None:
-    """Open a new chat beside this one."""
     await chat.tabs.open()
 
 
@@ -194,5 +181,4 @@ async def next_tab(chat: ChatScreen, argument: str) -> None:
 
 
 async def previous_tab(chat: ChatScreen, _argument: str) -> None:
-    """Go to the previous tab."""
     await chat.tabs.step(-1)

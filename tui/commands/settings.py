@@ -30,7 +30,6 @@ async def set_parameter(chat: ChatScreen, argument: str) -> None:
 
 
 async def show(chat: ChatScreen, _argument: str) -> None:
-    """Show the model and the parameters."""
     info = chat.info
     model = ("No model is loaded.", "", "")
     if info:
@@ -40,7 +39,6 @@ async def show(chat: ChatScreen, _argument: str) -> None:
 
 
 async def load(chat: ChatScreen, argument: str) -> None:
-    """Load another model by its name."""
     if not argument:
         raise RequestError("Name a model: /load MODEL.")
     chat.load_model(argument)
@@ -56,7 +54,6 @@ async def save(chat: ChatScreen, argument: str) -> None:
 
 
 async def choose_model(chat: ChatScreen, _argument: str) -> None:
-    """Choose another model; the conversation stays."""
     from tui.screens.models import ModelsScreen
 
     def chosen(name: str | None) -> None:
@@ -67,7 +64,6 @@ async def choose_model(chat: ChatScreen, _argument: str) -> None:
 
 
 async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
-    """Edit all parameters in a panel."""
     from tui.screens.parameters import ParametersScreen
 
     def changed(parameters: Parameters | None) -> None:
@@ -113,7 +109,6 @@ async def ask_folder(chat: ChatScreen, argument: str) -> None:
 
 
 async def inspect(chat: ChatScreen, _argument: str) -> None:
-    """Watch the engine at work."""
     from tui.screens.inspector import InspectorScreen
 
     def note_rivals() -> None:
@@ -151,7 +146,6 @@ def _switched(chat: ChatScreen, name: str, argument: str, usually: bool) -> bool
 
 
 async def theme(chat: ChatScreen, argument: str) -> None:
-    """Change the colours, by name or from a list."""
     if not argument:
         chat.app.search_themes()
         return

@@ -28,7 +28,6 @@ class Command:
 
 
 async def show_help(chat: ChatScreen, _argument: str) -> None:
-    """Show commands and keys."""
     keys = chat.keys
     commands = [
         (

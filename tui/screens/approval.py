@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from localllm.text import harmless
+from localllm.text import counted, harmless
 from localllm.tools.action import Action
 from localllm.tools.approvals import rule_for
 from tui.status import MUTED
@@ -61,18 +61,15 @@ class ApprovalScreen(ModalScreen[Decision]):
         self._options = OptionList(*self._choices(), id="choices", markup=False)
 
     def compose(self) -> ComposeResult:
-        """The question, what would be done, the choices."""
         with Vertical(classes="panel approval"):
             question = _QUESTIONS.get(self._action.tool, f"Call {harmless(self._action.tool)}?")
-            lines = len(self._action.preview.splitlines())
-            hint = f"  {lines} line{'' if lines == 1 else 's'} · ↓ and Enter choose"
+            hint = f"  {counted(len(self._action.preview.splitlines()), 'line')} · ↓ and Enter choose"
             yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview
             yield self._options
             yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Mark nothing, and look whether the chat was stopped."""
         self._options.highlighted = None
         self._options.focus()
         self.set_interval(POLL_S, self._look)
@@ -101,19 +98,15 @@ class ApprovalScreen(ModalScreen[Decision]):
             self._typed(event.character)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Return the decision."""
         self.dismiss(Decision(str(event.option_id)))
 
     def action_refuse(self) -> None:
-        """Refuse this call."""
         self.dismiss(Decision.REFUSE)
 
     def action_options(self) -> None:
-        """Go to the choices."""
         self._options.focus()
 
     def action_scroll(self, pages: int) -> None:
-        """Scroll what would be done."""
         if pages < 0:
             self._preview.scroll_page_up(animate=False)
         else:

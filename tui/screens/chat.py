@@ -94,7 +94,6 @@ class ChatScreen(Screen[None]):
         self._work: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
-        """Title, messages, prompt with completions above it, status, keys."""
         yield self.title_bar
         yield self.transcript
         with Vertical(id="entry"):
@@ -106,7 +105,6 @@ class ChatScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        """Show the conversation, then load the model behind it."""
         self.prompt.sent = self.conversation.store.prompts()
         self.prompt.use_vim(self.conversation.store.remembered("vim") == "on")
         self.prompt.focus()
@@ -144,7 +142,6 @@ class ChatScreen(Screen[None]):
         return TabMark(self.title_bar.title, sign, style)
 
     def seen(self) -> None:
-        """The user looks at this chat."""
         self._unread = False
 
     def show_title(self) -> None:
@@ -204,7 +201,6 @@ class ChatScreen(Screen[None]):
         self.prompt.give_back(text)
 
     def remember_prompt(self, text: str) -> None:
-        """Add to the history of prompts."""
         self.prompt.accept(text)
         try:
             self.conversation.store.add_prompt(text)
@@ -233,7 +229,6 @@ class ChatScreen(Screen[None]):
         await self.answer()
 
     def begin_answer(self, view: AnswerView | None = None) -> None:
-        """Start `answer` beside everything else."""
         self.begin(partial(self.answer, view))
 
     def begin(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -294,7 +289,6 @@ class ChatScreen(Screen[None]):
         self.loader.begin(name, self.place)
 
     def action_stop(self) -> None:
-        """Stop the answer, else the load."""
         self.stop_work()
         self.prompt.focus()
 
@@ -324,7 +318,6 @@ class ChatScreen(Screen[None]):
         return True
 
     def action_scroll(self, pages: int) -> None:
-        """Scroll the messages from anywhere."""
         scroll = self.transcript.scroll_page_up if pages < 0 else self.transcript.scroll_page_down
         scroll(animate=False)
 
@@ -334,7 +327,6 @@ class ChatScreen(Screen[None]):
             self.prompt.focus()
 
     async def action_variant(self, step: int) -> None:
-        """Show another variant of the selected message, and what followed it."""
         view = self.transcript.selected()
         if view is None or self.busy:
             return

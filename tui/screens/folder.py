@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
+from localllm.text import counted
 from tui.attachments import find_attachments
 from tui.backend import Backend
 from tui.background import in_thread
@@ -126,18 +127,16 @@ class ChatFolder:
 
 
 def folder_note(folder: str, opened: _Opened) -> list[Row]:
-    """What is known of a folder."""
     from localllm.documents.answer import problems_in_words
     from localllm.documents.embeddings import OFFERED
 
     report = opened.report
     offer = f"words; `localllm pull {OFFERED}` adds search by meaning"
-    files = "1 file" if report.files == 1 else f"{report.files} files"
-    chunks = "1 chunk" if report.chunks == 1 else f"{report.chunks} chunks"
+    indexed = f"{counted(report.files, 'file')}, {counted(report.chunks, 'chunk')}"
     by = f"words, and meaning by {opened.embedder}" if opened.meaning else offer
     rows = [
         ("folder", folder, ""),
-        ("indexed", f"{files}, {chunks}, {report.read} read in {report.seconds:.1f} s", ""),
+        ("indexed", f"{indexed}, {report.read} read in {report.seconds:.1f} s", ""),
         ("found by", by, ""),
         ("answers", "quote the documents; each quotation is looked up word for word", ""),
     ]

@@ -60,7 +60,10 @@ class InspectorScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2,q", "app.pop_screen", "Back", id="inspector.back"),
-        Binding("1,2,3,4", "page", "Page", key_display="1-4", id="inspector.page"),
+        Binding("1", "page('engine')", "Page", key_display="1-4", id="inspector.page"),
+        Binding("2", "page('timeline')", show=False, id="inspector.timeline"),
+        Binding("3", "page('laboratory')", show=False, id="inspector.laboratory"),
+        Binding("4", "page('answers')", show=False, id="inspector.answers"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
         Binding("e", "export", "Export", id="inspector.export"),
         Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),
@@ -95,7 +98,6 @@ class InspectorScreen(Screen[None]):
         self._pictures = {name: Static("", id=name) for names in PAGES.values() for name in names}
 
     def compose(self) -> ComposeResult:
-        """A page for each question; its pictures share the screen."""
         with TabbedContent(id="inspected"):
             for number, (page, names) in enumerate(PAGES.items(), 1):
                 with TabPane(f"{number} {page}", id=f"page-{page.lower()}"), VerticalScroll(), Grid():
@@ -107,16 +109,13 @@ class InspectorScreen(Screen[None]):
         yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Draw what the chat has measured, and look into the engine."""
         self.run_worker(self._learn())
         self.run_worker(self._watch())
 
     def on_resize(self) -> None:
-        """Share the rows and columns out."""
         self.call_after_refresh(self._arrange)
 
     def on_tabbed_content_tab_activated(self) -> None:
-        """Draw the page that is shown now."""
         self.call_after_refresh(self._arrange)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -125,27 +124,10 @@ class InspectorScreen(Screen[None]):
             return self._page == "page-laboratory" and self._other is not None
         return True
 
-    def action_page(self) -> None:
-        """Replaced by key_1 to key_4, which the footer shows as one."""
-
-    def key_1(self) -> None:
-        """Show the engine."""
-        self._show("engine")
-
-    def key_2(self) -> None:
-        """Show the timeline."""
-        self._show("timeline")
-
-    def key_3(self) -> None:
-        """Show the laboratory."""
-        self._show("laboratory")
-
-    def key_4(self) -> None:
-        """Show the answers."""
-        self._show("answers")
+    def action_page(self, page: str) -> None:
+        self.query_one(TabbedContent).active = f"page-{page}"
 
     def action_rivals(self) -> None:
-        """Note alternatives from the next answer on."""
         self._note_rivals()
 
     def action_export(self) -> None:
@@ -164,7 +146,6 @@ class InspectorScreen(Screen[None]):
         self.notify(f"Written to {path}", markup=False)
 
     def action_change(self, field: str, factor: float) -> None:
-        """Double or halve a number of the other setting."""
         if self._other is not None:
             most = _MOST_BATCH if field == "batch" else _MOST_CONTEXT
             value = min(max(int(getattr(self._other, field) * factor), 1), most)
@@ -172,14 +153,12 @@ class InspectorScreen(Screen[None]):
             self._change(replace(self._other, batch=changed["batch"], context=changed["context"]))
 
     def action_kv_type(self) -> None:
-        """The next type of keys and values."""
         if self._other is not None:
             types = list(KV_TYPES)
             following = types[(types.index(self._other.kv_type) + 1) % len(types)]
             self._change(replace(self._other, kv_type=following))
 
     def action_bits(self, step: int) -> None:
-        """The next smaller or larger quantisation."""
         if self._other is not None:
             now = self._other.bits
             beyond = [bits for bits in _BITS if (bits < now if step < 0 else bits > now)]
@@ -187,16 +166,12 @@ class InspectorScreen(Screen[None]):
                 self._change(replace(self._other, bits=beyond[-1] if step < 0 else beyond[0]))
 
     def action_draft(self, step: int) -> None:
-        """One drafted token more or less."""
         if self._other is not None:
             self._change(replace(self._other, draft=min(max(self._other.draft + step, 0), _MOST_DRAFT)))
 
     @property
     def _page(self) -> str:
         return self.query_one(TabbedContent).active
-
-    def _show(self, page: str) -> None:
-        self.query_one(TabbedContent).active = f"page-{page}"
 
     def _change(self, setting: Setting) -> None:
         self._other = setting
@@ -222,7 +197,6 @@ class InspectorScreen(Screen[None]):
         self.call_after_refresh(self._draw)
 
     async def _learn(self) -> None:
-        """Find out what the model's steps cost."""
         try:
             self._costs = await asyncio.to_thread(self._costs_of)
         except LocalLLMError as error:

@@ -163,7 +163,6 @@ class ModelLoader:
             place.status_line.redraw()
 
     def _settle(self) -> None:
-        """Show the model that is there now."""
         for place in self._places:
             place.status_line.facts.activity = None
             self._show_model(place, self._backend.info)

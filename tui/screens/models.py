@@ -16,9 +16,8 @@ from localllm.errors import LocalLLMError
 from localllm.text import columns_of, harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
+from tui.status import MUTED
 from tui.widgets.frame import KeyBar
-
-MUTED = "$foreground 60%"
 
 
 class ModelsScreen(ModalScreen[str | None]):
@@ -43,14 +42,12 @@ class ModelsScreen(ModalScreen[str | None]):
         self._memory = Static("Looking …", id="memory", markup=False)
 
     def compose(self) -> ComposeResult:
-        """A field to narrow the list or to name a model that is not in it, the list, the memory there is."""
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
             yield from (self._field, self._entries, self._memory)
             yield KeyBar(show_command_palette=False)
 
     async def on_mount(self) -> None:
-        """Read the models' headers beside everything else."""
         self.run_worker(self._find())
 
     async def _find(self) -> None:
@@ -68,11 +65,9 @@ class ModelsScreen(ModalScreen[str | None]):
         self.call_after_refresh(self._list)
 
     def on_input_changed(self) -> None:
-        """Narrow the list while the user types."""
         self._list()
 
     def action_choose(self) -> None:
-        """Take the marked model, else what was written."""
         # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
         self._field.call_later(self.call_later, self._choose)
 
@@ -82,11 +77,9 @@ class ModelsScreen(ModalScreen[str | None]):
         self.dismiss(marked.id if marked else self._field.value.strip() or None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Take the one that was clicked."""
         self.dismiss(event.option_id)
 
     def action_move(self, step: int) -> None:
-        """Mark another model."""
         entries = self._entries
         if step < 0:
             entries.action_cursor_up()

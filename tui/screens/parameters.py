@@ -67,7 +67,6 @@ class ParametersScreen(ModalScreen[Parameters | None]):
         self._error.update("Ctrl+S keeps the changes. Esc again drops them.")
 
     def compose(self) -> ComposeResult:
-        """Presets, the system prompt, one field for each parameter."""
         with Vertical(classes="panel wide"):
             yield Static("Parameters", classes="heading")
             with Horizontal(classes="presets"):
@@ -85,12 +84,10 @@ class ParametersScreen(ModalScreen[Parameters | None]):
             yield KeyBar(show_command_palette=False)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Fill a preset in."""
         for name, value in PRESETS[str(event.button.label)].items():
             self._fields[name].value = str(value)
 
     def on_input_submitted(self) -> None:
-        """Enter keeps."""
         self.action_keep()
 
     def action_keep(self) -> None:

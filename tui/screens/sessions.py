@@ -14,9 +14,10 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
-from localllm.text import harmless
+from localllm.text import counted, harmless
 from tui.sessions import SessionStore, SessionSummary
 from tui.sessions.store import change_tags, split_search
+from tui.status import MUTED
 from tui.widgets.frame import KeyBar, Notice
 
 _SEARCH = "Search titles and messages; #tag"
@@ -50,7 +51,6 @@ class SessionsScreen(ModalScreen[int | None]):
         self._entries = OptionList(markup=False)
 
     def compose(self) -> ComposeResult:
-        """A field to search in, the list, the keys."""
         with Vertical(classes="panel"):
             yield Static("Chats", classes="heading")
             yield from (self._field, self._entries)
@@ -58,11 +58,9 @@ class SessionsScreen(ModalScreen[int | None]):
             yield KeyBar(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Show what is found for the search that was given."""
         self._list()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Search while the user types."""
         if self._edited is None:
             self._search = event.value
             self._list()
@@ -82,29 +80,24 @@ class SessionsScreen(ModalScreen[int | None]):
         self._end_edit()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Open the one that was clicked."""
         self.dismiss(self._sessions[event.option_index].id)
 
     def action_leave(self) -> None:
-        """Give up an edit, or go back."""
         if self._edited is None:
             self.dismiss(None)
         else:
             self._end_edit()
 
     def action_move(self, step: int) -> None:
-        """Mark another session."""
         entries = self._entries
         if self._sessions:
             entries.highlighted = ((entries.highlighted or 0) + step) % len(self._sessions)
 
     def action_rename(self) -> None:
-        """Let the field take a new title."""
         if (marked := self._marked()) is not None:
             self._begin_edit(marked.id, self._store.rename, marked.title, "New title")
 
     def action_tag(self) -> None:
-        """Let the field take tags."""
         if (marked := self._marked()) is not None:
             self._begin_edit(marked.id, partial(change_tags, self._store), "", "Tags to add; -tag removes one")
 
@@ -114,7 +107,6 @@ class SessionsScreen(ModalScreen[int | None]):
         self._field.focus()
 
     def action_delete(self) -> None:
-        """Delete the marked session."""
         if (marked := self._marked()) is not None:
             self._act(self._store.delete, marked.id)
             self._deleted.append(marked.id)
@@ -126,7 +118,6 @@ class SessionsScreen(ModalScreen[int | None]):
         return bool(self._deleted) if action == "undo" else True
 
     def action_undo(self) -> None:
-        """Bring the session back that was deleted last."""
         if self._deleted:
             self._act(self._store.restore, self._deleted.pop())
             self.refresh_bindings()
@@ -175,11 +166,11 @@ def snippet(text: str, search: str) -> tuple[str, str, str]:
 
 
 def _row(session: SessionSummary, search: str = "") -> Content:
-    messages = "1 message" if session.messages == 1 else f"{session.messages} messages"
-    detail = f"{_age(time.time() - session.updated)} · {messages} · {session.model.rpartition('/')[2]}"
+    model = session.model.rpartition("/")[2]
+    detail = f"{_age(time.time() - session.updated)} · {counted(session.messages, 'message')} · {model}"
     tags = harmless("".join(f"  #{tag}" for tag in session.tags))
     title = Content.assemble((harmless(session.title), "bold"), (tags, "$accent"))
-    row = Content.assemble(title, "\n", (harmless(detail), "$foreground 60%"))
+    row = Content.assemble(title, "\n", (harmless(detail), MUTED))
     if not session.found:
         return row
     before, itself, behind = map(harmless, snippet(session.found, search))

@@ -2,7 +2,7 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -108,12 +108,10 @@ def _is_new(path: Path) -> bool:
     raise SessionError(f"{path}: is not a chat database. Name another file (--sessions), or move this one away.")
 
 
-# The schema, as the list of steps that led to it. Steps are only ever appended.
-
-
-def m001_sessions(db: sqlite3.Connection) -> None:
-    """Sessions, each a tree of messages of which one path, ending in `leaf`, is shown."""
-    db.execute(
+# The schema, as the steps that led to it: a name, and statements. Steps are only ever appended.
+MIGRATIONS: Mapping[str, Sequence[str]] = {
+    # Sessions, each a tree of messages of which one path, ending in `leaf`, is shown.
+    "m001_sessions": (
         """
         CREATE TABLE session (
             id INTEGER PRIMARY KEY,
@@ -126,9 +124,7 @@ def m001_sessions(db: sqlite3.Connection) -> None:
             updated REAL NOT NULL,
             deleted REAL
         )
-        """
-    )
-    db.execute(
+        """,
         """
         CREATE TABLE message (
             id INTEGER PRIMARY KEY,
@@ -144,55 +140,33 @@ def m001_sessions(db: sqlite3.Connection) -> None:
             attachments TEXT NOT NULL DEFAULT '[]',
             created REAL NOT NULL
         )
-        """
-    )
-    db.execute("CREATE INDEX message_session ON message (session_id)")
-    db.execute("CREATE INDEX message_parent ON message (parent_id)")
-    db.execute("CREATE INDEX session_updated ON session (updated)")
-
-
-def m002_remembered(db: sqlite3.Connection) -> None:
-    """Small things that outlast a run: the theme, prompts that were sent."""
-    db.execute("CREATE TABLE remembered (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-    db.execute("CREATE TABLE prompt (id INTEGER PRIMARY KEY, text TEXT NOT NULL)")
-
-
-def m003_tool_calls(db: sqlite3.Connection) -> None:
-    """Calls of tools, apart from what an answer says."""
-    db.execute("ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'")
-
-
-def m004_application_id(db: sqlite3.Connection) -> None:
-    """The mark by which the file is recognised; new files have it from the start."""
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-
-def m005_summary(db: sqlite3.Connection) -> None:
-    """What stands for a message and all before it when the model is asked."""
-    db.execute("ALTER TABLE message ADD COLUMN summary TEXT NOT NULL DEFAULT ''")
-
-
-def m006_tags(db: sqlite3.Connection) -> None:
-    """Words under which the user files a session."""
-    db.execute(
+        """,
+        "CREATE INDEX message_session ON message (session_id)",
+        "CREATE INDEX message_parent ON message (parent_id)",
+        "CREATE INDEX session_updated ON session (updated)",
+    ),
+    # Small things that outlast a run: the theme, prompts that were sent.
+    "m002_remembered": (
+        "CREATE TABLE remembered (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE prompt (id INTEGER PRIMARY KEY, text TEXT NOT NULL)",
+    ),
+    # Calls of tools, apart from what an answer says.
+    "m003_tool_calls": ("ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",),
+    # The mark by which the file is recognised; new files have it from the start.
+    "m004_application_id": (f"PRAGMA application_id = {APPLICATION_ID}",),
+    # What stands for a message and all before it when the model is asked.
+    "m005_summary": ("ALTER TABLE message ADD COLUMN summary TEXT NOT NULL DEFAULT ''",),
+    # Words under which the user files a session.
+    "m006_tags": (
         """
         CREATE TABLE tag (
             session_id INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
             name TEXT NOT NULL,
             PRIMARY KEY (session_id, name)
         ) WITHOUT ROWID
-        """
-    )
-
-
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    m001_sessions,
-    m002_remembered,
-    m003_tool_calls,
-    m004_application_id,
-    m005_summary,
-    m006_tags,
-)
+        """,
+    ),
+}
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -201,13 +175,14 @@ def migrate(db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
         db.execute("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
         done = {row[0] for row in db.execute("SELECT name FROM migration")}
-        unknown = done - {step.__name__ for step in MIGRATIONS}
+        unknown = done - MIGRATIONS.keys()
         if unknown:
             raise SessionError(
                 f"The chats were written by a newer version of localllm ({min(unknown)}). Update it, or name another "
                 "file (--sessions)."
             )
-        for step in MIGRATIONS:
-            if step.__name__ not in done:
-                step(db)
-                db.execute("INSERT INTO migration VALUES (?)", (step.__name__,))
+        for name, statements in MIGRATIONS.items():
+            if name not in done:
+                for statement in statements:
+                    db.execute(statement)
+                db.execute("INSERT INTO migration VALUES (?)", (name,))

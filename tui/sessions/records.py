@@ -106,11 +106,9 @@ class Message:
 
     @property
     def picture_names(self) -> tuple[str, ...]:
-        """The names of the attached pictures."""
         return tuple(file.name for file in self.attachments if file.picture)
 
     def pictures(self) -> tuple[bytes, ...]:
-        """The attached pictures' files."""
         return tuple(file.picture_data() for file in self.attachments if file.picture)
 
 

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 from textual.worker import Worker
 
 from localllm.files import user_path
-from localllm.text import harmless, human_bytes
+from localllm.text import counted, harmless, human_bytes
 from tui.background import in_thread
 from tui.saved import saved_names
 from tui.status import MUTED
@@ -204,4 +204,4 @@ def size_of(path: str, count_tokens: Callable[[str], int | None]) -> str:
     except UnicodeDecodeError:
         text = None
     tokens = count_tokens(text) if text is not None else None
-    return human_bytes(size) if tokens is None else "1 token" if tokens == 1 else f"{tokens} tokens"
+    return human_bytes(size) if tokens is None else counted(tokens, "token")

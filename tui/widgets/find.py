@@ -60,7 +60,6 @@ class FindBar(Horizontal):
         self.display = False
 
     def compose(self) -> ComposeResult:
-        """The field, then the count."""
         yield self._field
         yield self._count
 

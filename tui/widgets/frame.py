@@ -55,7 +55,6 @@ class TitleBar(Horizontal):
         self._current = 0
 
     def compose(self) -> ComposeResult:
-        """Name of the program, title, model."""
         yield Static("localllm", id="brand")
         yield self._title
         yield self._model
@@ -66,11 +65,9 @@ class TitleBar(Horizontal):
         self._redraw()
 
     def watch_title(self) -> None:
-        """Show another title."""
         self._redraw()
 
     def watch_tags(self) -> None:
-        """Show other tags."""
         self._redraw()
 
     def on_resize(self) -> None:
@@ -78,7 +75,6 @@ class TitleBar(Horizontal):
         self.call_after_refresh(self._redraw)
 
     def watch_model(self, model: str) -> None:
-        """Show another model."""
         self._model.update(harmless(model))
         self.call_after_refresh(self._redraw)
 
@@ -122,11 +118,9 @@ class StatusLine(Static):
         self.facts = Status()
 
     def on_resize(self) -> None:
-        """Fit the line into the new width."""
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the facts as they are now."""
         self.update(self.facts.line(self.size.width))
 
 
@@ -160,7 +154,6 @@ class KeyBar(Footer):
             yield key
 
     def on_resize(self) -> None:
-        """Choose again for the new width."""
         self.call_after_refresh(self.recompose)
 
 
@@ -186,7 +179,6 @@ class Welcome(Vertical):
         self._notice.display = False
 
     def compose(self) -> ComposeResult:
-        """Logo and hints, centred."""
         yield Center(Static(LOGO, markup=False, classes="logo"))
         yield Static("Language models on your own machine", classes="motto")
         yield Static(
@@ -220,7 +212,6 @@ class Note(Static):
         )
 
     def on_resize(self) -> None:
-        """Fit the rows into the new width."""
         if self._rows:
             self.update(aligned(self._rows, self.content_size.width))
 

@@ -127,5 +127,4 @@ class AnswerMarkdown(Markdown):
         super().__init__(text, parser_factory=parser, open_links=False)
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        """See Markdown."""
         return _BLOCKS.get(block_name) or super().get_block_class(block_name)

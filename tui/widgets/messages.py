@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.text import harmless, human_bytes, human_seconds, shortened
+from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
 from tui.sessions import Message, Role
 from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
@@ -64,11 +64,11 @@ class UserView(MessageView):
         yield Static(harmless(self.message.content), markup=False, classes="said")
         excerpts = [file for file in self.message.attachments if file.line]
         if excerpts:
-            count = "1 excerpt" if len(excerpts) == 1 else f"{len(excerpts)} excerpts"
             known = [file.tokens for file in excerpts if file.tokens is not None]
             tokens = f" · {sum(known)} tokens" if known else ""
             places = ", ".join(file.label for file in excerpts)
-            yield Static(harmless(f"▤ {count}{tokens} · {places}"), markup=False, classes="attachment")
+            text = f"▤ {counted(len(excerpts), 'excerpt')}{tokens} · {places}"
+            yield Static(harmless(text), markup=False, classes="attachment")
         for file in self.message.attachments:
             if file.line:
                 continue
@@ -109,11 +109,9 @@ class AnswerView(MessageView):
         self._summary.display = bool(message.summary)
 
     def compose(self) -> ComposeResult:
-        """Reasoning folded above, the answer, and its figures below."""
         yield from (self._thinking, self._markdown, self._calls, self._error, self._end, self._summary)
 
     def on_mount(self) -> None:
-        """Show what is there already."""
         self._show_thinking(done=True)
         self._show_calls()
         self.show_end()
@@ -156,7 +154,6 @@ class AnswerView(MessageView):
         self.show_end()
 
     def toggle_thinking(self) -> None:
-        """Fold or unfold the reasoning."""
         self._thinking.collapsed = not self._thinking.collapsed
 
     def on_collapsible_expanded(self) -> None:
@@ -197,7 +194,7 @@ class AnswerView(MessageView):
         stats = self.message.stats
         parts = self._variant_mark()
         if stats.get("generated"):
-            parts.append("1 token" if stats["generated"] == 1 else f"{stats['generated']} tokens")
+            parts.append(counted(stats["generated"], "token"))
         if stats.get("speed"):
             parts.append(f"{stats['speed']:.0f} tok/s")
         if stats.get("ttft_s"):
@@ -224,14 +221,12 @@ class ToolView(MessageView):
         failed = text.startswith("Error: ")
         changed = call.name == "edit_file" and not failed
         subject = next((str(value) for value in call.arguments.values() if isinstance(value, str)), "")
-        lines = len(text.splitlines())
-        what = text.partition("\n")[0] if failed else f"{lines} line{'' if lines == 1 else 's'}"
+        what = text.partition("\n")[0] if failed else counted(len(text.splitlines()), "line")
         title = " · ".join(part for part in (call.name, shortened(what, 40), shortened(subject)) if part)
         shown = preview(text.rstrip("\n"), is_diff=changed)
         yield Collapsible(Static(shown, markup=False), title=f"⚙ {title}", collapsed=not changed, classes="result")
 
     def toggle(self) -> None:
-        """Fold or unfold the result."""
         folded = self.query_one(Collapsible)
         folded.collapsed = not folded.collapsed
 
@@ -242,7 +237,7 @@ def _verdict(checker: "QuotationChecker") -> Content:
     count = len(checker.quotations)
     if not count:
         return Content.styled("It quotes nothing: nothing was checked.", "$warning")
-    what = "1 quotation" if count == 1 else f"{count} quotations"
+    what = counted(count, "quotation")
     if missing:
         return Content.styled(f"{what}, {missing} not found word for word.", "$warning")
     return Content.styled(f"{what}, found word for word.", "$success")
@@ -254,7 +249,6 @@ def without(pictures: Sequence[str]) -> str:
 
 
 def view_of(message: Message, variant: tuple[int, int], checker: "QuotationChecker | None" = None) -> MessageView:
-    """The widget that shows a message."""
     if message.role is Role.ASSISTANT:
         return AnswerView(message, variant, checker)
     return (UserView if message.role is Role.USER else ToolView)(message, variant)

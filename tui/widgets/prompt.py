@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 from textual.worker import Worker
 
+from localllm.text import counted
 from tui.attachments import mention_of
 from tui.background import in_thread
 from tui.sessions import Attachment
@@ -97,7 +98,6 @@ class Prompt(TextArea):
             self.post_message(self.Wanted(wanted))
 
     def action_normal(self) -> None:
-        """Leave the insert mode."""
         self.call_later(self._leave_insert)
 
     def _leave_insert(self) -> None:
@@ -145,7 +145,6 @@ class Prompt(TextArea):
             await super()._on_key(event)
 
     def on_text_area_changed(self) -> None:
-        """Offer completions for the word that is being written."""
         if bool(self.text) != self._written:
             self._written = bool(self.text)
             self.refresh_bindings()
@@ -160,7 +159,7 @@ class Prompt(TextArea):
         await asyncio.sleep(PAUSE_S)
         count = await in_thread(lambda: self._count_tokens(text))
         if count is not None and self.text == text:
-            self.border_subtitle = "1 token" if count == 1 else f"{count} tokens"
+            self.border_subtitle = counted(count, "token")
 
     def action_send(self) -> None:
         """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""
@@ -174,25 +173,20 @@ class Prompt(TextArea):
             self.post_message(self.Sent(text))
 
     async def action_leave(self) -> None:
-        """Leave the program."""
         await self.app.action_quit()
 
     def action_newline(self) -> None:
-        """Begin a new line."""
         self.call_later(self.insert, "\n")
 
     def action_complete(self) -> None:
-        """Take the marked completion."""
         length, value = self.completion.take()
         row, column = self.cursor_location
         self.replace(value, (row, column - length), (row, column))
 
     def action_mark(self, step: int) -> None:
-        """Mark another completion."""
         self.completion.move(step)
 
     def action_shut(self) -> None:
-        """Close the completions."""
         self.completion.shut()
 
     def accept(self, text: str) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from localllm.measure.latency import Outcome, Slo, Summary
 from localllm.measure.loadtest.protocols import Job
+from localllm.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class ClosedLoop:
     clients: int
 
     def __str__(self) -> str:
-        return f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        return counted(self.clients, "client")
 
 
 Load = OpenLoop | ClosedLoop
@@ -63,12 +64,8 @@ class Trial:
         """What is missing from it; empty where nothing is."""
         left = self.planned - len(self.outcomes)
         if self.complete:
-            return f"{_requests(left)} not sent in time" if left else ""
-        return f"stopped; {_requests(self.running)} without a complete answer" if self.running else "stopped"
-
-
-def _requests(count: int) -> str:
-    return f"{count} request{'s' if count != 1 else ''}"
+            return f"{counted(left, 'request')} not sent in time" if left else ""
+        return f"stopped; {counted(self.running, 'request')} without a complete answer" if self.running else "stopped"
 
 
 class Asks(Protocol):

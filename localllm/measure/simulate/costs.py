@@ -6,7 +6,7 @@ token that each of its rows looks at.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from localllm.measure.formulas import serving, speed
@@ -108,23 +108,21 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
 
 def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
     """The mean of two measurements of the same sizes of steps."""
-
-    def curve(one: Curve, other: Curve) -> Curve:
-        pairs = zip(one.points, other.points, strict=True)
-        return Curve(tuple((rows, (below + above) / 2) for (rows, below), (_, above) in pairs))
-
-    def each(name: str) -> float:
-        return float(getattr(first, name) + getattr(second, name)) / 2
-
-    rest = (each(name) for name in ("kv_token", "lookup", "fixed", "token"))
-    return StepTimes(curve(first.products, second.products), curve(first.logits, second.logits), *rest)
+    return _made_of(lambda one, other: (one + other) / 2, first, second)
 
 
 def scaled(times: StepTimes, factor: float) -> StepTimes:
     """The same steps, each so many times as long."""
+    return _made_of(lambda seconds: factor * seconds, times)
 
-    def curve(one: Curve) -> Curve:
-        return Curve(tuple((rows, factor * seconds) for rows, seconds in one.points))
 
-    rest = (factor * each for each in (times.kv_token, times.lookup, times.fixed, times.token))
-    return StepTimes(curve(times.products), curve(times.logits), *rest)
+def _made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
+    """Step times of which each figure is made of the same figures of others."""
+
+    def curve(name: str) -> Curve:
+        points = zip(*(getattr(times, name).points for times in measured), strict=True)
+        return Curve(tuple((same[0][0], figure(*(seconds for _, seconds in same))) for same in points))
+
+    names = ("kv_token", "lookup", "fixed", "token")
+    rest = (figure(*(getattr(times, name) for times in measured)) for name in names)
+    return StepTimes(curve("products"), curve("logits"), *rest)

@@ -186,17 +186,14 @@ class BorrowedRunner:
         return getattr(self._runner, name)
 
     def create_sequence(self, *arguments: Any) -> int:
-        """See Runner."""
         self._alive.add(sequence := self._runner.create_sequence(*arguments))
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
-        """See Runner."""
         self._alive.add(sequence := self._runner.fork_sequence(source, length))
         return sequence
 
     def free_sequence(self, sequence: int) -> None:
-        """See Runner."""
         self._alive.discard(sequence)
         self._runner.free_sequence(sequence)
 
@@ -206,7 +203,6 @@ class BorrowedRunner:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[Any]:
-        """See Runner."""
         began = self._clock()
         logits = self._runner.run(tokens, positions, sequences, wanted)
         self.seconds, self.rows = self._clock() - began, (len(tokens), len(wanted))

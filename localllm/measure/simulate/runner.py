@@ -99,15 +99,12 @@ class SimulatedRunner:
 
     @property
     def info(self) -> RunnerInfo:
-        """What the engine must know."""
         return self._info
 
     def pages_free(self) -> int:
-        """Pages that no sequence holds."""
         return len(self._free)
 
     def page_holders(self) -> NDArray[np.int32]:
-        """How many sequences hold each page."""
         return np.array(self._references, np.int32)
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
@@ -118,13 +115,11 @@ class SimulatedRunner:
         return -(-(length + tokens) // PAGE) - len(table) + self._last_is_shared(sequence)
 
     def create_sequence(self, adapters: AdapterSet = ()) -> int:
-        """Return an empty sequence."""
         self._next += 1
         self._tables[self._next], self._lengths[self._next] = [], 0
         return self._next
 
     def fork_sequence(self, source: int, length: int) -> int:
-        """Return a sequence that shares the first `length` tokens."""
         fork = self.create_sequence()
         self._tables[fork] = self._tables[source][: -(-length // PAGE)]
         self._lengths[fork] = length
@@ -133,19 +128,16 @@ class SimulatedRunner:
         return fork
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
-        """Forget what comes after `length` tokens."""
         table, keep = self._tables[sequence], -(-length // PAGE)
         self._drop(table[keep:])
         del table[keep:]
         self._lengths[sequence] = length
 
     def free_sequence(self, sequence: int) -> None:
-        """Give a sequence back."""
         self._drop(self._tables.pop(sequence))
         del self._lengths[sequence]
 
     def sequence_length(self, sequence: int) -> int:
-        """Tokens stored."""
         return self._lengths[sequence]
 
     def run(

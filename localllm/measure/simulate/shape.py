@@ -109,67 +109,30 @@ class ModelShape:
             latents=config.latents is not None,
         )
 
-    @classmethod
-    def of_figures(
-        cls,
-        name: str,
-        parameters: float,
-        bits: float,
-        *,
-        layers: int,
-        embedding: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        vocabulary: int,
-        context: int,
-    ) -> Self:
-        """A dense model with an embedding and an output matrix, all of the same bits."""
-        output = float(vocabulary * embedding)
-        dense = parameters - 2 * output
-        return cls(
-            name=name,
-            layers=layers,
-            embedding=embedding,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_size=head_size,
-            context=context,
-            weights=memory.weight_bytes(parameters, bits),
-            dense_bytes=memory.weight_bytes(dense, bits),
-            output_bytes=memory.weight_bytes(output, bits),
-            row_operations=speed.operations_per_token(dense),
-            output_operations=speed.operations_per_token(output),
-        )
-
 
 def llama_3_8b(bits: float = 4.9) -> ModelShape:
-    """The shape of Llama-3-8B."""
-    return ModelShape.of_figures(
-        f"Llama-3-8B's shape, {bits:g} bits",
-        8.03e9,
-        bits,
-        layers=32,
-        embedding=4096,
-        heads=32,
-        kv_heads=8,
-        head_size=128,
-        vocabulary=128256,
-        context=8192,
-    )
+    return _llama_3("8B", 8.03e9, bits, layers=32, embedding=4096, heads=32)
 
 
 def llama_3_70b(bits: float = 4.9) -> ModelShape:
-    """The shape of Llama-3-70B."""
-    return ModelShape.of_figures(
-        f"Llama-3-70B's shape, {bits:g} bits",
-        70.6e9,
-        bits,
-        layers=80,
-        embedding=8192,
-        heads=64,
+    return _llama_3("70B", 70.6e9, bits, layers=80, embedding=8192, heads=64)
+
+
+def _llama_3(size: str, parameters: float, bits: float, *, layers: int, embedding: int, heads: int) -> ModelShape:
+    """With an embedding and an output matrix, all of the same bits."""
+    output = 128256.0 * embedding
+    dense = parameters - 2 * output
+    return ModelShape(
+        name=f"Llama-3-{size}'s shape, {bits:g} bits",
+        layers=layers,
+        embedding=embedding,
+        heads=heads,
         kv_heads=8,
         head_size=128,
-        vocabulary=128256,
         context=8192,
+        weights=memory.weight_bytes(parameters, bits),
+        dense_bytes=memory.weight_bytes(dense, bits),
+        output_bytes=memory.weight_bytes(output, bits),
+        row_operations=speed.operations_per_token(dense),
+        output_operations=speed.operations_per_token(output),
     )

@@ -13,7 +13,7 @@ from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
 from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
-from localllm.server.bodies import Object, keep_alive_s
+from localllm.server.bodies import Object
 from localllm.server.errors import kind_of, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import Run, ServiceDep
@@ -33,7 +33,6 @@ class AnthropicRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        """An error, as a response or within a stream."""
         return {"type": "error", "error": {"type": kind_of(status, _KINDS), "message": message}}
 
 
@@ -45,23 +44,14 @@ async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Re
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(messages_request, body)
-    return await answering.answer(
-        http,
-        service,
-        body,
-        [request],
-        _Writer(body),
-        stream=bool(body.stream),
-        progress=body.progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-    )
+    return await answering.answer(http, service, body, [request], _Writer(body))
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> Object:
+async def count_tokens(body: CountBody, service: ServiceDep) -> Object:
     """Count the tokens of a request's prompt, including its template's."""
     request = AnswerRequest(**await to_thread.run_sync(conversation, body))
-    return {"input_tokens": await answering.count_tokens(http, service, body, request)}
+    return {"input_tokens": await answering.count_tokens(service, body.model, request)}
 
 
 class _Writer:

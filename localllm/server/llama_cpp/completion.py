@@ -12,7 +12,7 @@ from localllm.answer.request import UNLIMITED, AnswerRequest
 from localllm.engine.request import FinishReason, SamplingParams
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
-from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens, keep_alive_s
+from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens
 from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.wire import LlamaCppRoute
@@ -21,12 +21,6 @@ from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, logprob_entrie
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
-# Sampling parameters that only this protocol names as llama.cpp does; the engine checks their values.
-_SAMPLING = (
-    *("dynatemp_range", "dynatemp_exponent", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
-    *("min_keep", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-    *("dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta"),
-)
 _DEFAULTS = SamplingParams()
 _ABSENT = object()
 
@@ -72,7 +66,7 @@ class Predicted(Sampled):
     dry_base: Number | None = None
     dry_allowed_length: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     dry_penalty_last_n: Limit | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=64)] | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
@@ -90,10 +84,7 @@ class Predicted(Sampled):
             if getattr(self, name) > 0:
                 raise ApiError(400, f"{name} is not supported; leave it out")
         fields = self.request_fields(self.stop, self.n_probs or None)
-        own = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        if breakers := own.get("dry_sequence_breakers"):
-            own["dry_sequence_breakers"] = tuple(breakers)
-        fields["sampling"] |= own | self._without_effect()
+        fields["sampling"] |= self._without_effect()
         most = self.n_predict if self.max_tokens is None else self.max_tokens
         return fields | {"defaults": _DEFAULTS, "max_tokens": most, "ignore_eos": self.ignore_eos}
 
@@ -159,7 +150,7 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
     choices = body.n_cmpl or body.n or 1
     writer = _CompletionWriter(body, len(requests) * choices > 1)
-    return await _answered(body, requests, writer, http, service, choices)
+    return await answer(http, service, body, requests, writer, choices)
 
 
 @router.post("/infill")
@@ -170,28 +161,7 @@ async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Respon
         prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
     )
     body.model = await service.model_or_only(body.model)
-    return await _answered(body, [request], _InfillWriter(body), http, service)
-
-
-async def _answered(
-    body: Predicted,
-    requests: Sequence[AnswerRequest],
-    writer: "_InfillWriter",
-    http: Request,
-    service: ServiceDep,
-    choices: int = 1,
-) -> Response:
-    return await answer(
-        http,
-        service,
-        body,
-        requests,
-        writer,
-        stream=bool(body.stream),
-        progress=body.progress or body.return_progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-        choices=choices,
-    )
+    return await answer(http, service, body, [request], _InfillWriter(body))
 
 
 def _prompts(given: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Annotated, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import AliasChoices, Field
 
 from gguf_io.interruption import checkpoint
@@ -27,8 +27,8 @@ from localllm.server.embeddings import embed_all, rank_all
 from localllm.server.errors import ApiError, known
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.llama_cpp.wire import LlamaCppRoute
-from localllm.server.service import Service, ServiceDep
-from localllm.server.streams import connected, interruptible
+from localllm.server.service import ServiceDep
+from localllm.server.streams import interruptible
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -87,27 +87,68 @@ class RerankBody(Extensions):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, http: Request, service: ServiceDep) -> Object:
+async def tokenize(body: TokenizeBody, service: ServiceDep) -> Object:
     """Text to token ids."""
-    return await connected(http, _tokenize(body, service))
+    async with service.lease(await service.model_or_only(body.model)) as lease:
+        tokenizer = lease.model.tokenizer
+
+        def work() -> Object:
+            ids = tokenizer.encode(body.content, body.add_special, body.parse_special)
+            if not body.with_pieces:
+                return {"tokens": ids}
+            pieces = []
+            for token in ids:
+                checkpoint()
+                pieces.append({"id": token, "piece": _piece(tokenizer.token_bytes(token))})
+            return {"tokens": pieces}
+
+        return await interruptible(work)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, http: Request, service: ServiceDep) -> Object:
+async def detokenize(body: DetokenizeBody, service: ServiceDep) -> Object:
     """Token ids to text."""
-    return await connected(http, _detokenize(body, service))
+    async with service.lease(await service.model_or_only(body.model)) as lease:
+        return {"content": await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)}
 
 
 @router.post("/apply-template")
-async def apply_template(body: TemplateBody, http: Request, service: ServiceDep) -> Object:
+async def apply_template(body: TemplateBody, service: ServiceDep) -> Object:
     """A conversation's prompt."""
-    return await connected(http, _apply_template(body, service))
+    messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
+    request = AnswerRequest(messages=messages, tools=tools)
+    async with service.lease(await service.model_or_only(body.model)) as lease:
+        if not body.add_generation_prompt:
+            render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
+            return {"prompt": await to_thread.run_sync(render)}
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
+        return {"prompt": known(prompt.text, "the text of a prompt")}
 
 
 @router.get("/props")
-async def props(http: Request, service: ServiceDep, model: str = "") -> Object:
+async def props(service: ServiceDep, model: str = "") -> Object:
     """A model's properties: template, context, defaults. Loads it if it is not in memory."""
-    return await connected(http, _props(await service.model_or_only(model), service))
+    name = await service.model_or_only(model)
+    async with service.lease(name) as lease:
+        held, resident = lease.model, await service.models.resident()
+        context = next((one.context for one in resident if one.about.name == held.name), 0)
+        capabilities = await to_thread.run_sync(service.models.capabilities, await service.find(name))
+        tokenizer = held.tokenizer
+
+        def text_of(token: int | None) -> str:
+            return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+        return {
+            "default_generation_settings": {"n_ctx": context, "params": asdict(SamplingParams()) | {"logit_bias": []}},
+            "total_slots": held.most_choices,
+            "model_alias": name,
+            "modalities": {"vision": "vision" in capabilities, "audio": False},
+            "chat_template": held.template.source,
+            "bos_token": text_of(tokenizer.bos_id),
+            "eos_token": text_of(min(tokenizer.eog_ids, default=None)),
+            "build_info": f"localllm {version('localllm')}",
+            "is_sleeping": False,
+        }
 
 
 @router.get("/slots")
@@ -125,9 +166,11 @@ async def slots(service: ServiceDep) -> list[Object]:
 
 
 @router.get("/lora-adapters")
-async def lora_adapters(http: Request, service: ServiceDep, model: str = "") -> list[Object]:
+async def lora_adapters(service: ServiceDep, model: str = "") -> list[Object]:
     """A model's LoRA adapters: numbers, names of files, usual weights. Loads it if it is not in memory."""
-    return await connected(http, _lora_adapters(await service.model_or_only(model), service))
+    async with service.lease(await service.model_or_only(model)) as lease:
+        found = enumerate(lease.model.adapters)
+        return [{"id": number, "path": path, "scale": scale} for number, (path, scale) in found]
 
 
 @router.post("/props")
@@ -143,83 +186,8 @@ async def unchangeable() -> None:
 
 
 @router.post("/embedding")
-async def embedding(body: EmbeddingBody, http: Request, service: ServiceDep) -> list[Object]:
+async def embedding(body: EmbeddingBody, service: ServiceDep) -> list[Object]:
     """Vectors of texts, in llama-server's own form."""
-    return await connected(http, _embedding(body, service))
-
-
-@router.post("/v1/rerank")
-@router.post("/v1/reranking")
-@router.post("/rerank")
-@router.post("/reranking")
-async def rerank(body: RerankBody, http: Request, service: ServiceDep) -> Object:
-    """Rank documents for a query, best first, in Jina's and Cohere's format."""
-    return await connected(http, _rerank(body, service))
-
-
-async def _tokenize(body: TokenizeBody, service: Service) -> Object:
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        tokenizer = lease.model.tokenizer
-
-        def work() -> Object:
-            ids = tokenizer.encode(body.content, body.add_special, body.parse_special)
-            if not body.with_pieces:
-                return {"tokens": ids}
-            pieces = []
-            for token in ids:
-                checkpoint()
-                pieces.append({"id": token, "piece": _piece(tokenizer.token_bytes(token))})
-            return {"tokens": pieces}
-
-        return await interruptible(work)
-
-
-async def _detokenize(body: DetokenizeBody, service: Service) -> Object:
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        return {"content": await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)}
-
-
-async def _apply_template(body: TemplateBody, service: Service) -> Object:
-    messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
-    request = AnswerRequest(messages=messages, tools=tools)
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        if not body.add_generation_prompt:
-            render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
-            return {"prompt": await to_thread.run_sync(render)}
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return {"prompt": known(prompt.text, "the text of a prompt")}
-
-
-async def _props(name: str, service: Service) -> Object:
-    async with service.lease(name) as lease:
-        model, resident = lease.model, await service.models.resident()
-        context = next((one.context for one in resident if one.about.name == model.name), 0)
-        capabilities = await to_thread.run_sync(service.models.capabilities, await service.find(name))
-        tokenizer = model.tokenizer
-
-        def text_of(token: int | None) -> str:
-            return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-        return {
-            "default_generation_settings": {"n_ctx": context, "params": asdict(SamplingParams()) | {"logit_bias": []}},
-            "total_slots": model.most_choices,
-            "model_alias": name,
-            "modalities": {"vision": "vision" in capabilities, "audio": False},
-            "chat_template": model.template.source,
-            "bos_token": text_of(tokenizer.bos_id),
-            "eos_token": text_of(min(tokenizer.eog_ids, default=None)),
-            "build_info": f"localllm {version('localllm')}",
-            "is_sleeping": False,
-        }
-
-
-async def _lora_adapters(name: str, service: Service) -> list[Object]:
-    async with service.lease(name) as lease:
-        found = enumerate(lease.model.adapters)
-        return [{"id": number, "path": path, "scale": scale} for number, (path, scale) in found]
-
-
-async def _embedding(body: EmbeddingBody, service: Service) -> list[Object]:
     texts = [body.content] if isinstance(body.content, str) else body.content
     name = await service.model_or_only(body.model)
     async with service.lease_embedder(name, keep_alive_s(body.keep_alive)) as lease:
@@ -227,7 +195,12 @@ async def _embedding(body: EmbeddingBody, service: Service) -> list[Object]:
     return [{"index": index, "embedding": [row.tolist()]} for index, row in enumerate(rows)]
 
 
-async def _rerank(body: RerankBody, service: Service) -> Object:
+@router.post("/v1/rerank")
+@router.post("/v1/reranking")
+@router.post("/rerank")
+@router.post("/reranking")
+async def rerank(body: RerankBody, service: ServiceDep) -> Object:
+    """Rank documents for a query, best first, in Jina's and Cohere's format."""
     body.model = await service.model_or_only(body.model)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     entry = await service.find(body.model)

@@ -12,5 +12,4 @@ class LlamaCppRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        """An error, as a response or within a stream."""
         return {"error": {"code": status, "message": message, "type": kind_of(status, _KINDS)}}

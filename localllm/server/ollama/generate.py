@@ -23,7 +23,7 @@ from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import connected, held_lines, interruptible, streamed
+from localllm.server.streams import held_lines, interruptible, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
@@ -38,7 +38,7 @@ async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Re
     """Continue a prompt. An empty prompt loads the model, or unloads it if keep_alive is 0."""
     _check(body)
     if not body.prompt and not body.suffix and not body.context:
-        return await _load(body, {"response": ""}, http, service)
+        return await _load(body, {"response": ""}, service)
     request = await to_thread.run_sync(generate_request, body)
     return await _answer(body, request, _generate_fields, http, service)
 
@@ -48,7 +48,7 @@ async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation. An empty one loads the model, or unloads it if keep_alive is 0."""
     request = await to_thread.run_sync(chat_request, body)
     if not body.messages:
-        return await _load(body, {"message": {"role": "assistant", "content": ""}}, http, service)
+        return await _load(body, {"message": {"role": "assistant", "content": ""}}, service)
     return await _answer(body, request, _chat_fields, http, service)
 
 
@@ -160,17 +160,8 @@ class _Writer:
 
 async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Request, service: Service) -> Response:
     if body.debug_render_only:
-        return JSONResponse(await connected(http, _rendered(body, request, fields, service)))
-    return await answer(
-        http,
-        service,
-        body,
-        [request],
-        _Writer(body, fields),
-        stream=body.stream is not False,
-        progress=body.progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-    )
+        return JSONResponse(await _rendered(body, request, fields, service))
+    return await answer(http, service, body, [request], _Writer(body, fields), streams=True)
 
 
 async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
@@ -184,7 +175,7 @@ async def _rendered(body: Common, request: AnswerRequest, fields: Fields, servic
     return wire.line(body.model, fields(AnswerEvent(), 0), _debug_info=info)
 
 
-async def _load(body: Common, empty: Object, http: Request, service: Service) -> Response:
+async def _load(body: Common, empty: Object, service: Service) -> Response:
     """Load or unload a model."""
     keep_alive = keep_alive_s(body.keep_alive)
     if keep_alive == 0:
@@ -193,7 +184,8 @@ async def _load(body: Common, empty: Object, http: Request, service: Service) ->
 
     loaded = _loaded(body, empty, "load")
     if not body.progress or body.stream is False:
-        return JSONResponse(await connected(http, _held(body, keep_alive, loaded, service)))
+        async with service.lease(body.model, keep_alive):
+            return JSONResponse(loaded)
 
     async def lines(_lease: object) -> AsyncGenerator[bytes, None]:
         yield ndjson(loaded)
@@ -202,12 +194,7 @@ async def _load(body: Common, empty: Object, http: Request, service: Service) ->
         return ndjson(wire.line(body.model, empty, progress=load_progress(state)))
 
     loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
-    return await streamed(http, loading, wire.error_line, NDJSON)
-
-
-async def _held(body: Common, keep_alive: float | None, loaded: Object, service: Service) -> Object:
-    async with service.lease(body.model, keep_alive):
-        return loaded
+    return await streamed(loading, wire.error_line, NDJSON)
 
 
 def _loaded(body: Common, empty: Object, reason: str) -> Object:

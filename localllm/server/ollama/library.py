@@ -41,17 +41,17 @@ REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})
 
 
 @router.post("/api/pull")
-async def pull_model(body: PullBody, request: Request, service: ServiceDep) -> Response:
+async def pull_model(body: PullBody, service: ServiceDep) -> Response:
     """Download a model."""
     name = ModelName.parse(check_name(body.model))
     if name.host not in REGISTRIES:
         allowed = " and ".join(sorted(REGISTRIES))
         raise ApiError(400, f"requests may pull from {allowed} only; for others run `localllm pull`")
-    return await progress_response(request, pull_lines(str(name), service.models.settings), body.stream)
+    return await progress_response(pull_lines(str(name), service.models.settings), body.stream)
 
 
 @router.post("/api/create")
-async def create_model(body: CreateBody, request: Request, service: ServiceDep) -> Response:
+async def create_model(body: CreateBody, service: ServiceDep) -> Response:
     """Create a model from another one, or from uploaded files."""
     name = ModelName.parse(check_name(body.model))
     for field in ("draft_files", "renderer", "parser"):
@@ -78,7 +78,7 @@ async def create_model(body: CreateBody, request: Request, service: ServiceDep) 
         create(store, name, recipe, made)
         progress(PullStatus("success"))
 
-    return await progress_response(request, work_lines(work), body.stream)
+    return await progress_response(work_lines(work), body.stream)
 
 
 @router.post("/api/copy")
@@ -218,7 +218,6 @@ def _copy(service: Service, source: str, target: ModelName) -> None:
 
 
 def _library_model(service: Service, name: str) -> LibraryModel:
-    """The library entry of a model that requests can name."""
     return service.models.library_model(service.models.find(name))
 
 

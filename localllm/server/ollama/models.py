@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
 from localllm.errors import LocalLLMError
@@ -25,7 +25,6 @@ from localllm.server.ollama.wire import NANOSECONDS, OllamaRoute
 from localllm.server.options import FOREVER
 from localllm.server.served import ModelAbout, ResidentModel
 from localllm.server.service import Service, ServiceDep
-from localllm.server.streams import connected
 from localllm.server.wire import load_progress
 
 router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
@@ -72,21 +71,9 @@ async def ps(service: ServiceDep) -> Object:
 
 
 @router.post("/api/embed")
-async def embed(body: EmbedBody, request: Request, service: ServiceDep) -> Object:
+async def embed(body: EmbedBody, service: ServiceDep) -> Object:
     """Embed texts as normalised vectors."""
     texts = [body.input] if isinstance(body.input, str) else body.input or []
-    return await connected(request, _embed(body, texts, service))
-
-
-@router.post("/api/embeddings")
-async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
-    """Embed one text: the older form. An empty text loads the model."""
-    newer = EmbedBody(model=body.model, keep_alive=body.keep_alive)
-    answer = await connected(request, _embed(newer, [body.prompt] if body.prompt else [], service))
-    return {"embedding": answer["embeddings"][0] if answer["embeddings"] else []}
-
-
-async def _embed(body: EmbedBody, texts: list[str], service: Service) -> Object:
     began = time.monotonic()
     async with service.lease_embedder(body.model, keep_alive_s(body.keep_alive)) as lease:
         rows, tokens = [], 0
@@ -101,6 +88,14 @@ async def _embed(body: EmbedBody, texts: list[str], service: Service) -> Object:
         "load_duration": round(lease.load_s * NANOSECONDS),
         "prompt_eval_count": tokens,
     }
+
+
+@router.post("/api/embeddings")
+async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
+    """Embed one text: the older form. An empty text loads the model."""
+    newer = EmbedBody(model=body.model, keep_alive=body.keep_alive, input=[body.prompt] if body.prompt else [])
+    answer = await embed(newer, service)
+    return {"embedding": answer["embeddings"][0] if answer["embeddings"] else []}
 
 
 def _tags(service: Service) -> list[Object]:

@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from localllm.answer.request import UNLIMITED
@@ -11,14 +12,10 @@ from localllm.server.bodies import note_ignored, shown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
 
-_INTEGERS = frozenset({"top_k", "repeat_last_n", "mirostat", "dry_allowed_length", "dry_penalty_last_n", "min_keep"})
-_NUMBERS = frozenset(
-    {
-        "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
-        "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
-        "dynatemp_range", "dynatemp_exponent", "mirostat_tau", "mirostat_eta",
-    }
-)  # fmt: skip
+# Ollama's names of the sampler's parameters are ours.
+_INTEGERS, _NUMBERS = (
+    frozenset(field.name for field in fields(SamplingParams) if field.type is kind) for kind in (int, float)
+)
 _LIMITS = frozenset({"num_ctx", "num_keep", "num_predict", "seed"})
 
 # Options of Ollama's runner, and former ones, that clients still send. They are accepted without effect.
@@ -36,7 +33,7 @@ LONGEST_NAME = 64
 def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of an AnswerRequest. Unknown names are logged once. Raises ApiError 400 for a value of the wrong type."""
     sampling: dict[str, Any] = {}
-    fields: dict[str, Any] = {"sampling": sampling, "defaults": DEFAULTS}
+    read: dict[str, Any] = {"sampling": sampling, "defaults": DEFAULTS}
     for name, value in (given or {}).items():
         if value is None or name in WITHOUT_EFFECT:
             continue
@@ -45,17 +42,17 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         elif name in _NUMBERS:
             sampling[name] = _number(name, value)
         elif name == "stop":
-            fields["stop"] = stop_strings(value)
+            read["stop"] = stop_strings(value)
         elif name == "lora":
-            fields["adapters"] = _adapters(value)
+            read["adapters"] = _adapters(value)
         elif name == "seed":
             seed = _integer(name, value, -(2**63), 2**63 - 1)
             sampling["seed"] = None if seed < 0 else seed
         elif name in _LIMITS:
-            fields |= _limit(name, _integer(name, value))
+            read |= _limit(name, _integer(name, value))
         else:
             note_ignored(f"unknown option {shown(name)}{_hint(name[:LONGEST_NAME])}")
-    return fields
+    return read
 
 
 def _limit(name: str, value: int) -> dict[str, int | None]:

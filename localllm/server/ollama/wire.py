@@ -21,11 +21,6 @@ NANOSECONDS = 1_000_000_000
 class OllamaRoute(ProtocolRoute):
     """A route of Ollama's."""
 
-    @staticmethod
-    def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
-        """An error, as a response or within a stream."""
-        return {"error": message}
-
 
 def error_line(error: LocalLLMError) -> bytes:
     """An error within a stream."""

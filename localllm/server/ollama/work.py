@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import Request, Response
+from fastapi import Response
 from starlette.responses import JSONResponse
 
 from localllm.library.pull import PullProgress, PullStatus
 from localllm.server.ollama.wire import error_line
-from localllm.server.streams import connected, streamed
+from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
 
 Work = Callable[[PullProgress], object]
@@ -68,15 +68,11 @@ def _status(status: PullStatus) -> dict[str, Any]:
     }
 
 
-async def progress_response(request: Request, lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
+async def progress_response(lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
     """Respond with lines of progress, or only with their end."""
     if stream is not False:
-        return await streamed(request, lines, error_line, NDJSON)
-    await connected(request, _drained(lines))
-    return JSONResponse({"status": "success"})
-
-
-async def _drained(lines: AsyncGenerator[bytes, None]) -> None:
+        return await streamed(lines, error_line, NDJSON)
     async with contextlib.aclosing(lines):
         async for _ in lines:
             pass
+    return JSONResponse({"status": "success"})

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.server import answering
-from localllm.server.bodies import keep_alive_s
 from localllm.server.contents import openai_message
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
@@ -36,26 +35,16 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(chat_request, body)
-    return await answering.answer(
-        http,
-        service,
-        body,
-        [request],
-        _Writer(body),
-        stream=bool(body.stream),
-        progress=body.progress or body.return_progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-        choices=body.n or 1,
-    )
+    return await answering.answer(http, service, body, [request], _Writer(body), body.n or 1)
 
 
 @router.post("/v1/chat/completions/input_tokens")
-async def input_tokens(body: ChatBody, http: Request, service: ServiceDep) -> Object:
+async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
     """Count the tokens of a conversation's prompt, as llama-server does."""
     request = await to_thread.run_sync(chat_request, body)
     return {
         "object": "response.input_tokens",
-        "input_tokens": await answering.count_tokens(http, service, body, request),
+        "input_tokens": await answering.count_tokens(service, body.model, request),
     }
 
 

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent, Logprob
 from localllm.answer.request import AnswerRequest
 from localllm.server.answering import answer
-from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
 from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, constraint_of, finish_reason
@@ -27,17 +26,7 @@ async def completions(body: CompletionBody, http: Request, service: ServiceDep) 
     """Continue one or several prompts."""
     body.model = await service.model_or_only(body.model)
     requests = await to_thread.run_sync(completion_requests, body)
-    return await answer(
-        http,
-        service,
-        body,
-        requests,
-        _Writer(body),
-        stream=bool(body.stream),
-        progress=body.progress or body.return_progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-        choices=body.n or 1,
-    )
+    return await answer(http, service, body, requests, _Writer(body), body.n or 1)
 
 
 def completion_requests(body: CompletionBody) -> list[AnswerRequest]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from numpy.typing import NDArray
 
 from localllm.server.bodies import keep_alive_s
@@ -13,8 +13,7 @@ from localllm.server.embeddings import embed_all
 from localllm.server.openai.schema import EmbeddingsBody
 from localllm.server.openai.wire import Object, OpenAIRoute
 from localllm.server.served import ModelAbout
-from localllm.server.service import Service, ServiceDep
-from localllm.server.streams import connected
+from localllm.server.service import ServiceDep
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -36,12 +35,8 @@ async def model(model: str, service: ServiceDep) -> Object:
 
 @router.post("/v1/embeddings")
 @router.post("/embeddings")
-async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
+async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
     """Embed texts or lists of token ids."""
-    return await connected(request, _embed(body, service))
-
-
-async def _embed(body: EmbeddingsBody, service: Service) -> Object:
     given = body.input
     single = isinstance(given, str) or isinstance(given[0], int)
     texts: list[Any] = [given] if single else list(given)

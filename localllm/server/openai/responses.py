@@ -14,7 +14,6 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
-from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import conversation_of, sealed
@@ -53,16 +52,7 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
         if body.store is not False:
             stored.keep(user, response["id"], items, response["output"])
 
-    return await answering.answer(
-        http,
-        service,
-        body,
-        [request],
-        _Writer(body, keep),
-        stream=bool(body.stream),
-        progress=body.progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-    )
+    return await answering.answer(http, service, body, [request], _Writer(body, keep))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -73,7 +63,7 @@ async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) 
     request = await to_thread.run_sync(responses_request, body, items)
     return {
         "object": "response.input_tokens",
-        "input_tokens": await answering.count_tokens(http, service, body, request),
+        "input_tokens": await answering.count_tokens(service, body.model, request),
     }
 
 

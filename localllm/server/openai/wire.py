@@ -29,7 +29,6 @@ class OpenAIRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, code: str | None = None) -> Object:
-        """An error, as a response or within a stream."""
         return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
 
 
@@ -84,7 +83,6 @@ def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
 
 
 def called(call: ToolCall, tool: ClientTool) -> Object:
-    """A tool call with a new id."""
     identity = {"id": f"call_{secrets.token_hex(12)}"}
     if tool.is_custom:
         return {**identity, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
@@ -124,7 +122,6 @@ class CallDeltas:
 
 
 def function_of(call: ToolCall) -> Object:
-    """A call of a function."""
     return {"name": call.name, "arguments": arguments_of(call)}
 
 
@@ -134,7 +131,6 @@ def arguments_of(call: ToolCall) -> str:
 
 
 def finish_reason(last: AnswerEvent, calls: bool) -> str:
-    """Why an answer ended."""
     if calls and not last.is_cut_call:
         return "tool_calls"
     return "length" if last.finish_reason is FinishReason.LENGTH else "stop"

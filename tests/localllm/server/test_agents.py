@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter, PoolingType
 
 from gpu_offload.errors import LlamaCppMissingError
 from localllm.errors import LocalLLMError, ModelFileError, RequestError
-from localllm.server.catalog import CatalogEntry, generates
+from localllm.server.catalog import facts_of
 from localllm.server.errors import ApiError, message_of, status_of
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import MODEL, Server, StartServer
@@ -353,10 +353,10 @@ def test_errors_name_no_folders_and_no_flags(error: LocalLLMError, status: int, 
 def test_a_model_for_embeddings_does_not_chat(model_files: Path, tmp_path: Path) -> None:
     source, path = model_files / f"{MODEL}.gguf", tmp_path / "embedder.gguf"
     path.write_bytes(source.read_bytes())
-    assert generates(CatalogEntry("m", path))
+    assert facts_of(path).only is None
     with_pooling(source, path)
     os.utime(path, ns=(1, 1))
-    assert not generates(CatalogEntry("m", path))
+    assert facts_of(path).only is not None
 
 
 def with_pooling(source: Path, target: Path) -> None:
