@@ -7,12 +7,12 @@ f16    keys [D][token], values [D / 16][token][16], in half precision.
 q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
        others are signed bytes. Bytes come in pairs, whose products with pairs of words are added by one instruction:
        keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the scales, [D / 32][token].
-q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as a
-       Q4_0 block is: a number's four bits stand for -8 to 7 of a scale in half precision. A lane of 32 bits has eight,
-       two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token], numbers
-       2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens 0, 2, 1
-       and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two tokens share
-       a byte. Behind them the scales, [D / 32][token].
+q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as an
+       IQ4_NL block is: four bits stand for one of 16 levels, times a scale in half precision. A lane of 32 bits has
+       eight, two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token],
+       numbers 2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens
+       0, 2, 1 and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two
+       tokens share a byte. Behind them the scales, [D / 32][token].
 """
 
 import math
@@ -34,6 +34,11 @@ class KVType(StrEnum):
     F16 = "f16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+
+    @property
+    def encoding(self) -> str:
+        """Names what the bytes mean, for those that keep them: it changes where the same type is written otherwise."""
+        return "q4_0.levels" if self is KVType.Q4_0 else self.value
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class NativeRunner:
             page_size=PAGE_TOKENS,
             pages_total=self._store.total,
             kv_bytes_per_token=self._store.bytes_per_token,
-            kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}",
+            kv_layout=f"{_KV_VERSION}:{types[0].encoding}:{types[1].encoding}",
             kv_files=file.states,
             can_draft=chosen is not None,
         )

@@ -61,7 +61,8 @@ def test_sizes_and_identity_follow_the_types(path: Path, types: tuple[str, str])
     per_token = model.layers * model.kv_heads * (BYTES[types[0]] + BYTES[types[1]])
     assert runner.info.kv_bytes_per_token == per_token
     assert runner.info.pages_total == (8 << 20) // (16 * per_token)
-    assert runner.info.kv_layout.endswith(f":{types[0]}:{types[1]}")
+    names = {"q4_0": "q4_0.levels"}  # what is on disk from before is of another layout
+    assert runner.info.kv_layout.endswith(":".join(["", *(names.get(kind, kind) for kind in types)]))
     logits_before = logits(runner, tokens_of(20))
     sequence = runner.create_sequence()
     runner.run(tokens_of(20), list(range(20)), [sequence] * 20, [19])
