@@ -37,7 +37,6 @@ from cpu_kernels.simd.cross import cross_dot2_levels, no_rows, spaced_rows
 from cpu_kernels.simd.vectors import (
     constant,
     f32x16,
-    get_f16,
     get_u8,
     i32x16,
     load_f32,
@@ -59,7 +58,7 @@ LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 """What four bits stand for, in units of the scale."""
 _OFFSET = -LEVELS[0]
 _STORED = tuple(level + _OFFSET for level in LEVELS)
-_ZERO, _ONE, _LAST, _NONE = np.float32(0.0), np.float32(1.0), np.float32(15.0), np.float32(np.inf)
+_ZERO, _ONE, _LAST = np.float32(0.0), np.float32(1.0), np.float32(15.0)
 # What the largest magnitude of a block may become: a little inside or outside of the outermost levels on both sides.
 _LARGEST = tuple(np.float32(level) for level in (-135, -127, -118, -110, -104, 105, 113, 127))
 # Coefficients, highest first, of a polynomial that goes through k + 0.5 half-way between levels k and k + 1, to 0.034.
@@ -120,42 +119,33 @@ def _nearest(scaled: Any) -> Any:
 
 
 @inner
-def _lost(x: Any, scale: np.float32, inverse: np.float32) -> Any:
-    """The squares of what sixteen numbers lose at a scale."""
-    error = sub_f32(x, mul_f32(_level(_nearest(mul_f32(x, splat_f32(inverse)))), splat_f32(scale)))
-    return mul_f32(error, error)
-
-
-@inner
-def _inverse(scale: np.float32) -> np.float32:
-    return _ZERO if scale == _ZERO else _ONE / scale
-
-
-@inner
 def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
     """Write the levels of D floats, from 0 to 15, to bytes at `out`, and their scales into a token's slot.
 
-    Of several scales a block takes the one at which it loses least, by the sum of squares.
+    A block's levels are those of several scales whose direction is next to the block's. The scale that is stored makes
+    the block's product with what is stored its product with itself: an error along a key would be one of the scores
+    of the very queries that look for it.
     """
     for block in range(padded // SCALED_TOGETHER):
         x0 = load_f32(x + block * 128)
         x1 = load_f32(x + block * 128 + 64)
-        place = page + padded * VALUE_BYTES + (block * PAGE_TOKENS + slot) * 2
         largest = largest_magnitude(max_i32(magnitude(x0), magnitude(x1)))
         if largest_f32(max_f32(x0, x1)) != largest:
             largest = -largest
-        best, least = largest, _NONE
+        factor, product, closest = _ZERO, largest, _ZERO
         for level in _LARGEST:
-            put_f16(place, largest / level)
-            scale = get_f16(place)
-            inverse = _inverse(scale)
-            lost = sum_f32(add_f32(_lost(x0, scale, inverse), _lost(x1, scale, inverse)))
-            if lost < least:
-                best, least = scale, lost
-        put_f16(place, best)
-        inverses = splat_f32(_inverse(best))
-        scatter_i8x4(out + block * 32, 4, _nearest(mul_f32(x0, inverses)))
-        scatter_i8x4(out + block * 32 + 16, 4, _nearest(mul_f32(x1, inverses)))
+            inverse = _ZERO if largest == _ZERO else level / largest
+            v0 = _level(_nearest(mul_f32(x0, splat_f32(inverse))))
+            v1 = _level(_nearest(mul_f32(x1, splat_f32(inverse))))
+            both = sum_f32(fma(x0, v0, mul_f32(x1, v1)))
+            close = both * both / sum_f32(fma(v0, v0, mul_f32(v1, v1)))
+            if close > closest:
+                factor, product, closest = inverse, both, close
+        squares = sum_f32(fma(x0, x0, mul_f32(x1, x1)))
+        scale = _ZERO if product == _ZERO else squares / product
+        put_f16(page + padded * VALUE_BYTES + (block * PAGE_TOKENS + slot) * 2, scale)
+        scatter_i8x4(out + block * 32, 4, _nearest(mul_f32(x0, splat_f32(factor))))
+        scatter_i8x4(out + block * 32 + 16, 4, _nearest(mul_f32(x1, splat_f32(factor))))
 
 
 @inner
