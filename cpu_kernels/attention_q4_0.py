@@ -2,7 +2,8 @@
 
 The transform spreads what is large in a few numbers of a head over all of them, so that four bits lose less. It is
 orthogonal: products of a turned query with turned keys are those of the query with the keys, and sums of turned values
-are turned back once, by the same transform. What is computed is in cpu_kernels.attention_blocks.
+are turned back once, by the same transform. It also makes the numbers nearly Gaussian, so four bits stand for levels
+that lie closer around zero: those of GGML's IQ4_NL. What is computed is in cpu_kernels.attention_blocks.
 """
 
 import math
@@ -10,14 +11,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from cpu_kernels import attention_blocks
 from cpu_kernels.attention_blocks import WORDS_BYTES, Packing
-from cpu_kernels.declarations import inner
+from cpu_kernels.declarations import define, inner
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER
 from cpu_kernels.simd.arithmetic import (
     add_f32,
-    add_i32,
+    fma,
     hadamard_f32,
     largest_f32,
     largest_magnitude,
@@ -28,18 +30,23 @@ from cpu_kernels.simd.arithmetic import (
     mul_f32,
     round_i32,
     sub_f32,
+    sum_f32,
 )
-from cpu_kernels.simd.cross import cross_dot2_u4, no_rows, spaced_rows
+from cpu_kernels.simd.bytes import look_up
+from cpu_kernels.simd.cross import cross_dot2_levels, no_rows, spaced_rows
 from cpu_kernels.simd.vectors import (
+    constant,
+    f32x16,
     get_u8,
+    i32x16,
     load_f32,
     put_f16,
     put_i32,
     put_u8,
     scatter_i8x4,
     splat_f32,
-    splat_i32,
     store_f32,
+    zero_f32,
 )
 
 VALUE_BYTES = PAGE_TOKENS // 2
@@ -47,9 +54,37 @@ VALUE_BYTES = PAGE_TOKENS // 2
 
 PAGE_BYTES_PER_VALUE = 9
 """Bytes of a page for each of D: eight bytes, and sixteen scales for every 32."""
-_OFFSET = 8
-_ZERO, _ONE, _MOST = np.float32(0.0), np.float32(1.0), np.float32(7.0)
-_EIGHT = np.float32(8.0)
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What four bits stand for, in units of the scale."""
+_OFFSET = -LEVELS[0]
+_STORED = tuple(level + _OFFSET for level in LEVELS)
+_ZERO, _ONE, _LAST = np.float32(0.0), np.float32(1.0), np.float32(15.0)
+# What the largest magnitude of a block may become: a little inside or outside of the outermost levels on both sides.
+_LARGEST = tuple(np.float32(level) for level in (-135, -127, -118, -110, -104, 105, 113, 127))
+# Coefficients, highest first, of a polynomial that goes through k + 0.5 half-way between levels k and k + 1, to 0.034.
+_PLACES = tuple(
+    np.float32(coefficient / 128**power)
+    for coefficient, power in (
+        (2.90976, 5),
+        (0.0086636, 4),
+        (-5.778142, 3),
+        (-0.0779524, 2),
+        (10.907169, 1),
+        (7.88744, 0),
+    )
+)
+
+
+_dot2 = cross_dot2_levels(_STORED)
+
+
+def _level_values(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    levels = builder.sub(look_up(builder, _STORED, numbers), constant(i32x16.llvm, _OFFSET))
+    return builder.sitofp(levels, f32x16.llvm)
+
+
+# The levels that numbers from 0 to 15 stand for.
+_level = define("q4_0_level", [i32x16], f32x16, _level_values, lambda n: np.array(LEVELS, np.float32)[n])
 
 
 @inner
@@ -75,22 +110,42 @@ def turn(x: int, padded: int, out: int) -> None:
 
 
 @inner
-def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
-    """Round D floats to numbers from 0 to 15, in bytes at `out`, and write their scales into a token's slot.
+def _nearest(scaled: Any) -> Any:
+    """Which level each number is next to, from 0 to 15: by a polynomial, which may take the other of two close ones."""
+    place = splat_f32(_PLACES[0])
+    for coefficient in _PLACES[1:]:
+        place = fma(place, scaled, splat_f32(coefficient))
+    return round_i32(min_f32(max_f32(place, zero_f32()), splat_f32(_LAST)))
 
-    As in GGML's Q4_0 the largest magnitude of 32 becomes -8, whatever its sign.
+
+@inner
+def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
+    """Write the levels of D floats, from 0 to 15, to bytes at `out`, and their scales into a token's slot.
+
+    A block's levels are those of several scales whose direction is next to the block's. The scale that is stored makes
+    the block's product with what is stored its product with itself: an error along a key would be one of the scores
+    of the very queries that look for it.
     """
     for block in range(padded // SCALED_TOGETHER):
         x0 = load_f32(x + block * 128)
         x1 = load_f32(x + block * 128 + 64)
-        bound = largest_magnitude(max_i32(magnitude(x0), magnitude(x1)))
-        scale = -bound / _EIGHT if largest_f32(max_f32(x0, x1)) == bound else bound / _EIGHT
-        inverse = splat_f32(_ZERO if scale == _ZERO else _ONE / scale)
-        for part in range(2):
-            scaled = min_f32(splat_f32(_MOST), mul_f32(x0 if part == 0 else x1, inverse))
-            numbers = add_i32(round_i32(scaled), splat_i32(_OFFSET))
-            scatter_i8x4(out + block * 32 + part * 16, 4, numbers)
+        largest = largest_magnitude(max_i32(magnitude(x0), magnitude(x1)))
+        if largest_f32(max_f32(x0, x1)) != largest:
+            largest = -largest
+        factor, product, closest = _ZERO, largest, _ZERO
+        for level in _LARGEST:
+            inverse = _ZERO if largest == _ZERO else level / largest
+            v0 = _level(_nearest(mul_f32(x0, splat_f32(inverse))))
+            v1 = _level(_nearest(mul_f32(x1, splat_f32(inverse))))
+            both = sum_f32(fma(x0, v0, mul_f32(x1, v1)))
+            close = both * both / sum_f32(fma(v0, v0, mul_f32(v1, v1)))
+            if close > closest:
+                factor, product, closest = inverse, both, close
+        squares = sum_f32(fma(x0, x0, mul_f32(x1, x1)))
+        scale = _ZERO if product == _ZERO else squares / product
         put_f16(page + padded * VALUE_BYTES + (block * PAGE_TOKENS + slot) * 2, scale)
+        scatter_i8x4(out + block * 32, 4, _nearest(mul_f32(x0, splat_f32(factor))))
+        scatter_i8x4(out + block * 32 + 16, 4, _nearest(mul_f32(x1, splat_f32(factor))))
 
 
 @inner
@@ -137,10 +192,10 @@ def _keys(columns: int) -> Any:
 
     @inner
     def add(integers: Any, pages: Any, pair: int, words: int) -> Any:
-        integers = cross_dot2_u4(integers, pages, pair * 16, 0, 0, words, 4)
-        integers = cross_dot2_u4(integers, pages, pair * 16, 4, 0, words + step, 4)
-        integers = cross_dot2_u4(integers, pages, pair * 16, 8, 0, words + 2 * step, 4)
-        return cross_dot2_u4(integers, pages, pair * 16, 12, 0, words + 3 * step, 4)
+        integers = _dot2(integers, pages, pair * 16, 0, 0, words, 4)
+        integers = _dot2(integers, pages, pair * 16, 4, 0, words + step, 4)
+        integers = _dot2(integers, pages, pair * 16, 8, 0, words + 2 * step, 4)
+        return _dot2(integers, pages, pair * 16, 12, 0, words + 3 * step, 4)
 
     return add
 
@@ -152,8 +207,8 @@ def _values(rows: int) -> Any:
         half = vector % 2 * 4
         for four in range(PAGE_TOKENS // 4):
             at, word = four * 64, words + four * 8
-            integers = cross_dot2_u4(integers, value, at, half, 4, word, WORDS_BYTES)
-            integers = cross_dot2_u4(integers, value, at, half + 8, 4, word + 4, WORDS_BYTES)
+            integers = _dot2(integers, value, at, half, 4, word, WORDS_BYTES)
+            integers = _dot2(integers, value, at, half + 8, 4, word + 4, WORDS_BYTES)
         return integers
 
     return add

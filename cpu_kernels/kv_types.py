@@ -9,12 +9,12 @@ i16    Words of 16 bits that stand for shares of a factor in single precision, o
 f16    Rows of latents in half precision: keys [D][token].
 q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
        others are signed bytes, laid out as the words of i16. Behind them the scales, [D / 32][token].
-q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as a
-       Q4_0 block is: a number's four bits stand for -8 to 7 of a scale in half precision. A lane of 32 bits has eight,
-       two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token], numbers
-       2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens 0, 2, 1
-       and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two tokens share
-       a byte. Behind them the scales, [D / 32][token].
+q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as an
+       IQ4_NL block is: four bits stand for one of 16 levels, times a scale in half precision. A lane of 32 bits has
+       eight, two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token],
+       numbers 2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens
+       0, 2, 1 and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two
+       tokens share a byte. Behind them the scales, [D / 32][token].
 """
 
 import math

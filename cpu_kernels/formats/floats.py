@@ -1,19 +1,29 @@
 """F32, F16 and BF16: plain values times plain activations.
 
 Packed group of 32 rows: k vectors of 16 values of the first 16 rows, then those of the others, in the file's own type.
-Products are added in order of k. With one token both halves are added up side by side: a single chain of dependent
-additions would wait for itself.
+Products are added in order of k. Both halves are added up side by side where registers hold the sums: few chains of
+dependent additions would wait for themselves, and a token's value is loaded once for two products.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from cpu_kernels.declarations import inner
+import numpy as np
+from llvmlite import ir
+
+from cpu_kernels.declarations import TupleOf, inner, operation
 from cpu_kernels.formats.source import Source
+from cpu_kernels.isa import POLICY
 from cpu_kernels.records import Act, field
-from cpu_kernels.simd.arithmetic import prefetch_lines
-from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_store, tile_width
+from cpu_kernels.simd import vectors
+from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch_lines
+from cpu_kernels.simd.bytes import keep_order
+from cpu_kernels.simd.tiles import Tile, Values, operands, tile_fma, tile_load_f32, tile_store, tile_width
 from cpu_kernels.simd.vectors import (
+    F32,
+    at,
+    broadcast,
+    f32x16,
     get_f16,
     get_f32,
     get_i16,
@@ -24,9 +34,39 @@ from cpu_kernels.simd.vectors import (
     put_f32,
     put_i16,
     put_i32,
+    view,
 )
 
 _FLOATS = int(Act.FLOATS)
+_WIDEST = 12 if POLICY.vector_parts == 1 else 4 // POLICY.vector_parts
+"""Tokens whose sums of both halves fit into the registers."""
+
+
+@operation(
+    lambda like, where: tuple(view(where, np.float32, 32 * len(like)).reshape(-1, 16).copy()),
+    lambda like, where: TupleOf(f32x16, 2 * like),
+)
+def load_halves(builder: ir.IRBuilder, like: Values, where: ir.Value) -> Values:
+    """tile_load_f32 of both halves of a group, one behind the other, for as many tokens as `like` has."""
+    return [vectors.load(builder, at(builder, where, 64 * t), f32x16.llvm, 64) for t in range(2 * len(like))]
+
+
+def _added(total: Tile, low: Any, high: Any, where: int) -> Any:
+    x = operands(where, len(total) // 2, np.float32)
+    weights = [low] * len(x) + [high] * len(x)
+    return tuple(exact_fma(*row) for row in zip(weights, [*x, *x], total, strict=True))
+
+
+@operation(_added, 0)
+def fma_halves(builder: ir.IRBuilder, total: Values, low: ir.Value, high: ir.Value, where: ir.Value) -> Values:
+    """tile_fma of both halves. Token by token, so that few of the tokens' values wait in registers."""
+    width = len(total) // 2
+    new = list(total)
+    for t in range(width):
+        x = broadcast(builder, at(builder, where, 4 * t), F32)
+        pair = [fused_multiply_add(builder, w, x, total[t + i * width]) for i, w in enumerate((low, high))]
+        new[t], new[t + width] = keep_order(builder, pair, most=2)
+    return new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +150,15 @@ def tile_adder(layout: Floats) -> Any:
     def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
         width = tile_width(zero)
         x = field(act, _FLOATS) + index * width * k * 4
-        if width == 1:
-            first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
+        if width <= _WIDEST:
+            total = load_halves(zero, sums)
             for i in range(start, end):
                 p, q = group + i * step_bytes, group + (k + i) * step_bytes
-                if i % steps_of_line == 0:
+                if ahead > 0 and i % steps_of_line == 0:
                     prefetch_lines(p + ahead, 1)
                     prefetch_lines(q + ahead, 1)
-                first = tile_fma(first, load(p), x + i * 4)
-                second = tile_fma(second, load(q), x + i * 4)
-            tile_store(first, sums)
-            tile_store(second, sums + 64)
+                total = fma_halves(total, load(p), load(q), x + i * 4 * width)
+            tile_store(total, sums)
         else:
             for half in range(2):
                 total = tile_load_f32(zero, sums + half * 64 * width)

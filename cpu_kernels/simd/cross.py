@@ -14,7 +14,7 @@ from cpu_kernels.declarations import Intrinsic, TupleOf, int64, operation
 from cpu_kernels.isa import Isa, emitted_isa
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch
-from cpu_kernels.simd.bytes import added_words, keep_order, multiply_words
+from cpu_kernels.simd.bytes import added_words, keep_order, look_up, multiply_words
 from cpu_kernels.simd.tiles import Tile, Values
 from cpu_kernels.simd.vectors import F16, F32, I8, I16, I32, I64, LANES, at, broadcast, f32x16, i32x16, store, view
 
@@ -124,31 +124,42 @@ cross_dot2_i16 = cross(
 )
 
 
-def _dot2_nibbles(
-    tile: Tile, rows: Sequence[int], offset: int, shift: int, apart: int, where: int, stride: int
-) -> tuple[Any, ...]:
-    columns, new = len(tile) // len(rows), []
-    for i, total in enumerate(tile):
-        lanes = view(rows[i // columns] + offset, np.uint32) >> np.uint32(shift + apart * (i // columns))
-        value = view(where + stride * (i % columns), np.int32, 1)
-        new.append(added_words(total, (lanes & 0x000F000F).view(np.int32), value.repeat(LANES)))
-    return tuple(new)
+def cross_dot2_levels(levels: Sequence[int]) -> Any:
+    """cross_dot2_i8 of nibbles that stand for the numbers 0 to 255 of a table, whose first is 0.
 
+    An intrinsic add(tile, rows, offset, shift, apart, where, stride): of each half of a lane the four bits from
+    `shift` + apart * row on.
+    """
+    table = tuple(levels)
+    if table[0] != 0:
+        raise ValueError(f"a table of levels begins with 0, not {table[0]}: upper bytes are looked up too")
 
-@operation(_dot2_nibbles, 0, literals=[4, 6])
-def cross_dot2_u4(
-    builder: Any, tile: Values, rows: Values, offset: Any, shift: Any, apart: int, where: Any, stride: int
-) -> Values:
-    """cross_dot2_i8 of nibbles, unsigned: of each half of a lane the four bits from `shift` + apart * row on."""
-    columns, new = len(tile) // len(rows), []
-    mask = vectors.constant(i32x16.llvm, 0x000F000F)
-    values = [broadcast(builder, at(builder, where, stride * c), I32) for c in range(columns)]
-    for r, base in enumerate(rows):
-        given = vectors.load(builder, builder.add(base, offset), i32x16.llvm, 4)
-        bits = builder.trunc(builder.add(shift, I64(apart * r)), I32)
-        words = builder.and_(builder.lshr(given, vectors.splat(builder, bits)), mask)
-        new += [_add_products(builder, tile[r * columns + c], words, value) for c, value in enumerate(values)]
-    return new
+    def compute(
+        tile: Tile, rows: Sequence[int], offset: int, shift: int, apart: int, where: int, stride: int
+    ) -> tuple[Any, ...]:
+        columns, new = len(tile) // len(rows), []
+        for i, total in enumerate(tile):
+            lanes = view(rows[i // columns] + offset, np.uint32) >> np.uint32(shift + apart * (i // columns))
+            value = view(where + stride * (i % columns), np.int32, 1)
+            words = np.array(table, np.int16)[(lanes & 0x000F000F).view(np.int16)].view(np.int32)
+            new.append(added_words(total, words, value.repeat(LANES)))
+        return tuple(new)
+
+    @operation(compute, 0, literals=[4, 6])
+    def cross_dot2_levels(
+        builder: Any, tile: Values, rows: Values, offset: Any, shift: Any, apart: int, where: Any, stride: int
+    ) -> Values:
+        columns, new = len(tile) // len(rows), []
+        mask = vectors.constant(i32x16.llvm, 0x000F000F)
+        values = [broadcast(builder, at(builder, where, stride * c), I32) for c in range(columns)]
+        for r, base in enumerate(rows):
+            given = vectors.load(builder, builder.add(base, offset), i32x16.llvm, 4)
+            bits = builder.trunc(builder.add(shift, I64(apart * r)), I32)
+            words = look_up(builder, table, builder.and_(builder.lshr(given, vectors.splat(builder, bits)), mask))
+            new += [_add_products(builder, tile[r * columns + c], words, value) for c, value in enumerate(values)]
+        return new
+
+    return cross_dot2_levels
 
 
 @operation(
