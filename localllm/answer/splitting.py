@@ -75,7 +75,9 @@ class AnswerSplitter:
         self._said = False  # whether there was content or a call
         self._held = ""
         self._trims = False  # whether to leave out the white space that comes next
-        self._blank = ""  # white space after content, held until the next text shows whether to keep it
+        self._blanks: list[
+            str
+        ] = []  # white space after what was said, held until the next text shows whether to keep it
         self.call: CallSection | None = None
         self._forced = forms[0] if starts_in_call else None  # the format of a call that is the whole answer
         if self._section is None:
@@ -94,15 +96,15 @@ class AnswerSplitter:
         if self.call is not None:
             return self._ended_call(self.call)
         held, section, self._held, self._section = self._held, self._section, "", None
-        if section is not None:
-            part = AnswerPart(PartKind.REASONING, self._trimmed(held).rstrip())
-        else:
-            part = AnswerPart(PartKind.CONTENT, self._trimmed(self._blank + held))
+        text = self._take_blanks() + self._trimmed(held)
+        part = AnswerPart(PartKind.CONTENT, text) if section is None else AnswerPart(PartKind.REASONING, text.rstrip())
         return [part] if part.text else []
 
     def fork(self) -> Self:
         """A copy in the same state; not within a call."""
-        return copy.copy(self)
+        other = copy.copy(self)
+        other._blanks = self._blanks.copy()
+        return other
 
     def _open_forced(self) -> None:
         if self._forced is not None:
@@ -117,6 +119,20 @@ class AnswerSplitter:
             self._trims = not text
         return text
 
+    def _take_blanks(self) -> str:
+        """The white space held so far, which then is held no longer."""
+        text = "".join(self._blanks)
+        self._blanks.clear()
+        return text
+
+    def _said_part(self, kind: PartKind, text: str) -> AnswerPart:
+        """Say text, with the white space held before it; white space at its end is held."""
+        text = self._trimmed(text)
+        said = text.rstrip()
+        part = AnswerPart(kind, self._take_blanks() + said if said else "")
+        self._blanks.append(text[len(said) :])
+        return part
+
     def _step(self, parts: list[AnswerPart]) -> bool:
         """Process the text up to the next marker. Returns False if more text is needed."""
         if self.call is not None:
@@ -126,13 +142,12 @@ class AnswerSplitter:
         _, closing = self._section
         at = self._held.find(closing)
         end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [closing])
-        if at < 0:
-            end = len(self._held[:end].rstrip())
         body, self._held = self._held[:end], self._held[end:]
-        parts.append(AnswerPart(PartKind.REASONING, self._trimmed(body.rstrip())))
+        parts.append(self._said_part(PartKind.REASONING, body))
         if at < 0:
             return False
         self._trims = True
+        self._blanks.clear()
         self._held = self._held[len(closing) :]
         self._section = None
         if self._forced is not None and self._forced.starts:
@@ -147,14 +162,17 @@ class AnswerSplitter:
             return False
         if not call.closed:
             return False
-        self.call, self._held, self._trims, self._blank = None, call.rest, True, ""
+        self.call, self._held, self._trims = None, call.rest, True
+        self._blanks.clear()
         return True
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
         """What is left of a section of calls that does not continue; content includes the white space before it."""
         self.call = None
         parts = call.flush()
-        blank, self._blank = ("" if call.has_calls else self._blank), ""
+        blank = self._take_blanks()
+        if call.has_calls:
+            blank = ""
         return [
             AnswerPart(PartKind.CONTENT, blank + part.text) if part.kind is PartKind.CONTENT else part for part in parts
         ]
@@ -174,17 +192,16 @@ class AnswerSplitter:
         if what is None and text and any(opening.startswith(text) for opening, _ in firsts):
             return False
         end = at if what else len(self._held) - beginning_at_end(self._held, [opening for opening, _ in anywhere])
-        content = self._trimmed(self._blank + self._held[:end])
-        said = content.rstrip()
-        self._said = self._said or bool(said)
-        self._blank = content[len(said) :]
-        parts.append(AnswerPart(PartKind.CONTENT, said))
+        part = self._said_part(PartKind.CONTENT, self._held[:end])
+        self._said = self._said or bool(part.text)
+        parts.append(part)
         self._held = self._held[end + len(opening) if what else end :]
         if isinstance(what, CallFormat):
             self.call = CallSection(what, self._tools, opening)
             self._said = True
         elif what is not None:
-            self._trims, self._blank = True, ""
+            self._trims = True
+            self._blanks.clear()
             self._section = what
         return what is not None
 
