@@ -26,7 +26,7 @@ MEMORY_BYTES = MAX_COLUMNS * SPAN_BYTES
 
 
 def outputs(columns: int, kind: KVType) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span, only the first `size`."""
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span, for d < `size`."""
     return _halves(min(columns, _MOST_COLUMNS)) if kind is KVType.F16 else _bytes(min(columns, _MOST_COLUMNS))
 
 
