@@ -252,7 +252,7 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
     of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window: tokens that a
     row sees up to and including its own, or 0 for all, 14 and 15 stride in bytes between kv heads' pages of keys and of
     values, 16 sink scores of the heads or 0, 17 tokens that a row sees after its own, within the segment, 18 and 19
-    stride in bytes of keys and of values between entries of a sequence's page table, 20 the largest D of any layer, so
+    bytes of keys and of values between consecutive place numbers of a page table, 20 the largest D of any layer, so
     that the counters in parts are never where other layers write results. For latents, whose norm is 0 and whose
     queries are in two parts: 21 the parts without RoPE, in slots (see cpu_kernels.latents), 22 stride of a slot in
     bytes, 23 bytes of a head in a row of queries, 24 offset in it of the part with RoPE, 25 values of that part, which

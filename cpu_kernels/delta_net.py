@@ -67,8 +67,8 @@ class Shape(IntEnum):
 
     VALUE_HEADS: per key head. PADDED, SIZE: values of a head with and without padding. REACH: rows that the convolution
     reads. ACROSS, BETWEEN: value head r of key head h is number h * ACROSS + r * BETWEEN in the file. GROUP_PAGES:
-    pages of a group. PLACES: page table numbers that a group spans. SLOT_BYTES, HEAD_BYTES: stride of slots, and of key
-    heads' parts, in bytes.
+    pages of a group. PLACES: place numbers that a group spans in a page table. SLOT_BYTES, HEAD_BYTES: stride of slots,
+    and of key heads' parts, in bytes.
     """
 
     KEY_HEADS = PARTS

@@ -56,8 +56,8 @@ class ScanShape(IntEnum):
     """Indices into the record of a layer's sizes, to which argument 0 points.
 
     HEADS: per unit. GROUP_UNITS: units that share b and c. STATE, VALUES: K and V with padding. SIZE: values of a head
-    without padding. REACH: rows that the convolution reads. GROUP_PAGES: pages of a group. PLACES: page table numbers
-    that a group spans. SLOT_BYTES, UNIT_BYTES: stride of slots, and of units' parts, in bytes.
+    without padding. REACH: rows that the convolution reads. GROUP_PAGES: pages of a group. PLACES: place numbers that a
+    group spans in a page table. SLOT_BYTES, UNIT_BYTES: stride of slots, and of units' parts, in bytes.
     """
 
     UNITS = PARTS
