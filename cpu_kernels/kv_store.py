@@ -22,8 +22,8 @@ def _store(keys: KVType, values: KVType) -> Kernel:
 
     Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads, 6
     D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 stride in bytes of keys and of values between
-    heads' pages, 12 and 13 bytes of them between consecutive place numbers of a page table. Threads divide the heads of all
-    rows.
+    heads' pages, 12 and 13 bytes of them between consecutive place numbers of a page table. Threads divide the heads of
+    all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
 

@@ -71,7 +71,7 @@ class RecordedStep:
         self._program.run(self._team, self._step.ctypes.data)
 
     def products(self) -> tuple[Products, Products]:
-        """What the products of a step of one row read and compute: those of the layers, and those of the logits.
+        """What the products of a step of one row read and compute: those of every row, and those for its logits.
 
         Counts only the experts that the row chose. Raises ValueError for a step of several rows.
         """
@@ -114,10 +114,10 @@ class RecordedStep:
 def row_products(
     operations: Iterable[tuple[str, Sequence[int]]], chosen: Callable[[int], int]
 ) -> tuple[dict[str, Products], dict[str, Products]]:
-    """What the products of one row read and compute, by weight format: those of the layers, and those of the logits.
+    """What the products of one row read and compute, by weight format: those of every row, and those for its logits.
 
-    operations: (kernel name, record) each. chosen: returns the number of experts that the row uses, given the address of
-    the table of segments.
+    operations: (kernel name, record) each. chosen: returns the number of experts that the row uses, given the address
+    of the table of segments.
     """
     row: dict[str, Products] = {}
     logits: dict[str, Products] = {}

@@ -97,8 +97,8 @@ def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
 
     Arguments: 0 rows of b, c and x, overwritten with the result, c, and bx, 1 stride in bytes, 2 width in bytes of each
     of b, c and x, 3 weights [K][width], the oldest row's first, 4 K, 5 vectors of a row, 6 the layer's pages, 7 bytes
-    of a page, 8 stride of a group of pages in bytes, 9 place numbers that a group spans in a page table, 10 states after
-    each row (out) [row][K - 1][width], 11 rows whose states are kept.
+    of a page, 8 stride of a group of pages in bytes, 9 place numbers that a group spans in a page table, 10 states
+    after each row (out) [row][K - 1][width], 11 rows whose states are kept.
     """
     vectors = argument(op, 5)
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
