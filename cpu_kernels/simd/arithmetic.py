@@ -42,7 +42,7 @@ def _round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _round_to_integer(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Round to the nearest integers, ties to even. NaN and out-of-range values give any integer, not undefined behavior."""
+    """Round to the nearest integer, ties to even. NaN and values out of range give an unspecified integer."""
     if emitted_isa() in (Isa.AVX512_VNNI, Isa.AVX512):
         zero, all_lanes, current_rounding = constant(_VECTOR_I, 0), ir.IntType(16)(-1), I32(4)
         return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _VECTOR_I, x, zero, all_lanes, current_rounding)

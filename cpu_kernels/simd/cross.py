@@ -66,7 +66,7 @@ def spaced_rows(builder: Any, like: Values, base: Any, step: Any, last: Any) -> 
 def cross(
     name: str, load_row: Callable[..., Any], element: ir.Type, combine: Callable[..., Any], meaning: Callable[..., Any]
 ) -> Any:
-    """An intrinsic name(tile, rows, offset, where, stride), which maps combine(builder, entry, vector, value) over tile.
+    """An intrinsic name(tile, rows, offset, where, stride) that maps combine(builder, entry, vector, value) over tile.
 
     The vector is at row + offset, the column's value at where + stride * c. meaning(entry, address of the row's vector,
     address of the column's value): the same in Python.

@@ -83,8 +83,8 @@ atomic_add = define("atomic_add", [address, int64], int64, _add, _added)
 atomic_load = define("atomic_load", [address], int64, _load, lambda where: _integer(where).value)
 atomic_store = define("atomic_store", [address, int64], none, _store, _set)
 pause = define("pause", [], none, _pause, lambda: None)
-# sleep(where, value) blocks until wake(where), and returns at once if the low half of the integer at `where` differs from
-# the value's; it may return early. Systems other than Linux sleep for a tenth of a millisecond.
+# sleep(where, value) blocks until wake(where). It returns at once if the low half of the integer at `where` differs
+# from the value's, and may return early. Systems other than Linux sleep for a tenth of a millisecond.
 sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
 wake = define("wake", [address], none, _wake, _only_compiled)
 call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

@@ -107,7 +107,7 @@ def in_parts(
 
 
 def widen_half(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
-    """Half precision to single. Without an instruction, shifts the bits and corrects the exponent by a multiplication."""
+    """Half precision to single. Without an instruction, shifts the bits and scales to correct the exponent."""
     single = like(half.type, F32)
     if POLICIES[emitted_isa()].converts_halves:
         return builder.fpext(half, single)
