@@ -195,7 +195,7 @@ class PageStore:
         sequence.state = min(keep * PAGE_TOKENS, sequence.state)
 
     def computed(self, sequence: Sequence) -> int:
-        """After how many of its positions the next rows can continue: all, or those that the latest known state covers."""
+        """The number of positions after which new rows can continue: all, or those that the latest state covers."""
         length = sequence.length
         if self.delta:
             return self.computed_of(sequence, length)
@@ -287,7 +287,7 @@ class PageStore:
         return b"".join(pages.data for pages, _ in copies)
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes | memoryview) -> None:
-        """Store what `read` returned at positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
+        """Write data from `read` to positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
         group, slot = self._pages_at(sequence, start, stop)
         sizes = [pages[0, :, :, 0].nbytes * len(group) for pages, _ in self._pages]
         stored = np.frombuffer(data, np.uint8)

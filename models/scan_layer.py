@@ -30,7 +30,7 @@ class ScanLayers:
         of_heads = padded_order(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
         of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
-        # Indices into the file's convolution inputs: x, then all b, then all c. In its rows, gates come before, dt after.
+        # Indices into the file's convolution inputs: x, all b, all c. In its rows, gates come before them and dt after.
         self._order = np.concatenate([of_groups, of_heads])
         self._convolved = inner + 2 * groups * sizes.state
         moved = np.where(self._order >= 0, self._order + inner, -1)

@@ -10,7 +10,7 @@ SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have selective scans."""
 _BESIDE_ATTENTION = ("falcon-h1",)
 ALONE = ("nemotron_h", "nemotron_h_moe")
-"""Architectures whose layers are each a scan, attention, or a feed-forward network (width 0 in other layers)."""
+"""Architectures whose layers are each a scan, attention, or a feed-forward network (width 0 in the others)."""
 _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 4096, 1024, 1 << 20
 _FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back at most one page
 # Units that threads divide: the fewest to aim for, and the most values of a unit.
@@ -19,7 +19,7 @@ _FEWEST_UNITS, _WIDEST_UNIT = 12, 256
 
 @dataclass(frozen=True)
 class ScanSizes:
-    """Heads, values of a head, groups of heads that share b and c, values of b and c, rows that the convolution reads."""
+    """Heads, values of a head, groups of heads that share b and c, values of b and of c, and the convolution's rows."""
 
     heads: int
     head_size: int
