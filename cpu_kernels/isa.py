@@ -1,6 +1,6 @@
 """Instruction sets: which one this processor has, and how kernels adapt to each.
 
-`POLICY` is the only description of processor differences that kernels read. All its values come from measurement; see
+`POLICY` is the only description of processor differences that kernels read. Its choices come from measurement; see
 docs/speed.md. `TARGET` is the code generator's target.
 """
 

@@ -6,7 +6,7 @@ and the next page's state follows from it. States are large, so slots are evicte
 later for pages whose index + 1 is divisible by a larger power of two, so that old pages keep a sparse set of slots. If
 no slot is near, the rows since the last one are recomputed.
 
-Within a step, a page that does not keep its slot passes it on to the next page, which overwrites it in place.
+Within a step, a page that does not keep its slot passes it on to the next page, which updates it in place.
 """
 
 from collections.abc import Callable
