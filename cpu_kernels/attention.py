@@ -1,9 +1,9 @@
 """Attention over pages of 16 tokens.
 
-A column is one query head of one row; a tile is up to MAX_COLUMNS columns that share a key-value head. The tokens are
-taken in spans of fixed places, counted from position 0: each span has a softmax of its own, and the results are added
-up in their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a
-tile may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
+A column is one query head of one row; a tile is up to MAX_COLUMNS columns that share a key-value head. Tokens are
+processed in spans at fixed positions, counted from position 0: each span has its own softmax, and the spans' results
+are merged in order. So a row's result depends neither on the other rows nor on how the prompt was chunked, and
+different threads may compute the spans of a tile. Threads divide a step with few tiles by spans, any other by tiles.
 """
 
 import functools
@@ -55,8 +55,8 @@ _TYPES: dict[KVType, Any] = {
     KVType.Q4_0: attention_q4_0,
 }
 
-# Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
-# query. What depends on D comes last.
+# A thread's scratch buffer: scales of queries, running maxima and sums, scores, scratch for the value sums, one span's
+# result, totals, queries, one query. Regions whose size depends on D come last.
 _STATE = MAX_COLUMNS * 4
 _SCORES = _STATE + TOTAL_BYTES
 _WEIGHING = _SCORES + MAX_COLUMNS * SPAN_BYTES
@@ -64,37 +64,37 @@ _PART = _WEIGHING + (max(attention_blocks.MEMORY_BYTES, attention_i16.MEMORY_BYT
 
 
 def scratch_bytes(padded: int) -> int:
-    """Scratch that a thread needs for heads of `padded` values."""
+    """Bytes of scratch that a thread needs for heads of `padded` values."""
     return _PART + HEADER_BYTES + (3 * MAX_COLUMNS + 1) * padded * 4
 
 
 @inner
 def _part_bytes(padded: int) -> int:
-    """Bytes of a span's result: header, and outputs of MAX_COLUMNS columns of D values."""
+    """Bytes of a span's result: header, and outputs of MAX_COLUMNS columns with D values each."""
     return HEADER_BYTES + MAX_COLUMNS * padded * 4
 
 
 @inner
 def _of_stage(op: int, step: int, index: int) -> int:
-    """A field of the step record that says which rows to attend with: all, or those that are wanted."""
+    """A field of the step record for the rows of the operation's stage: all, or those with requested logits."""
     return field(step, index + (_OF_WANTED if get_i64(op + _STAGE) != 0 else 0))
 
 
 @inner
 def _first_span(position: int, window: int) -> int:
-    """The first span that a row sees something of."""
+    """The first span with a token that a row attends to."""
     return max(0, position - window + 1) // SPAN_TOKENS if window > 0 else 0
 
 
 @inner
 def _end(segment: int, first: int, count: int, ahead: int) -> int:
-    """The position behind the last one that some of a segment's rows see."""
+    """One past the last position that rows first..first+count-1 of a segment attend to."""
     return min(field(segment, 2) + first + count + ahead, field(segment, 2) + field(segment, 1))
 
 
 @inner
 def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
-    """A column's query, normalised, turned and scaled."""
+    """Write a column's query to `out`, normalised, rotated (RoPE) and scaled."""
     segment, first, _, head0, mine = place
     padded = argument(op, 6)
     row = first + column // mine
@@ -107,7 +107,7 @@ def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
 
 @inner
 def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
-    """A column's query for latents: its product with the head's keys, and behind that the part that turns."""
+    """Write a column's query for latents: its product with the head's key matrix, then the part that RoPE rotates."""
     segment, first, _, head0, mine = place
     head, row = head0 + column % mine, field(segment, 0) + first + column // mine
     turned, width = argument(op, 25), stage_width(op, step)
@@ -125,7 +125,7 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
 
 @inner
 def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
-    """Totals divided by their sums into the rows of attended values."""
+    """Divide the totals by the softmax sums and write them to the output rows."""
     segment, first, _, head0, mine = place
     padded, size = argument(op, 6), argument(op, 7)
     for c in range(columns):
@@ -143,7 +143,7 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
 
 @inner
 def _fade(op: int, place: Any, pages: int, where: Any, scores: int) -> None:
-    """Let a span's scores fall with the distance, where the model wants that."""
+    """Apply ALiBi to a span's scores, if the model uses it."""
     _, _, count, head0, mine = place
     if argument(op, 26) != 0:
         add_distances(count * mine, mine, pages, where, argument(op, 26) + 4 * head0, argument(op, 27), scores)
@@ -151,13 +151,13 @@ def _fade(op: int, place: Any, pages: int, where: Any, scores: int) -> None:
 
 @inner
 def _turn_back(columns: int, padded: int, totals: int) -> None:
-    """Totals of turned values as those of the values."""
+    """Undo the Hadamard transform of values in the totals."""
     for c in range(columns):
         attention_q4_0.turn(totals + c * padded * 4, padded, totals + c * padded * 4)
 
 
 def _parts_of_tile(width: int, keys: KVType, values: KVType | None) -> Sequence[Any]:
-    """What makes a column's query, puts it in place, computes scores, and weighs values."""
+    """Functions that make a column's query, store it, compute scores, and sum weighted values."""
     if values is None:
         kind = _TYPES[keys]
         return _join, kind.queries(width), kind.scores(width, 0), attention_latent.outputs(width, keys)
@@ -166,16 +166,16 @@ def _parts_of_tile(width: int, keys: KVType, values: KVType | None) -> Sequence[
 
 
 def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
-    """Function that attends with the columns of a tile, `width` of them side by side."""
+    """Function that computes attention for a tile, with `width` columns per register tile."""
     query_of, put_query, score, weigh = _parts_of_tile(width, keys, values)
     turned = values is KVType.Q4_0
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
-        """Compute spans first..last-1 of begin..end-1 and, where they are the last to be computed, the tile's rows.
+        """Compute spans first..last-1 of the tile's begin..end-1, and its output rows once all spans are computed.
 
-        place: (segment, first row in it, rows, first query head, query heads). parts: where the results of all spans
-        are gathered, 0 where this call computes them all.
+        spans: (begin, end, first, last). place: (segment, first row in it, rows, first query head, query heads). parts:
+        address that collects the results of all spans, or 0 if this call computes them all.
         """
         segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
@@ -227,7 +227,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
 
 @inner
 def _spans_of_step(op: int, step: int) -> int:
-    """Spans of all tiles of a step."""
+    """The number of spans of all tiles of a step."""
     group, window, ahead = argument(op, 10), argument(op, 13), argument(op, 17)
     together = max(1, MAX_COLUMNS // group)
     total = 0
@@ -243,33 +243,33 @@ def _spans_of_step(op: int, step: int) -> int:
 
 @functools.cache
 def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
-    """Attention of all segments of a step, for models with `group` query heads to a key-value head.
+    """Attention of all segments of a step, for models with `group` query heads per key-value head.
 
-    values: None where rows of latents are both: keys as they are, values in their first `size` (of argument 7) numbers.
+    values: None for latents, whose rows serve as keys and, with their first `size` (argument 7) numbers, as values.
 
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages, 4 value
     pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head, 11 address
-    of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that a row sees
-    up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores
-    of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19 bytes of
-    keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters of
-    parts must lie where other layers leave none of their results. For latents, whose norm is 0 and whose queries are in
-    two parts: 21 the parts that do not turn, in slots (see cpu_kernels.latents), 22 bytes from slot to slot, 23 bytes
-    of a head in a row of queries, 24 where in it the part that turns begins, 25 values of that part, which the rope
-    table is for and which come last in D. For ALiBi: 26 heads' slopes in
-    base 2, else 0, 27 address of the numbers 0 to 15.
+    of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window: tokens that a
+    row sees up to and including its own, or 0 for all, 14 and 15 stride in bytes between kv heads' pages of keys and of
+    values, 16 sink scores of the heads or 0, 17 tokens that a row sees after its own, within the segment, 18 and 19
+    bytes of keys and of values between consecutive place numbers of a page table, 20 the largest D of any layer, so
+    that the counters in parts are never where other layers write results. For latents, whose norm is 0 and whose
+    queries are in two parts: 21 the parts without RoPE, in slots (see cpu_kernels.latents), 22 stride of a slot in
+    bytes, 23 bytes of a head in a row of queries, 24 offset in it of the part with RoPE, 25 values of that part, which
+    the rope table covers and which come last in D. For ALiBi: 26 heads' slopes in base 2, else 0, 27 address of the
+    numbers 0 to 15.
 
-    Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
-    tiles are dealt to the threads forth and back, since later ones are longer.
+    If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise tiles are
+    dealt to the threads back and forth, since later tiles are longer.
     """
-    # Tiles have at least `group` columns, or the most that are computed side by side; none narrower is compiled.
+    # Tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
     narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
     @inner
     def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
-        """Spans mine..others-1 of all tiles', or the thread's tiles."""
+        """Compute spans mine..others-1 of all tiles or, without parts, the thread's tiles."""
         group, window, ahead, parts = argument(op, 10), argument(op, 13), argument(op, 17), _of_stage(op, step, _PARTS)
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
@@ -319,7 +319,7 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
     if values is None:
         yield from _latent_samples(keys, group)
         return
-    # A window, a cap, sinks and a token behind each row; then two spans, whose tiles or parts are shared out.
+    # A window, a cap, sinks and a token after each row; then two spans, divided among threads by tiles or by spans.
     for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
         s = Sample(rows=rows, scratch=scratch_bytes(32))
         s.positions(tokens - rows, 32)
@@ -360,7 +360,7 @@ def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
 
 
 def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
-    """Pages whose floats are ordinary ones; factors of words are positive and small."""
+    """Pages of random bytes with normally distributed floats; the f32 factors of words are positive and small."""
     pages = s.random.integers(0, 256, (1, 1, count, layout.page_bytes), np.uint8)
     for plane in layout.planes:
         if np.dtype(plane.dtype).kind == "f":

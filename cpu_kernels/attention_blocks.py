@@ -1,10 +1,10 @@
-"""Scores of keys and sums of values whose numbers are small integers, 32 of which share a scale.
+"""Scores and weighted sums of values for keys and values quantized to small integers, 32 of which share a scale.
 
-The integers are multiplied as they are. A query, and the weights of 32 values of all tokens of a span, are rounded to
-words of 16 bits with one scale. Products of integers and words are added as integers, exactly, so that nothing but
-these roundings, a hundredth of the bytes' own, comes on top of what storing lost.
+The integers are multiplied without dequantizing. A query, and the attention weights of a span for 32 values, are each
+rounded to 16-bit words with one scale. Products of integers and words are summed exactly, as integers. So the only
+error beyond that of the stored integers is this rounding, a hundredth of the stored bytes' own.
 
-Integers that are stored plus an offset are multiplied with it, and sums begin with what takes it away again: minus the
+Integers stored with an offset are multiplied with the offset included; their sums start with the correction, minus the
 offset times the sum of the words.
 """
 
@@ -57,8 +57,8 @@ from cpu_kernels.simd.vectors import (
 
 _ZERO, _WORD = np.float32(0.0), np.float32(32767.0)
 WORDS_BYTES = SPAN_TOKENS * 2
-"""Bytes from one column's words of weights to the next's."""
-# Of values, two vectors meet all columns where registers hold so many sums.
+"""Stride in bytes between columns' weight words."""
+# Vectors of values in a register tile: two if the registers hold two accumulators per column.
 _VALUE_ROWS = {
     columns: 2 if POLICY.vector_parts == 1 else min(2, VECTORS // columns)
     for columns in (1, 2, 4, 8)
@@ -66,18 +66,19 @@ _VALUE_ROWS = {
 }
 
 MEMORY_BYTES = MAX_COLUMNS * (SPAN_BYTES + WORDS_BYTES + 8)
-"""Scratch for a span's weights: scales of the tokens as each row sees them, words, columns' factors and first sums."""
+"""Scratch for a span's weights: token scales masked for each row, words, columns' factors and initial sums."""
 
 
 @dataclass(frozen=True)
 class Packing:
     """How a type's integers are multiplied.
 
-    number_bytes: bytes of a page for each of D, scales left out. offset: what is added to stored integers.
+    number_bytes: bytes of a page for each of D, without scales. offset: added to integers when they are stored.
 
-    keys(columns) gives a function add(integers, pages, pair, words): the products of a tile's pages of keys with four
-    pairs of a query's words from that pair on. values(rows) gives one of (integers, page, vector, words): the products
-    of all tokens' values in `rows` vectors from that one on with the words of their weights, WORDS_BYTES apart.
+    keys(columns) returns add(integers, pages, pair, words), which adds the products of a tile's pages of keys with four
+    pairs of a query's words, starting at `pair`. values(rows) returns add(integers, page, vector, words), which adds
+    the products of all tokens' values in `rows` vectors, starting at `vector`, with their weights' words, whose stride
+    is WORDS_BYTES.
     """
 
     number_bytes: int
@@ -89,8 +90,8 @@ class Packing:
 def queries(columns: int, offset: int = 0) -> Any:
     """Function that rounds a query of D floats to words in its column, [group of columns][D / 2][column][2].
 
-    The column's scale goes to scales + 4 * column. Where stored integers have an offset, what sums of 32 products begin
-    with goes behind the words of all columns, [group of columns][D / 32][column].
+    Writes the column's scale to scales + 4 * column. If stored integers have an offset, writes the initial values of
+    the sums of 32 products after the words of all columns, [group of columns][D / 32][column].
     """
 
     @inner
@@ -120,9 +121,9 @@ def queries(columns: int, offset: int = 0) -> Any:
 
 
 def scores(packing: Packing, columns: int, value_bytes: int) -> Any:
-    """Function that computes a span's scores, [column][token], and asks for the pages that come next.
+    """Function that computes a span's scores, [column][token], and prefetches its values and the next keys.
 
-    value_bytes: bytes of a page of values for each of D, scales left out.
+    value_bytes: bytes of a page of values for each of D, without scales.
     """
     rows, tile = VECTORS // columns, VECTORS
     number_bytes, offset, add_keys = packing.number_bytes, packing.offset, packing.keys(columns)
@@ -160,10 +161,10 @@ def scores(packing: Packing, columns: int, value_bytes: int) -> Any:
 
 @inner
 def _token_scales(pages: Any, values: int, value_bytes: int, offset: int, low: int, high: int, out: int) -> np.float32:
-    """The scales of the span's tokens low..high-1, as shares of the largest times 32767; returns the largest.
+    """Write the scales of the span's tokens low..high-1, divided by the largest and times 32767; return the largest.
 
-    offset: of the scales in a page. Other tokens get 0 and do not count, so that what lies behind a row does not
-    matter to it.
+    offset: of the scales in a page. Other tokens get 0 and do not affect the largest, so that tokens after a row do not
+    change its result.
     """
     table, count, _ = pages
     largest = zero_i32()
@@ -182,16 +183,16 @@ def _token_scales(pages: Any, values: int, value_bytes: int, offset: int, low: i
 
 
 def _rounding(packing: Packing) -> Any:
-    """Function that makes words of weights times a block's scales."""
+    """Function that rounds weights times a block's scales to words."""
     number_bytes, offset = packing.number_bytes, packing.offset
 
     @inner
     def round_weights(
         pages: Any, storage: Any, columns: int, group: int, block: int, place: Any, weights: int, memory: int
     ) -> None:
-        """Weights times the block's scales as words, [column][token], and what a unit of a column's words stands for.
+        """Write weights times the block's scales as words, [column][token], and the value of 1 in a column's words.
 
-        memory: scales as rows see them, words, units, what sums begin with.
+        memory: scales masked for each row, words, units, initial sums.
         """
         _, count, _ = pages
         _, values, _, value_bytes, padded, _ = storage
@@ -199,7 +200,7 @@ def _rounding(packing: Packing) -> Any:
         units = words + MAX_COLUMNS * WORDS_BYTES
         tokens = count * PAGE_TOKENS
         in_page = padded * number_bytes + block * PAGE_TOKENS * 2
-        # All rows of a tile see all tokens of most spans.
+        # In most spans every row of a tile sees all tokens, and one copy of the scales serves all rows.
         _, first_high = seen(0, place)
         last_low, _ = seen((columns - 1) // group, place)
         alike = first_high >= tokens and last_low <= 0
@@ -228,8 +229,8 @@ def _rounding(packing: Packing) -> Any:
 def outputs(packing: Packing, columns: int, key_bytes: int) -> Any:
     """Function that computes outputs [column][D] = weights [column][token] . values of a span.
 
-    Where few columns leave memory the limit, it asks for the next span's keys, so that memory has work meanwhile.
-    key_bytes: of their pages, for each of D.
+    With few columns memory is the bottleneck, so the function prefetches the next span's keys. key_bytes: bytes of a
+    page of keys for each of D.
     """
     rows = _VALUE_ROWS[columns]
     tile = rows * columns

@@ -1,4 +1,4 @@
-"""Scores of latents in half precision: products and sums in single precision. See cpu_kernels.attention_latent."""
+"""Scores of latents stored in half precision, computed in single precision. See cpu_kernels.attention_latent."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
 
 
 def queries(columns: int) -> Any:
-    """Function that puts a query of D floats into its column, [group of columns][D][column]; scales are not used."""
+    """Function that copies a query of D floats to its column, [group of columns][D][column]; scales are not used."""
 
     @inner
     def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
@@ -33,9 +33,9 @@ def queries(columns: int) -> Any:
 
 
 def scores(columns: int, value_bytes: int) -> Any:
-    """Function that computes a span's scores, [column][token], and asks for the pages that come next.
+    """Function that computes a span's scores, [column][token], and prefetches the next pages.
 
-    A latent's value lies in its key: value_bytes is not used.
+    A latent's value is part of its key, so value_bytes is not used.
     """
     rows = rows_of(columns)
     tile = rows * columns

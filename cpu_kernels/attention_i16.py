@@ -1,15 +1,15 @@
-"""Keys and values as words of 16 bits, with one factor for each token of a head.
+"""Keys and values as 16-bit words, with one factor (scale) for each token of a head.
 
-Queries, and weights times the factors of their values, are rounded to words too. Products are added as integers, which
-is exact, so that every instruction set gives the same bits. No sum leaves 32 bits:
+Queries, and attention weights times their values' factors, are rounded to words too. Products are summed as integers,
+which is exact, so that every instruction set gives the same bits. No sum overflows 32 bits:
 
-- Keys and queries have a Euclidean norm of at most NORM, so a score is below NORM**2 (Cauchy and Schwarz).
+- Keys and queries have a Euclidean norm of at most NORM, so a score is below NORM**2 (Cauchy-Schwarz).
 - Values are at most LARGEST, and the weights of PART_PAGES pages add up to at most TOTAL.
 
-Rounding a key or a query costs a score 6e-6 |q| |k| (standard deviation); half precision costs 1.2e-5 for keys of 128
-ordinary numbers. Storing values costs 3.5e-5 of their token's largest, rounding weights 1.4e-4 of the output at most.
-All of it is 0.3 to 0.9 times what half precision alone loses. Beside a key's number that is 100 times as large as the
-others it is up to 2.6 times as much, where queries have next to nothing in that place.
+Rounding a key or a query adds an error of 6e-6 |q| |k| to a score (standard deviation); half precision adds 1.2e-5 for
+keys of 128 ordinary numbers. Storing values adds 3.5e-5 of their token's largest, rounding weights at most 1.4e-4 of
+the output. The total is 0.3 to 0.9 times the error of half precision alone. It is up to 2.6 times as large if one
+number of a key is 100 times as large as the others and queries are close to zero at its index.
 """
 
 import math
@@ -60,24 +60,24 @@ from cpu_kernels.simd.vectors import (
 )
 
 VALUE_BYTES = PAGE_BYTES_PER_VALUE = 32
-"""Bytes of a page for each of D, factors left out."""
+"""Bytes of a page for each of D, without factors."""
 
 _ZERO, _ONE, _WORD = np.float32(0.0), np.float32(1.0), np.float32(32767.0)
 NORM = np.float32(46300.0)
 LARGEST = np.float32(8191.0)
 TOTAL = np.float32(262000.0)
 PART_PAGES = 8
-"""Pages whose values are added up as integers."""
+"""Pages whose weighted values are summed as integers before they become floats."""
 _LEAST = np.float32(1e-30)
-"""Numbers that count as zeros where all of a token are smaller: the reciprocal of their factor would be infinite."""
+"""A token whose numbers are all smaller is stored as zeros: the reciprocal of its factor would be infinite."""
 
 MEMORY_BYTES = MAX_COLUMNS * (WORDS_BYTES + 4 * SPAN_PAGES // PART_PAGES) + SPAN_BYTES
-"""Scratch for a span's weights: words, what their units stand for, and the tokens' factors."""
+"""Scratch for a span's weights: words, their units, and the tokens' factors."""
 
 
 @inner
 def _unit(x: int, padded: int) -> np.float32:
-    """What 1 stands for where D floats are rounded to words whose norm is at most NORM."""
+    """The unit (the value of a word of 1) for rounding D floats to words whose norm is at most NORM."""
     largest = zero_i32()
     for i in range(0, padded, 16):
         largest = max_i32(largest, magnitude(load_f32(x + i * 4)))
@@ -126,7 +126,7 @@ def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> N
 def queries(columns: int) -> Any:
     """Function that rounds a query of D floats to words in its column, [group of columns][D / 2][column][2].
 
-    What the column's 1 stands for goes to scales + 4 * column.
+    Writes the unit of the column's words to scales + 4 * column.
     """
 
     @inner
@@ -144,9 +144,9 @@ def queries(columns: int) -> Any:
 
 
 def scores(columns: int, value_bytes: int) -> Any:
-    """Function that computes a span's scores, [column][token], and asks for the pages that come next.
+    """Function that computes a span's scores, [column][token], and prefetches its values and the next keys.
 
-    value_bytes: bytes of a page of values for each of D, scales left out.
+    value_bytes: bytes of a page of values for each of D, without scales.
     """
     rows = rows_of(columns)
     tile = rows * columns
@@ -185,7 +185,7 @@ def scores(columns: int, value_bytes: int) -> Any:
 
 @inner
 def _round_weights(pages: Any, storage: Any, columns: int, weights: int, memory: int) -> None:
-    """A span's weights times the values' factors as words, and what 1 stands for, [part][column], for each part.
+    """Round a span's weights times the values' factors to words. Units are [part][column]; a part is PART_PAGES pages.
 
     memory: words [column][token], units, factors.
     """
@@ -216,7 +216,8 @@ def _round_weights(pages: Any, storage: Any, columns: int, weights: int, memory:
 def outputs(columns: int, key_bytes: int) -> Any:
     """Function that computes outputs [column][D] = weights [column][token] . values of a span.
 
-    Asking for the next span's keys meanwhile, as bytes do, costs more than it brings: key_bytes is not used.
+    Prefetching the next span's keys, as cpu_kernels.attention_blocks does, costs more than it gains: key_bytes is not
+    used.
     """
     rows = rows_of(columns)
     tile = rows * columns

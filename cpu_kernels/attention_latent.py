@@ -1,8 +1,8 @@
-"""Sums of values that are the first numbers of the keys themselves, as they lie in pages of keys.
+"""Weighted sums of values that are the first numbers of the keys, read from the pages of keys.
 
-Latent attention (DeepSeek 2) stores one row a token, which all heads share: it is the key, and its first numbers are
-the value. A page of keys has a token in each lane, so weights are multiplied lane by lane and the lanes are added at
-the end of a span. That many heads share a row leaves memory idle: bytes of q8_0 become floats on their way.
+Latent attention (DeepSeek 2) stores one row per token, shared by all heads: it is the key, and its first numbers are
+the value. A page of keys has a token in each lane, so weights are multiplied lane by lane and the lanes are summed at
+the end of a span. Since many heads share a row, memory is not the bottleneck: q8_0 bytes are converted to floats here.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from cpu_kernels.simd.lanes import lanes_fma_f16, lanes_fma_i8, store_sums
 from cpu_kernels.simd.tiles import zero_tile_f32
 from cpu_kernels.simd.vectors import get_i32, load_f16, load_f32, store_f32
 
-# Rows and columns load as many vectors each as they multiply: a square tile, as large as registers allow.
+# Each row and each column loads a vector, so a square tile loads the fewest; it is as large as registers allow.
 _TILE = 2 * VECTORS if POLICY.vector_parts == 1 else VECTORS
 _MOST_COLUMNS = 4 if POLICY.vector_parts == 1 else 2
 
@@ -26,7 +26,7 @@ MEMORY_BYTES = MAX_COLUMNS * SPAN_BYTES
 
 
 def outputs(columns: int, kind: KVType) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span, for `size` of D."""
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span, for d < `size`."""
     return _halves(min(columns, _MOST_COLUMNS)) if kind is KVType.F16 else _bytes(min(columns, _MOST_COLUMNS))
 
 
@@ -51,7 +51,7 @@ def _halves(columns: int) -> Any:
 
 @inner
 def _scale_weights(pages: Any, storage: Any, used: int, block: int, weights: int, out: int) -> None:
-    """The weights of a span times its tokens' scales of 32 values."""
+    """Multiply a span's weights by its tokens' scales for one block of 32 values."""
     table, count, _ = pages
     keys, _, page_bytes, _, padded, _ = storage
     offset = padded * PAGE_TOKENS + block * PAGE_TOKENS * 2

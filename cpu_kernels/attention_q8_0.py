@@ -1,4 +1,4 @@
-"""Keys and values in q8_0: bytes, 32 of which share a scale. See cpu_kernels.attention_blocks for what is computed."""
+"""Keys and values in q8_0: bytes, 32 of which share a scale. See cpu_kernels.attention_blocks for the arithmetic."""
 
 from functools import partial
 from typing import Any
@@ -25,10 +25,10 @@ from cpu_kernels.simd.vectors import (
 __all__ = ["PAGE_BYTES_PER_VALUE", "VALUE_BYTES", "outputs", "queries", "scores", "store_key", "store_value"]
 
 VALUE_BYTES = PAGE_TOKENS
-"""Bytes of a page of values for each of D, scales left out."""
+"""Bytes of a page of values for each of D, without scales."""
 
 PAGE_BYTES_PER_VALUE = 17
-"""Bytes of a page for each of D: sixteen bytes, and sixteen scales for every 32."""
+"""Bytes of a page for each of D: 16 bytes, and 16 scales of 2 bytes for every 32 values."""
 _ZERO, _BYTE = np.float32(0.0), np.float32(127.0)
 
 

@@ -1,4 +1,4 @@
-"""Sizes that all parts of attention agree on, and how a step of it is cut."""
+"""Sizes that all parts of attention share, and how a step is divided into tiles and spans."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,22 +6,22 @@ from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
 MAX_COLUMNS = 16
-"""A column is one query head of one row; so many of them share a pass over a key-value head."""
+"""The most columns that share a pass over a key-value head; a column is one query head of one row."""
 
 SPAN_PAGES = 16
 SPAN_TOKENS = SPAN_PAGES * PAGE_TOKENS
 SPAN_BYTES = SPAN_TOKENS * 4
-"""Tokens that a softmax is taken over before it is merged with others. Spans are counted from position 0."""
+"""A span: the tokens of one softmax before it is merged with others. Spans are counted from position 0."""
 
-# Vectors of sums that are worked on side by side. On AVX2 a vector takes two of sixteen registers, and the sums of four
-# leave room for their operands; fewer would wait for the additions before them.
+# Accumulator vectors in a register tile. On AVX2 a vector takes two of the sixteen registers, so four accumulators
+# leave room for operands; fewer would stall on the latency of additions.
 VECTORS = POLICY.attention_vectors
 WIDTHS = tuple(width for width in (1, 2, 4, 8) if width <= VECTORS)
-"""Columns that a tile of sums may have; its rows are pages of keys, or vectors of values."""
+"""Column counts of a register tile; its rows are pages of keys, or vectors of values."""
 
 
 def rows_of(columns: int) -> int:
-    """Vectors that meet `columns` columns. A single one would have each column's value loaded for one product."""
+    """Rows of a register tile with `columns` columns. A single row would use each loaded column value only once."""
     return max(VECTORS // columns, 2) if POLICY.vector_parts == 1 else VECTORS // columns
 
 
@@ -29,12 +29,12 @@ HEADER_BYTES = 64 + 8 * MAX_COLUMNS
 """Before the outputs of a span: a counter, and the maxima and sums of all columns."""
 MAXIMA, SUMS = 64, 64 + 4 * MAX_COLUMNS
 
-# With fewer tiles of attention than this, threads would wait for the one with the longest.
+# With fewer tiles of attention per thread than this, threads would wait for the one with the longest tiles.
 _TILES_A_THREAD = 8
 
 
 def parts_bytes(spans: int, padded: int) -> int:
-    """Room for the results of so many spans."""
+    """Bytes for the results of `spans` spans."""
     return spans * (HEADER_BYTES + MAX_COLUMNS * padded * 4)
 
 
@@ -45,14 +45,14 @@ def tiles_of(rows: int, group: int) -> int:
 
 
 def spans_of(tokens: int) -> int:
-    """Spans of so many tokens, the most that a tile of them is split into."""
+    """Spans that cover `tokens` tokens: the most that a tile is split into."""
     return -(-tokens // SPAN_TOKENS)
 
 
 def shared_spans(kinds: Iterable[tuple[int, int]], segments: Sequence[tuple[int, int]], threads: int) -> int:
-    """The most spans of a layer in a step that threads share out by spans; 0 for a step that they share out by tiles.
+    """The most spans of any layer in a step that threads divide by spans; 0 if they divide the step by tiles.
 
-    kinds: key-value heads of layers, and the query heads that share one. segments: (rows, tokens up to the last row).
+    kinds: per layer (key-value heads, query heads per key-value head). segments: (rows, tokens up to the last row).
     """
     few, most = False, 0
     for heads, group in kinds:

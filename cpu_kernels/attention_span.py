@@ -1,7 +1,7 @@
-"""The softmax of one span of tokens, and how the results of spans are added up.
+"""The softmax of one span of tokens, and how the results of spans are merged.
 
-Scores are in base 2. A column's sums are added token by token, and span by span, in a fixed order; how many pages or
-columns are worked on side by side changes only which chains of additions run at the same time.
+Scores are in base 2. A column's sums are added token by token, and span by span, in a fixed order; the number of pages
+or columns in a register tile changes only which chains of additions run in parallel.
 """
 
 import math
@@ -29,7 +29,7 @@ from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, stor
 LOWEST = np.float32(-1e30)
 _ROW = 4 * MAX_COLUMNS
 TOTAL_BYTES = 4 * _ROW
-"""State while spans are added up: maxima and sums of all columns, factors of the old and the new part."""
+"""Bytes of the merge state: maxima and sums of all columns, factors of the old totals and of the new span."""
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
 
@@ -50,7 +50,7 @@ def _mask(x: Any, outside: Any, low: int, high: int) -> Any:
 
 @inner
 def _largest(row: int, tokens: int, low: int, high: int, cap: np.float32) -> np.float32:
-    """The largest of a column's scores low..high-1; they are capped, and the others set to LOWEST, in place."""
+    """The largest of a column's scores low..high-1. Caps them and sets the others to LOWEST, in place."""
     lowest = splat_f32(LOWEST)
     largest = lowest
     if cap > _ZERO:
@@ -66,10 +66,10 @@ def _largest(row: int, tokens: int, low: int, high: int, cap: np.float32) -> np.
 
 @inner
 def seen(row: int, place: Any) -> tuple[int, int]:
-    """The tokens low..high-1 of a span that a row of a tile sees, either of which may lie outside of the span.
+    """The tokens low..high-1, relative to the span, that a row of a tile sees; both may be outside of the span.
 
-    place: (first token of the span, first row's position, tokens seen up to a row's own or 0 for all, tokens seen
-    behind it, tokens there are).
+    place: (first token of the span, first row's position, window of tokens up to a row's own or 0 for all, tokens seen
+    after it, tokens in the sequence).
     """
     start, position, window, ahead, end = place
     own = position + row + 1
@@ -78,9 +78,9 @@ def seen(row: int, place: Any) -> tuple[int, int]:
 
 @inner
 def add_distances(columns: int, group: int, pages: int, place: Any, slopes: int, lanes: int, scores: int) -> None:
-    """Take from a span's scores [column][token] the distance of token and row, times the slope of the column's head.
+    """ALiBi: subtract the distance of token and row, times the head's slope, from a span's scores [column][token].
 
-    slopes: those of the heads of the columns, in base 2. lanes: address of the numbers 0 to 15. place: see `seen`.
+    slopes: of the columns' heads, in base 2. lanes: address of the numbers 0 to 15. place: see `seen`.
     """
     for c in range(columns):
         row = scores + c * SPAN_BYTES
@@ -117,7 +117,7 @@ def softmax(columns: int, group: int, pages: int, place: Any, cap: np.float32, s
 
 @inner
 def clear(columns: int, padded: int, totals: int, state: int) -> None:
-    """Begin to add up parts. state: maxima, sums, and room for factors."""
+    """Reset totals and state before merging. state: maxima, sums, and space for factors."""
     for i in range(0, columns * padded, 16):
         store_f32(totals + i * 4, zero_f32())
     for i in range(0, columns * 4, 64):
@@ -127,7 +127,7 @@ def clear(columns: int, padded: int, totals: int, state: int) -> None:
 
 @inner
 def add_sinks(columns: int, group: int, sinks: int, state: int) -> None:
-    """Give each column a sink's score and its weight, but no value, as if a span had found it.
+    """Start each column with its sink's score as maximum and a sum of 1, but no value.
 
     sinks: of the heads of the columns, in base 2; columns of one head are `group` apart.
     """
@@ -138,7 +138,7 @@ def add_sinks(columns: int, group: int, sinks: int, state: int) -> None:
 
 @inner
 def add_part(columns: int, padded: int, part: int, totals: int, state: int) -> None:
-    """Add the outputs of a span to the totals."""
+    """Merge a span's outputs into the totals, rescaling both to the new maxima."""
     for i in range(0, columns * 4, 64):
         before, found = load_f32(state + i), load_f32(part + MAXIMA + i)
         maxima = max_f32(before, found)

@@ -1,6 +1,7 @@
-"""The processor's name and largest cache, and how many threads are worth starting on it.
+"""The processor's name and largest cache, and how many threads to start on it.
 
-These are as many as this process has cores, not hyper-threads, less what its control groups allow.
+That is the number of cores, not hyper-threads, that this process may use, limited by the CPU quota of its control
+groups.
 """
 
 import math
@@ -38,7 +39,7 @@ def processor_name(cpu_info: Path = _CPU_INFO) -> str:
 
 
 def largest_cache(folder: Path = _CPUS / "cpu0/cache") -> int:
-    """Bytes of the largest cache that a core shares; 32 MiB where the system does not tell."""
+    """Bytes of the largest cache that a core uses; 32 MiB if the system does not report it."""
     sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
     return max(
         (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
@@ -52,7 +53,7 @@ def _affinity() -> set[int]:
 
 
 def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
-    """Cores of these logical processors; at most all of the machine's if the system does not report siblings."""
+    """Number of cores of these logical processors; at most the machine's cores if siblings are not reported."""
     siblings = set()
     for processor in processors:
         try:
@@ -65,6 +66,6 @@ def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
 
 
 def _allowed() -> int:
-    """The CPU quota of this process's control groups in whole cores, at least one."""
+    """The CPU quota of this process's control groups in whole cores, at least one; without a quota, all processors."""
     quota = processor_quota()
     return len(_affinity()) if quota == math.inf else max(1, math.floor(quota))

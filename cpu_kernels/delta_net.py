@@ -1,26 +1,27 @@
-"""Gated delta networks: linear attention whose state is a matrix a head, kept at the start of each page of tokens.
+"""Gated delta networks: linear attention with a matrix state per head, kept for the start of each page of tokens.
 
-A head's state S [D][D] maps keys to values. A token first lets it fade and then corrects what its key gives (Yang et
-al., "Gated Delta Networks", 2024):
+A head's state S [D][D] maps keys to values. A token first decays it and then corrects the value that its key maps to
+(Yang et al., "Gated Delta Networks", 2024):
 
     S = exp(g) S      S = S + k beta (v - k S)      o = q S
 
-Within a page of tokens nothing is folded into S. A page has a slot: the state at its first token, and of each token so
-far its key k, its correction u and G, the sum of g from the page's first token on. Row t is computed from these alone:
+Within a page of tokens S does not change. A page has a slot: the state at its first token, and for each token so far
+its key k, its correction u and G, the sum of g from the page's first token on. Row t is computed from these alone:
 
     u[t] = beta (v - exp(G[t]) k S - sum over i < t of exp(G[t] - G[i]) (k k[i]) u[i])
     o[t] = exp(G[t]) q S + sum over i <= t of exp(G[t] - G[i]) (q k[i]) u[i]
 
-and the first row of the next page folds a full one into that page's state. Each sum has one order whatever rows a step
-has. So a row is the same to the bit however its tokens were cut into steps, and a slot serves every row of its page.
+and the first row of the next page folds the full page into that page's state. Each sum has a fixed order, whichever
+rows a step computes. So a row's result is bit-exact however its tokens were divided into steps, and a slot serves every
+row of its page.
 
-Queries, keys and values come out of a short convolution over the K - 1 rows before, which the slot keeps too. Threads
-share out key heads, each with its R value heads and its part of a slot:
+Queries, keys and values come from a short convolution that also reads the K - 1 previous rows, which the slot keeps
+too. Threads divide the key heads, each with its R value heads and its part of a slot:
 
     S [R][D / 16][D][16]    k [16][D]    u [R][16][D]    G [R][16]    rows [K - 1 + 16][(2 + R) D]
 
-where D is a head's size, padded to whole vectors, and rows are what the convolution reads, from K - 1 rows before the
-page on: a row is a query, a key and R values.
+where D is a head's size, padded to whole vectors, and rows are the inputs of the convolution, starting K - 1 rows
+before the page: a row is a query, a key and R values.
 """
 
 import math
@@ -64,9 +65,10 @@ _LOG2E = np.float32(math.log2(math.e))
 class Shape(IntEnum):
     """Indices into the record of a layer's sizes, to which argument 0 points.
 
-    VALUE_HEADS: of a key head. SIZE: values of a head without padding. ACROSS, BETWEEN: value head r of key head h is
-    the file's number h * ACROSS + r * BETWEEN. PLACES: what a group of pages takes in a sequence's table. SLOT_BYTES,
-    HEAD_BYTES: from one slot, and from one key head's part, to the next.
+    VALUE_HEADS: per key head. PADDED, SIZE: values of a head with and without padding. REACH: rows that the convolution
+    reads. ACROSS, BETWEEN: value head r of key head h is number h * ACROSS + r * BETWEEN in the file. GROUP_PAGES:
+    pages of a group. PLACES: place numbers that a group spans in a page table. SLOT_BYTES, HEAD_BYTES: stride of slots,
+    and of key heads' parts, in bytes.
     """
 
     KEY_HEADS = PARTS
@@ -87,7 +89,7 @@ _KEY_HEADS, _VALUE_HEADS, _PADDED, _SIZE, _REACH, _ACROSS, _BETWEEN = map(int, l
 
 
 def head_floats(value_heads: int, padded: int, reach: int) -> int:
-    """Floats of a key head's part of a slot. value_heads: of this key head."""
+    """Floats of a key head's part of a slot. value_heads: per key head."""
     of_values = value_heads * (padded * padded + PAGE_TOKENS * padded + PAGE_TOKENS)
     return of_values + PAGE_TOKENS * padded + (reach - 1 + PAGE_TOKENS) * (2 + value_heads) * padded
 
@@ -100,7 +102,7 @@ def scratch_bytes(value_heads: int, padded: int) -> int:
 
 @inner
 def _part(slot: int, heads: int, padded: int, which: int) -> int:
-    """Where part `which` of a key head's slot begins: 0 S, 1 k, 2 u, 3 G, 4 rows."""
+    """Address of region `which` of a key head's part of a slot: 0 S, 1 k, 2 u, 3 G, 4 rows."""
     square, tokens = 4 * heads * padded * padded, 4 * PAGE_TOKENS * padded
     if which == 0:
         return slot
@@ -129,7 +131,7 @@ _through_two, _through_many = through_state(2), through_state(WIDE)
 
 @inner
 def _gates(op: int, row: int, head: int, faded: int, t: int, memory: int) -> np.float32:
-    """Put the sum of a row's g, in powers of two, into G[t], and return its beta. head: among all, in their order."""
+    """Write G[t], the sum of g up to row t in base 2, and return the row's beta. head: index of the value head."""
     constants = argument(op, 9) + head * 8
     alpha = get_f32(argument(op, 7) + row * argument(op, 8) + head * 4) + get_f32(constants)
     grown = softplus(alpha)
@@ -143,10 +145,10 @@ def _gates(op: int, row: int, head: int, faded: int, t: int, memory: int) -> np.
 
 @inner
 def _row(t: int, i: int, count: int, faded: int, beta: np.float32, padded: int, memory: Any, corrections: int) -> None:
-    """Correction u[t] and output of a row, the i-th of the step's `count` in its page; its output goes to memory[4].
+    """Compute correction u[t] and the output of a row, the i-th of the step's `count` rows in its page.
 
-    memory: addresses of scores of keys and of queries [16][16] each, of values, of keys and queries times the state,
-    and of the output and of 48 floats more.
+    memory: addresses of scores of keys and of queries [16][16] each, of values, of keys and queries times the state, of
+    the output, and of scratch for 48 floats.
     """
     key_scores, query_scores, value, through, out, factors = memory
     total = splat_f32(get_f32(faded + t * 4))
@@ -168,7 +170,7 @@ def _row(t: int, i: int, count: int, faded: int, beta: np.float32, padded: int, 
 
 @inner
 def _give(op: int, shape: int, row: int, head: int, number: int, out: int, memory: int) -> None:
-    """Normalise a head's output, gate it, and put it where the file has that head."""
+    """Normalise a head's output, gate it, and write it at the head's index in the file, `number`."""
     padded, size = field(shape, _PADDED), field(shape, _SIZE)
     norm_row(out, argument(op, 11), size, padded, get_f32(argument(op, 12) + 8), memory)
     gate_values(GATE_SILU, argument(op, 4) + row * argument(op, 5) + head * padded * 4, memory, memory, padded)
@@ -191,7 +193,7 @@ def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int,
 
 @inner
 def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int) -> None:
-    """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one key head."""
+    """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one key head."""
     shape = argument(op, 0)
     heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
     floats = (2 + heads) * padded
@@ -244,7 +246,7 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
 
 @inner
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
-    """Make the state at the start of a page of a key head, of that of the page before, 0 for none."""
+    """Compute a key head's state at the start of a page from the previous page's slot, 0 for the first page."""
     shape = argument(op, 0)
     heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
     floats = (2 + heads) * padded
@@ -286,11 +288,11 @@ def _samples() -> Iterator[Sample]:
 def delta_net(op: int, step: int, thread: int, threads: int) -> None:
     """Compute all rows, each segment's in order.
 
-    Arguments: 0 record of Shape, 1 the layer's part of slot 0, 2 numbers of the pages' slots, 3 rows that are convolved
-    [key head][query, key, values], 4 gates of the output [key head][value head], 5 their stride, 6 beta and 7 alpha
-    before their functions, [key head][value head], 8 their stride, 9 for each head what is added to alpha, and the
-    factor of its softplus, in powers of two, 10 weights of the convolution [K][row], the oldest first, 11 weight of the
-    norm, 12 epsilon of keys, factor of queries, epsilon of the norm, 13 out, as the file orders heads, 14 its stride,
-    15 stride of 3.
+    Arguments: 0 record of Shape, 1 the layer's part of slot 0, 2 slot numbers of the pages, 3 input rows of the
+    convolution [key head][query, key, values], 4 gates of the output [key head][value head], 5 their stride, 6 beta and
+    7 alpha before their activation functions, [key head][value head], 8 their stride, 9 for each head the bias of alpha
+    and the factor of its softplus, in base 2, 10 weights of the convolution [K][row], the oldest first, 11 weight of
+    the norm, 12 epsilon of keys, factor of queries, epsilon of the norm, 13 out, in the file's order of heads, 14 its
+    stride, 15 stride of 3.
     """
     _all_rows(op, step, thread, threads)

@@ -1,7 +1,7 @@
-"""Instruction sets: which one this processor has, and what each asks of the kernels.
+"""Instruction sets: which one this processor has, and how kernels adapt to each.
 
-`POLICY` is the only place where kernels learn how processors differ. Everything in it is decided by measurement; see
-docs/speed.md. `TARGET` is what code is generated for.
+`POLICY` is the only description of processor differences that kernels read. Its choices come from measurement; see
+docs/speed.md. `TARGET` is the code generator's target.
 """
 
 import os
@@ -18,7 +18,7 @@ ISA_VARIABLE = "LOCALLLM_ISA"
 
 
 class Isa(StrEnum):
-    """Ways to multiply bytes and add the products in groups of four, best first."""
+    """Instruction sets for dot products of four bytes, best first."""
 
     AVX512_VNNI = "avx512-vnni"
     AVX_VNNI = "avx-vnni"
@@ -30,24 +30,24 @@ class Isa(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What kernels do differently on an instruction set.
+    """How kernels are written for an instruction set.
 
-    requires: features that a processor must have, by LLVM's names. cpu: LLVM's name of a plain processor with the set,
-    and extras: what that one lacks; code is generated for them where the set is forced.
+    requires: features that a processor must have, by LLVM's names. cpu, extras: LLVM's name of a baseline processor
+    with the set, and the features of the set that it lacks; the target if the set is forced.
 
     vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
     hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
-    accumulators that attention works on side by side, for the same reason.
+    accumulators in a register tile of attention, limited for the same reason.
 
-    int16_accumulators: products of small bytes are added up in 16-bit lanes (pmaddubsw) before they are widened,
-    because there is no instruction that adds them to 32 bits. converts_halves: whether there is one for half precision.
+    int16_accumulators: products of small bytes are summed in 16-bit lanes (pmaddubsw) before they are widened, because
+    no instruction adds them to 32-bit lanes. converts_halves: whether an instruction converts half precision.
 
-    panel_tiles: how many tiles make it worth to unpack a super-block of weights once for all of them, None for never.
-    interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory works meanwhile.
-    sums_in_registers: whether there is room for the floats that a tile of blocks of 32 is added up in.
+    panel_tiles: the fewest tiles for which unpacking a super-block of weights once for all of them pays off, None for
+    never. interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory stays busy.
+    sums_in_registers: whether the float sums of a tile of 32-value blocks fit into registers.
 
-    prefetch: how many bytes ahead of their use weights are asked for, by kind of cpu_kernels.records.Ahead, where
-    nothing better was measured (cpu_kernels.tuning).
+    prefetch: default prefetch distances of weights in bytes, by kind of cpu_kernels.records.Ahead; cpu_kernels.tuning
+    measures better ones.
     """
 
     requires: frozenset[str]
@@ -124,7 +124,7 @@ POLICIES: Mapping[Isa, Policy] = {
 
 @dataclass(frozen=True)
 class Target:
-    """What code is generated for: an instruction set, and LLVM's names of processor, features and system."""
+    """The code generator's target: an instruction set, and LLVM's names of processor, features and system."""
 
     isa: Isa
     cpu: str
@@ -133,7 +133,7 @@ class Target:
 
 
 def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Features that LLVM may use: those of NUMBA_CPU_FEATURES where it is set, else the processor's."""
+    """Features that LLVM may use: those of NUMBA_CPU_FEATURES if it is set, else the processor's."""
     override = environment.get("NUMBA_CPU_FEATURES")
     if override is not None:
         return frozenset(item[1:] for item in override.split(",") if item.startswith("+"))
@@ -158,12 +158,12 @@ def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
 
 
 def plain_target(isa: Isa, triple: str = binding.get_process_triple()) -> Target:
-    """A processor that has an instruction set and nothing beyond it."""
+    """The target with an instruction set and no features beyond it."""
     return Target(isa, POLICIES[isa].cpu, POLICIES[isa].extras, triple)
 
 
 def choose_target(environment: Mapping[str, str] = os.environ) -> Target:
-    """What LOCALLLM_ISA forces, else this processor, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name.
+    """The target that LOCALLLM_ISA forces, else that of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, else this processor.
 
     Raises UnusableIsaError as choose_isa does.
     """
@@ -186,21 +186,21 @@ _emitted = [ISA]
 
 
 def emitted_isa() -> Isa:
-    """The instruction set whose instructions are written at this moment: ISA, but in a portable build of a kernel.
+    """The instruction set that code is being emitted for: ISA, except in a portable build of a kernel.
 
-    How data lies in memory follows from POLICY in both.
+    The memory layout of data follows POLICY in both cases.
     """
     return _emitted[-1]
 
 
 def emits(feature: str) -> bool:
-    """Whether instructions written at this moment may use a feature of LLVM's beyond those that their set requires."""
+    """Whether the code being emitted may use an LLVM feature beyond those that its instruction set requires."""
     return emitted_isa() is ISA and f"+{feature}" in TARGET.features.split(",")
 
 
 @contextmanager
 def emitting(isa: Isa) -> Iterator[None]:
-    """Write the instructions of an instruction set; for the compiler, which holds a lock meanwhile."""
+    """Emit code for an instruction set within the context. For the compiler, which holds a lock meanwhile."""
     _emitted.append(isa)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Compiled entry points: how they are declared, compiled on first use, loaded from the cache on disk, and linked.
+"""Compiled entry points: their declaration, compilation on first use, loading from the disk cache, and linking.
 
-Every kernel has the same signature, kernel(op, step, thread, threads): two addresses of records of 64-bit integers (see
+Every kernel has the same signature, kernel(op, step, thread, threads): addresses of two records of 64-bit integers (see
 cpu_kernels.records), the calling thread's index, and the number of threads. So a program is a table of addresses, and
 Python makes one call per step. Kernels hold no Python object and never raise; all bounds are checked before a step.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger("localllm.kernels")
 Samples = Callable[[], Iterable[Any]] | None
 _declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
 _MAPS = Path("/proc/self/smaps")
-# What kernels may call: memory, mathematics where the processor has no instruction, and how threads sleep.
+# External functions that kernels may call: memory, math functions without an instruction, and sleeping.
 SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
 _numbers = itertools.count()
@@ -37,9 +37,9 @@ _loaded: list[binding.ResourceTracker] = []
 class Kernel:
     """A function with the kernel signature, compiled when its address is first needed.
 
-    name must be unique among all kernels: it is the key in the cache. Importing the function's module, or the table of
-    formats, must declare the kernel, since child processes compile it. samples(): small arguments on which the compiled
-    kernel is compared with its source before it is used; None for one without a result, or that waits for threads.
+    name: unique among all kernels, as it is the cache key. Importing the function's module, or the table of formats,
+    must declare the kernel, since child processes compile it. samples(): small arguments on which the compiled kernel
+    is compared with its interpreted source before use; None for a kernel that has no result or waits for threads.
     """
 
     def __init__(self, function: Callable[[int, int, int, int], None], name: str, samples: Samples = None) -> None:
@@ -58,11 +58,11 @@ class Kernel:
 
     @staticmethod
     def entry(address: int) -> Callable[[int, int, int, int], None]:
-        """Compiled code as a Python function that releases the GIL."""
+        """The compiled code at an address as a Python function that releases the GIL."""
         return _PROTOTYPE(address)
 
     def load(self) -> bool:
-        """Load from the cache unless already loaded; return whether the kernel has an address now."""
+        """Load from the cache unless already loaded; return whether the kernel is loaded now."""
         if self._address is None and (cached := read_kernel(self.name)) is not None:
             self.from_cache = True
             self.use(cached)
@@ -90,12 +90,12 @@ class Kernel:
 
 
 def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = None) -> None:
-    """Load kernels from the cache, or compile them, which may take seconds.
+    """Load kernels from the cache, and compile missing ones, which may take seconds.
 
     progress may raise to cancel; finished kernels stay in the cache. Raises KernelError.
     """
     missing = [kernel for kernel in kernels if not kernel.load()]
-    # Start attention first: it takes as long as all others together.
+    # Compile attention first: it takes as long as all others together.
     missing.sort(key=lambda kernel: not kernel.name.startswith("attention."))
     ready = len(kernels) - len(missing)
 
@@ -130,16 +130,16 @@ class LoadError(Exception):
 
 @functools.cache
 def _linker() -> binding.LLJIT:
-    """LLVM's linker in memory, for the process's life."""
+    """LLVM's in-memory linker, for the life of the process."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """Link an object file for the life of the process and return the address of a symbol of it.
+    """Link an object file for the life of the process and return the address of one of its symbols.
 
-    Raises LoadError for what is not an object file of this system, lacks the symbol, or calls what is not there.
+    Raises LoadError if `code` is not an object file of this system, lacks the symbol, or has an unresolved reference.
     """
     with _lock:
         builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
@@ -152,9 +152,9 @@ def load_object(code: bytes, symbol: str) -> int:
 
 
 def release_linker() -> None:
-    """Give LLVM's pages back to the system (on Linux): tens of MiB that computing has no use for.
+    """Return LLVM's memory pages to the system (on Linux): tens of MiB that inference does not use.
 
-    Only what cannot be written and is as in its file goes; what is touched again is read again.
+    Releases only unmodified, read-only mappings of the library; pages touched again are read from the file.
     """
     if not _MAPS.exists() or not hasattr(mmap, "MADV_DONTNEED"):
         return

@@ -1,4 +1,4 @@
-"""Keys and values on their way into pages, in the types that they are stored in."""
+"""Kernels that write keys and values into pages, in each storage type."""
 
 from collections.abc import Iterator
 
@@ -21,9 +21,9 @@ def _store(keys: KVType, values: KVType) -> Kernel:
     """Normalise and rotate keys, and write keys and values of all rows into their pages.
 
     Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads, 6
-    D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 bytes from one head's pages of keys and of values
-    to the next's, 12 and 13 bytes of them from one place of a sequence's table to the next. Threads share out the heads
-    of all rows.
+    D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 stride in bytes of keys and of values between
+    heads' pages, 12 and 13 bytes of them between consecutive place numbers of a page table. Threads divide the heads of
+    all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
 
@@ -62,4 +62,4 @@ def _store(keys: KVType, values: KVType) -> Kernel:
 
 
 KERNELS = {(keys, values): _store(keys, values) for keys in OF_HEADS for values in OF_HEADS}
-"""By the types of keys and values."""
+"""Kernels by the types of keys and values."""

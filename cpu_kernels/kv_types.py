@@ -1,11 +1,11 @@
-"""The types that keys and values may be stored in, and how a page of 16 tokens of one head is laid out in each.
+"""The storage types of keys and values, and the layout of a page of 16 tokens of one head in each.
 
-A vector of the kernels is sixteen tokens of a page for keys, sixteen values of a head for values. D is the size of a
+For keys, a kernel's vector is the sixteen tokens of a page; for values, sixteen values of a head. D is the size of a
 head, padded to a multiple of 32.
 
-i16    Words of 16 bits that stand for shares of a factor in single precision, one for each token's key and one for its
-       value (cpu_kernels.attention_i16). Words come in pairs, whose products with pairs of words are added by one
-       instruction: keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the factors, [token].
+i16    16-bit words times a factor (scale) in single precision, one for each token's key and one for its value
+       (cpu_kernels.attention_i16). Words come in pairs, because one instruction multiplies two pairs and adds the
+       products: keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Then the factors, [token].
 f16    Rows of latents in half precision: keys [D][token].
 q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
        others are signed bytes, laid out as the words of i16. Behind them the scales, [D / 32][token].
@@ -31,7 +31,7 @@ SCALED_TOGETHER = 32
 
 
 class KVType(StrEnum):
-    """How a number of a key or a value is stored."""
+    """Storage type of keys or values."""
 
     I16 = "i16"
     F16 = "f16"
@@ -41,12 +41,12 @@ class KVType(StrEnum):
 
 OF_HEADS = (KVType.I16, KVType.Q8_0, KVType.Q4_0)
 OF_LATENTS = (KVType.F16, KVType.Q8_0)
-"""The types of keys and of values of heads, and of latents, which are both."""
+"""The types of heads' keys and values, and of latents, which are both key and value."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """A part of a page: an array at an offset in bytes, in which these axes together count the tokens."""
+    """An array in a page, at an offset in bytes. token_axes together index the page's tokens."""
 
     offset: int
     dtype: type[np.generic]
@@ -55,7 +55,7 @@ class Plane:
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """What one token has."""
+        """Shape of one token's elements."""
         return tuple(size for axis, size in enumerate(self.shape) if axis not in self.token_axes)
 
     @property
@@ -64,17 +64,17 @@ class Plane:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def tokens(self, pages: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """What the tokens of pages [layer][head][page][bytes] have, as [layer][head][token][...]."""
+        """The tokens' elements in pages [layer][head][page][bytes], as [layer][head][token][...]."""
         layers, heads, count, _ = pages.shape
         return self._by_token(pages).reshape(layers, heads, count * PAGE_TOKENS, *self.token_shape)
 
     def put(self, page: NDArray[np.uint8], slots: NDArray[np.intp], tokens: NDArray[np.generic]) -> None:
-        """Write what some tokens have, [layer][head][token][...], into page [layer][head][bytes]."""
+        """Write the elements of tokens, [layer][head][token][...], into these slots of page [layer][head][bytes]."""
         places: Any = np.unravel_index(slots, [self.shape[axis] for axis in self.token_axes])
         self._by_token(page)[:, :, *places] = tokens
 
     def _by_token(self, pages: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """A view of the plane in pages [...][bytes] with the axes that count tokens before the others."""
+        """A view of the plane in pages [...][bytes] with the token axes first."""
         part = pages[..., self.offset : self.offset + self.nbytes].view(self.dtype)
         lead = pages.ndim - 1
         axes = [lead + axis for axis in self.token_axes]
@@ -94,7 +94,7 @@ class PageLayout:
 
 
 def key_layout(kind: KVType, padded: int) -> PageLayout:
-    """How a page of keys of heads of D values is laid out."""
+    """Layout of a page of keys for heads of `padded` (D) values."""
     if kind is KVType.F16:
         return PageLayout([Plane(0, np.float16, (padded, PAGE_TOKENS), (1,))])
     if kind is KVType.I16:
@@ -105,7 +105,7 @@ def key_layout(kind: KVType, padded: int) -> PageLayout:
 
 
 def value_layout(kind: KVType, padded: int) -> PageLayout:
-    """How a page of values of heads of D values is laid out."""
+    """Layout of a page of values for heads of `padded` (D) values."""
     if kind is KVType.I16:
         words = Plane(0, np.int16, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3))
         return PageLayout([words, _factors(padded)])

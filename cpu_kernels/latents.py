@@ -1,7 +1,7 @@
-"""Latent attention around the attention itself: rows of latents into pages, and products of each head's own matrix.
+"""Kernels around latent attention: storing rows of latents in pages, and packing rows for per-head matrices.
 
-A head's part of a row is multiplied with that head's matrix. So the parts are packed head by head: a slot is a (head,
-row) pair, each head's begin at a tile's first lane, and a product takes heads as it takes experts
+A head's part of a row is multiplied by that head's matrix. So the parts are packed head by head: a slot is a (head,
+row) pair, each head's slots begin at a tile's first lane, and a matrix product treats heads like experts
 (cpu_kernels.matmul): slot = head * (rows in whole tiles) + row.
 """
 
@@ -25,10 +25,10 @@ _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 
 
 def _store(kind: KVType) -> Kernel:
-    """Normalise latents, rotate the key part behind them, and write both into their pages as one key.
+    """Normalise latents, rotate (RoPE) the key part that follows them, and write both into their pages as one key.
 
     Arguments: 0 rows of D values, 1 stride in bytes, 2 norm of latents, 3 pages, 4 values of a latent, 5 D, 6 values of
-    the part that turns, the last of D, 7 rope table, 8 address of epsilon. Threads share out the rows.
+    the rotated part, the last of D, 7 rope table, 8 address of epsilon. Threads divide the rows.
     """
     store_key, page_bytes = _TYPES[kind].store_key, _TYPES[kind].PAGE_BYTES_PER_VALUE
 
@@ -61,7 +61,7 @@ def _store(kind: KVType) -> Kernel:
 
 
 STORE = {kind: _store(kind) for kind in _TYPES}
-"""By the type that latents are stored in."""
+"""Kernels by the storage type of latents."""
 
 
 @inner
@@ -72,7 +72,7 @@ def _tiles(rows: int, width: int) -> int:
 def _split_samples() -> Iterator[Sample]:
     for rows, width in ((1, 1), (5, 4)):
         s = Sample(rows=rows, width=width)
-        # Room for three heads of the rows in whole tiles: what a sample has is for rows alone.
+        # A buffer for three heads of the rows in whole tiles: a sample's own has room for the rows only.
         s.step({Step.ROWS: 3 * (rows + width)})
         packed = s.activations(256)
         s.step({Step.ROWS: rows})
@@ -82,9 +82,9 @@ def _split_samples() -> Iterator[Sample]:
 
 @kernel(_split_samples)
 def split_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """Pack each head's part of the rows into its slots, and say where they are.
+    """Pack each head's part of the rows into its slots, and write the table of segments.
 
-    Arguments: 0 rows, 1 stride in bytes, 2 bytes from a head's part to the next's, 3 k, 4 forms, 5 descriptors,
+    Arguments: 0 rows, 1 stride in bytes, 2 stride of a head's part in bytes, 3 k, 4 forms, 5 descriptors,
     6 heads, 7 segments (out, as cpu_kernels.matmul reads them).
     """
     rows, width, heads, k = stage_rows(op, step), stage_width(op, step), argument(op, 6), argument(op, 3)
@@ -112,7 +112,7 @@ def _join_samples() -> Iterator[Sample]:
 
 @kernel(_join_samples)
 def join_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """Pack rows whose heads' parts are in slots. With one row every thread packs its own copy.
+    """Join each row's heads from their slots and pack the rows. With one row every thread packs its own copy.
 
     Arguments: 0 slots, 1 stride in bytes, 2 heads, 3 values of a head, 4 forms, 5 descriptors.
     """

@@ -1,17 +1,17 @@
-"""What layers share whose state is kept at the start of each page of tokens, in a slot that belongs to the page.
+"""Shared code of layers whose state is kept for the start of each page of tokens, in a slot that belongs to the page.
 
-A head's state S [K][V] maps keys to values and lies as [V / 16][K][16]. Beside it is what a page's tokens add: keys
-[16][K], what they map to, u [16][V], and G [16], sums of gates in powers of two from the page's first token on. The
-state after the page is
+A head's state S [K][V] maps keys to values and is stored as [V / 16][K][16]. The slot also holds what the page's tokens
+add: keys k [16][K], the values u [16][V] that they map to, and G [16], sums of gates in base 2 from the page's first
+token on. The state after the page is
 
     S exp2(G[15]) + sum over i of exp2(G[15] - G[i]) (k[i] u[i])
 
-Every sum has one order, whatever rows a step has. K and V are padded to whole vectors.
+Every sum has a fixed order, whichever rows a step computes. K and V are padded to whole vectors.
 
-A layer's slot has parts that threads share out: `walk` goes through a step's rows for each of them. The record of a
-layer's sizes, which is argument 0 of its kernel, has some of them at the same indices in all such layers: how many
-parts, pages of a group, what a group takes in a sequence's table, bytes from one slot to the next, and from one part to
-the next. Arguments 1 and 2 are the layer's part of slot 0, and the numbers of the pages' slots.
+Threads divide the parts of a layer's slot: `walk` goes through a step's rows for each of them. Argument 0 of such a
+layer's kernel is the record of its sizes, in which some have the same indices in all such layers: number of parts,
+pages of a group, place numbers that a group spans in a page table, and stride in bytes of slots and of parts. Arguments
+1 and 2 are the layer's part of slot 0, and the slot numbers of the pages.
 """
 
 import math
@@ -28,22 +28,22 @@ from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_st
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
 WIDE = 16 if POLICY.vector_parts == 1 else 4
-"""Vectors that fit into registers together."""
+"""Accumulator vectors that fit into registers."""
 _AHEAD = 4096
-"""How many bytes ahead of their use states are asked for: they are too large to stay in cache from step to step."""
+"""Prefetch distance of states in bytes: they are too large to stay in cache from step to step."""
 PARTS, GROUP_PAGES, PLACES, SLOT_BYTES, PART_BYTES = 0, 7, 8, 9, 10
 """Indices into the record of a layer's sizes."""
 _SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
 _SEGMENT_BYTES = 4 * 8
 _ONE = np.float32(1.0)
 _MINUS_LOG2E = np.float32(-math.log2(math.e))
-# Beyond it, log(1 + exp(x)) is x in single precision.
+# Above this, log(1 + exp(x)) is x in single precision.
 _SOFTPLUS_IS_LINEAR = np.float32(20.0)
 
 
 @inner
 def _part_of_slot(op: int, part: int, table: int, page: int) -> int:
-    """Address of a part of the slot that a page of a sequence has in this step."""
+    """Address of a part of the slot that a sequence's page has in this step."""
     shape, place = argument(op, 0), get_i32(table + page * 4)
     places = field(shape, PLACES)
     number = get_i32(argument(op, 2) + (place // places * field(shape, GROUP_PAGES) + place % places) * 4)
@@ -53,9 +53,9 @@ def _part_of_slot(op: int, part: int, table: int, page: int) -> int:
 def walk(begin: Any, compute: Any) -> Any:
     """Function that takes a kernel's arguments and computes all rows of its share of the parts, segment by segment.
 
-    begin(op, step, thread, slot, before) makes the state at the start of a page of that of the page before; both are
-    addresses of parts, before is 0 for the first page. compute(op, step, thread, part, slot, t, row, n) computes rows
-    row..row+n-1 of the step, which are those from t on of a page.
+    begin(op, step, thread, slot, before) computes the state at the start of a page from the previous page's; both are
+    addresses of parts, and before is 0 for the first page. compute(op, step, thread, part, slot, t, row, n) computes
+    rows row..row+n-1 of the step, which are rows t.. of a page.
     """
 
     @inner
@@ -81,30 +81,30 @@ def walk(begin: Any, compute: Any) -> Any:
 
 @inner
 def ask(where: int, floats: int) -> None:
-    """Have so many floats brought into cache."""
+    """Prefetch this many floats."""
     for i in range(0, floats, 16):
         prefetch_lines(where + i * 4, 1)
 
 
 @inner
 def copy_floats(source: int, target: int, floats: int) -> None:
-    """Copy so many floats, a multiple of 16."""
+    """Copy this many floats, a multiple of 16."""
     for i in range(0, floats, 16):
         store_f32(target + i * 4, load_f32(source + i * 4))
 
 
 @inner
 def clear_floats(target: int, floats: int) -> None:
-    """Zero so many floats, a multiple of 16."""
+    """Zero this many floats, a multiple of 16."""
     for i in range(0, floats, 16):
         store_f32(target + i * 4, zero_f32())
 
 
 @inner
 def fold_page(before: int, after: int, keys: int, added: int, faded: int, k: int, v: int, memory: int) -> None:
-    """Make a head's state after a full page of that before it; they may lie at the same place.
+    """Compute a head's state after a full page from the state before it; both may have the same address.
 
-    added: u. faded: G. memory: room for 16 + 16 k floats.
+    added: u. faded: G. k, v: K and V. memory: scratch for 16 + 16 k floats.
     """
     last = splat_f32(get_f32(faded + (PAGE_TOKENS - 1) * 4))
     store_f32(memory, exp2_f32(sub_f32(last, load_f32(faded))))
@@ -129,7 +129,7 @@ def fold_page(before: int, after: int, keys: int, added: int, faded: int, k: int
 def through_state(width: int) -> Any:
     """Function that multiplies `width` columns by a state.
 
-    It takes columns [K][pitch], a state, K, V, the pitch, and out [V / 16][pitch][16].
+    Its arguments are columns [K][pitch], a state, K, V, the pitch, and out [V / 16][pitch][16].
     """
 
     @inner
@@ -147,11 +147,11 @@ def through_state(width: int) -> Any:
 
 @inner
 def convolve(rows: int, count: int, reach: int, pitch: int, floats: int, weights: Any, out: int, to: int) -> None:
-    """SiLU of the convolution of `count` rows: of each row and the reach - 1 before it, the oldest first.
+    """SiLU of the convolution of `count` rows, each with the reach - 1 rows before it, the oldest first.
 
-    rows: the oldest that the first one reads, so many `floats` of each, which lie `pitch` apart. weights: addresses of
-    those of the oldest and, or 0, of biases, and bytes from one row's weights to the next's. to: floats from one row of
-    out to the next.
+    rows: address of the oldest row that the first one reads; each has `floats` floats, with a stride of `pitch` floats.
+    weights: address of the oldest row's weights, address of the biases or 0, and stride of the weights in bytes. to:
+    stride of out in floats.
     """
     first, bias, stride = weights
     one, minus = splat_f32(_ONE), splat_f32(_MINUS_LOG2E)
@@ -168,7 +168,7 @@ def convolve(rows: int, count: int, reach: int, pitch: int, floats: int, weights
 
 @inner
 def dot_product(x: int, y: int, count: int) -> np.float32:
-    """The sum of the products of so many floats, a multiple of 16."""
+    """Dot product of `count` floats, a multiple of 16."""
     total = zero_f32()
     for d in range(0, count, 16):
         total = fma(load_f32(x + d * 4), load_f32(y + d * 4), total)

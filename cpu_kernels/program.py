@@ -1,4 +1,4 @@
-"""A recorded forward pass: a table of operations over fixed buffers, run in one compiled call a step."""
+"""A recorded forward pass: a table of operations on fixed buffers, run in one compiled call per step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,13 +13,13 @@ from cpu_kernels.threads import ThreadTeam
 
 
 class ProgramBuilder:
-    """Collects operations in order. Arguments are addresses and sizes; arrays whose addresses are used stay alive."""
+    """Collects operations in order. Arguments are addresses and sizes; the program keeps the arrays alive."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Mapping[int, Kernel], list[int]]] = []
         self._keep: list[NDArray[np.generic]] = []
         self.stage = Stage.ALL
-        """Which rows an operation runs over that does not say so."""
+        """Default stage of an operation: which rows it computes."""
 
     def array(self, values: NDArray[np.generic]) -> int:
         """Copy values into aligned memory that lives as long as the program; return its address."""
@@ -47,12 +47,12 @@ class ProgramBuilder:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Every kernel that the operations name, once."""
+        """The distinct kernels of all operations."""
         return list({kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}.values())
 
     @property
     def operations(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Each operation's kernel for a single row, by name, and its record, in which no kernel has an address yet."""
+        """For each operation the name of its kernel for a single row, and its record, without kernel addresses."""
         return ((kernels[1].name, record) for kernels, record in self._rows)
 
     def add(
@@ -60,7 +60,7 @@ class ProgramBuilder:
     ) -> int:
         """Append an operation and return its index.
 
-        kernels: one for all, or one a tile width.
+        kernels: one for all tile widths, or one for each.
         """
         if isinstance(kernels, Kernel):
             kernels = dict.fromkeys(TILE_WIDTHS, kernels)
@@ -71,7 +71,7 @@ class ProgramBuilder:
         return len(self._rows) - 1
 
     def build(self, progress: CompileProgress | None = None) -> "Program":
-        """Compile every kernel that the operations name and return the runnable program."""
+        """Compile the operations' kernels and return the runnable program. Raises KernelError."""
         compile_all(self.kernels, progress)
         records = aligned_zeros((len(self._rows), int(Op.SIZE)), np.int64)
         for i, (kernels, record) in enumerate(self._rows):
@@ -84,7 +84,7 @@ class ProgramBuilder:
 class Program:
     """Operations with their kernels' addresses. Run it with a step record that describes the rows.
 
-    records: int64[operations, Op.SIZE]. names: of the kernel that an operation runs for a single row.
+    records: int64[operations, Op.SIZE]. names: of each operation's kernel for a single row.
     """
 
     def __init__(self, records: NDArray[np.generic], names: Sequence[str], keep: Sequence[NDArray[np.generic]]) -> None:
@@ -105,7 +105,7 @@ class Program:
 
 
 def choose_width(rows: int) -> int:
-    """The tile width that computes the fewest lanes for this many rows, the wider one among equals."""
+    """The tile width that computes the fewest lanes for this many rows; the widest if several do."""
     if rows <= 1:
         return 1
     return min((w for w in TILE_WIDTHS if w > 1), key=lambda w: (-(-rows // w) * w, -w))

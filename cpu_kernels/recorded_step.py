@@ -1,4 +1,4 @@
-"""The last step of a program, to be looked at: what its products read and compute, and where its time goes."""
+"""Measures the last step of a program: what its matrix products read and compute, and where its time goes."""
 
 import ctypes
 import time
@@ -16,14 +16,14 @@ from cpu_kernels.program import Program
 from cpu_kernels.records import Form, Op, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 
-# Arguments of a product, see cpu_kernels.matmul.
+# Argument indices of a matrix product, see cpu_kernels.matmul.
 _GROUPS, _GROUP_BYTES, _GROUP_ROWS, _K, _SEGMENTS = 1, 2, 3, 4, 11
 
 Group = TypeVar("Group")
 
 
 class OperationKind(StrEnum):
-    """What an operation is, as far as its time is told apart."""
+    """Kinds of operations in a profile."""
 
     PRODUCTS = "matrix products"
     ATTENTION = "attention"
@@ -34,8 +34,8 @@ class OperationKind(StrEnum):
 class Products:
     """What a step's matrix products read and compute. A multiply-add counts as two operations.
 
-    weight_bytes: packed weights, each matrix once. int8_operations and float_operations: by the form of the
-    activations that a matrix's format multiplies.
+    weight_bytes: packed weights, each matrix once. int8_operations, float_operations: for matrices whose format
+    multiplies quantized and float activations.
     """
 
     weight_bytes: int = 0
@@ -51,7 +51,7 @@ class Products:
 
 
 class RecordedStep:
-    """A program and the step record it ran last. Valid until the next step; repeating it changes nothing."""
+    """A program and its latest step record. Valid until the next step; repeating the step changes nothing."""
 
     def __init__(self, program: Program, team: ThreadTeam, step: NDArray[np.generic]) -> None:
         self._program, self._team, self._step = program, team, step
@@ -67,13 +67,13 @@ class RecordedStep:
         return self._team.threads
 
     def run(self) -> None:
-        """Compute the step again: the compiled part of it alone."""
+        """Compute the step again: its compiled part only."""
         self._program.run(self._team, self._step.ctypes.data)
 
     def products(self) -> tuple[Products, Products]:
-        """What the products of a step of one row read and compute: those of the row, and those of its logits.
+        """What the products of a step of one row read and compute: those of every row, and those for its logits.
 
-        Of experts, those that the row chose. Raises ValueError for a step of several rows.
+        Counts only the experts that the row chose. Raises ValueError for a step of several rows.
         """
         if self.rows != 1:
             raise ValueError("only a step of one row tells what a row costs")
@@ -81,15 +81,15 @@ class RecordedStep:
         return sum(row.values(), Products()), sum(logits.values(), Products())
 
     def profile(self, clock: Callable[[], float] = time.perf_counter) -> dict[OperationKind, float]:
-        """Seconds that each kind of operation takes when the step is computed once more, kind after kind.
+        """Seconds that each kind of operation takes when the step is computed again, one run of a kind at a time.
 
-        Waiting for the slowest thread counts as part of the operations that were waited for; what it costs to begin
-        and end a piece is measured with an empty one and taken off.
+        Waiting for the slowest thread counts as part of the operations that were waited for. The cost of starting and
+        ending a run is measured with an empty one and subtracted.
         """
         return dict.fromkeys(OperationKind, 0.0) | self._profile(_kind, clock)
 
     def format_seconds(self, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-        """The same by the weight format of products, without all other operations."""
+        """Like `profile`, for matrix products only, by weight format."""
         seconds = self._profile(lambda name: _format(name) if product_form(name) is not None else "", clock)
         seconds.pop("", None)
         return seconds
@@ -114,9 +114,10 @@ class RecordedStep:
 def row_products(
     operations: Iterable[tuple[str, Sequence[int]]], chosen: Callable[[int], int]
 ) -> tuple[dict[str, Products], dict[str, Products]]:
-    """What the products of one row read and compute, by weight format: those of the row, and those of its logits.
+    """What the products of one row read and compute, by weight format: those of every row, and those for its logits.
 
-    operations: a kernel's name and a record each. chosen: how many experts the row takes, from their segments' address.
+    operations: (kernel name, record) each. chosen: returns the number of experts that the row uses, given the address
+    of the table of segments.
     """
     row: dict[str, Products] = {}
     logits: dict[str, Products] = {}
@@ -129,12 +130,12 @@ def row_products(
 
 
 def product_form(kernel: str) -> Form | None:
-    """The form of activations that a kernel multiplies, by its name; None where it is no matrix product."""
+    """The form of activations that the kernel of this name multiplies; None if it is no matrix product."""
     return WEIGHT_FORMATS[_format(kernel)].form if _kind(kernel) is OperationKind.PRODUCTS else None
 
 
 def _chosen(segments: int) -> int:
-    """The table of segments begins with their count: with one row, an expert each."""
+    """The table of segments begins with their count. With one row, each segment is an expert."""
     return ctypes.c_int64.from_address(segments).value
 
 
@@ -149,12 +150,12 @@ def _product(form: Form, argument: Sequence[int], chosen: Callable[[int], int]) 
 
 
 def _format(kernel: str) -> str:
-    """The weight format of a product, by the kernel's name."""
+    """The weight format of a matrix product, from the kernel's name."""
     return kernel.partition(".")[0]
 
 
 def _kind(name: str) -> OperationKind:
-    """What a kernel does, by its name."""
+    """The kind of operation, from the kernel's name."""
     if ".matmul_" in name:
         return OperationKind.PRODUCTS
     return OperationKind.ATTENTION if name.startswith("attention") else OperationKind.OTHER

@@ -1,18 +1,19 @@
-"""Selective scans: state-space layers of Mamba-2, whose state is a matrix a head, kept at the start of each page.
+"""Selective scans: state-space layers of Mamba-2 with a matrix state per head, kept for the start of each page.
 
-A head's state S [K][V] fades by one factor a token and takes in what the token gives (Dao and Gu, "Transformers are
-SSMs", 2024), where b and c are those of a group of heads, and D is one number:
+Each token multiplies a head's state S [K][V] by one factor and adds its own input (Dao and Gu, "Transformers are
+SSMs", 2024). b and c are shared by a group of heads, and D is a scalar:
 
-    S = exp(dt A) S + b (dt x)      y = c S + D x      dt = softplus(what the row says + a bias)
+    S = exp(dt A) S + b (dt x)      y = c S + D x      dt = softplus(the row's dt + a bias)
 
-Nothing is folded into S within a page of tokens. A page has a slot (cpu_kernels.page_states): the state at its first
-token, and of each token so far b, dt x, and G, the sum of dt A from the page's first token on. A row is computed from
-these alone, in one order whatever rows a step has, so it is the same to the bit however its tokens were cut into steps:
+Within a page of tokens S does not change. A page has a slot (cpu_kernels.page_states): the state at its first token,
+and for each token so far b, dt x, and G, the sum of dt A from the page's first token on. A row is computed from these
+alone, in a fixed order, so its result is bit-exact however its tokens were divided into steps:
 
     y[t] = exp(G[t]) c S + sum over i <= t of exp(G[t] - G[i]) (c b[i]) (dt[i] x[i]) + D x
 
-b, c and x come out of a short convolution over the rows before, which the slot keeps too. Threads share out units: some
-heads of one group, with copies of the group's b and of what the convolution reads for it. A unit's part of a slot is
+b, c and x come from a short convolution that also reads previous rows, which the slot keeps too. Threads divide the
+units: each is some heads of one group, with copies of the group's b and of its convolution inputs. A unit's part of a
+slot is
 
     S [H][V / 16][K][16]    b [16][K]    dt x [H][16][V]    G [H][16]    rows [reach - 1 + 16][2 K + H V]
 
@@ -54,9 +55,9 @@ from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, stor
 class ScanShape(IntEnum):
     """Indices into the record of a layer's sizes, to which argument 0 points.
 
-    HEADS: of a unit. GROUP_UNITS: units that share b and c. STATE, VALUES: K and V with their padding. SIZE: values of
-    a head without it. REACH: rows that the convolution reads. GROUP_PAGES, PLACES: pages of a group, and what it takes
-    in a sequence's table. SLOT_BYTES, UNIT_BYTES: from one slot, and from one unit's part, to the next.
+    HEADS: per unit. GROUP_UNITS: units that share b and c. STATE, VALUES: K and V with padding. SIZE: values of a head
+    without padding. REACH: rows that the convolution reads. GROUP_PAGES: pages of a group. PLACES: place numbers that a
+    group spans in a page table. SLOT_BYTES, UNIT_BYTES: stride of slots, and of units' parts, in bytes.
     """
 
     UNITS = PARTS
@@ -77,7 +78,7 @@ _UNITS, _HEADS, _GROUP_UNITS, _STATE, _VALUES, _SIZE, _REACH = map(int, list(Sca
 
 
 def unit_floats(heads: int, state: int, values: int, reach: int) -> int:
-    """Floats of a unit's part of a slot; sizes with their padding."""
+    """Floats of a unit's part of a slot. heads: per unit; state and values include padding."""
     of_heads = heads * (values * state + PAGE_TOKENS * values + PAGE_TOKENS)
     return of_heads + PAGE_TOKENS * state + (reach - 1 + PAGE_TOKENS) * (2 * state + heads * values)
 
@@ -90,7 +91,7 @@ def scratch_bytes(heads: int, state: int, values: int) -> int:
 
 @inner
 def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
-    """Where b, dt x, G and rows lie in a unit's part of a slot, which begins with S."""
+    """Addresses of b, dt x, G and rows in a unit's part of a slot, which begins with S."""
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     keys = slot + 4 * heads * state * values
     added = keys + 4 * PAGE_TOKENS * state
@@ -100,7 +101,7 @@ def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
 
 @inner
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
-    """Make the state at the start of a page of a unit, of that of the page before, 0 for none."""
+    """Compute a unit's state at the start of a page from the previous page's slot, 0 for the first page."""
     shape, memory = argument(op, 0), scratch(step, thread)
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     floats = 2 * state + heads * values
@@ -122,7 +123,7 @@ _through_one, _through_four, _through_many = through_state(1), through_state(4),
 
 @inner
 def _through(columns: int, n: int, states: int, state: int, values: int, out: int) -> None:
-    """Multiply n columns, of the room for 16, by a head's state."""
+    """Multiply the first n of 16 columns by a head's state."""
     if n == 1:
         _through_one(columns, states, state, values, PAGE_TOKENS, out)
     elif n <= 4:
@@ -134,7 +135,7 @@ def _through(columns: int, n: int, states: int, state: int, values: int, out: in
 
 @inner
 def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int, n: int, out: int) -> None:
-    """Note the rows of the step in the slot, and convolve them: b, c and x of each."""
+    """Copy the rows of the step into the slot, and convolve them: b, c and x of each."""
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     reach = field(shape, _REACH)
     floats, of_group = 2 * state + heads * values, 2 * state
@@ -158,7 +159,7 @@ def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int
 def _row(
     t: int, faded: int, scores: int, added: int, seen: int, skip: np.float32, x: int, values: int, out: int
 ) -> None:
-    """y of row t of a page. seen: c S, [V / 16] vectors that lie 16 apart. out: room for 16 floats, then y [V]."""
+    """y of row t of a page. seen: c S, [V / 16] vectors with a stride of 16. out: scratch for 16 floats, then y [V]."""
     total = splat_f32(get_f32(faded + t * 4))
     store_f32(out, mul_f32(exp2_f32(sub_f32(total, load_f32(faded))), load_f32(scores)))
     whole = exp2_f32(total)
@@ -171,7 +172,7 @@ def _row(
 
 @inner
 def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None:
-    """Gate a head's output, and put it behind those of the heads before."""
+    """Gate a head's output and write it at the head's index."""
     values, size = field(shape, _VALUES), field(shape, _SIZE)
     gates = argument(op, 5) + row * argument(op, 4) + head * values * 4
     gate_values(GATE_SILU, gates, y, memory, values)
@@ -184,7 +185,7 @@ def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None
 
 @inner
 def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int, row0: int, n: int) -> None:
-    """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one unit."""
+    """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one unit."""
     shape, memory = argument(op, 0), scratch(step, thread)
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     floats = 2 * state + heads * values
@@ -251,10 +252,10 @@ def _samples() -> Iterator[Sample]:
 def selective_scan(op: int, step: int, thread: int, threads: int) -> None:
     """Compute all rows, each segment's in order.
 
-    Arguments: 0 record of ScanShape, 1 the layer's part of slot 0, 2 numbers of the pages' slots, 3 rows that are
-    convolved: each group's b and c, then each head's x, 4 stride of 3, 5 and 6, 5 gates of the output [head][V], 6 dt
-    before its bias, [head], 7 for each head four numbers: the bias of dt, A in powers of two, D, and nothing, 8 weights
-    of the convolution as rows are, the oldest's first, and behind them biases, 9 bytes from one row's to the next's,
-    10 out [head][size], 11 its stride.
+    Arguments: 0 record of ScanShape, 1 the layer's part of slot 0, 2 slot numbers of the pages, 3 input rows of the
+    convolution: each group's b and c, then each head's x, 4 stride of 3, 5 and 6, 5 gates of the output [head][V], 6 dt
+    before its bias, [head], 7 for each head four numbers: the bias of dt, A in base 2, D, and padding, 8 weights of the
+    convolution, laid out like 3, a row for each input row, the oldest first, then a row of biases, 9 their stride in
+    bytes, 10 out [head][size], 11 its stride.
     """
     _all_rows(op, step, thread, threads)

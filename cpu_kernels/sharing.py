@@ -1,9 +1,9 @@
-"""Divides an operation's items among threads of uneven speed: a fixed part each, and the rest on demand.
+"""Divides an operation's items among threads of uneven speed: a fixed part for each, and the rest on demand.
 
-Each thread first computes a contiguous run of items of its own. The last quarter of all items is cut into pieces that
-threads take when they are done, so that a core slowed down by other programs delays the others by one piece at most.
-Every piece waits for memory once more, so there are few of them, and the last ones are the smallest. An item's result
-must not depend on the thread that computes it.
+Each thread first computes a contiguous run of items of its own. The last quarter of all items is divided into pieces
+that threads take when they finish, so that a core slowed down by other programs delays the others by at most one piece.
+Each piece starts with a memory stall, so there are few, and the last ones are the smallest. An item's result must not
+depend on the thread that computes it.
 
     first, last = first_share(count, thread, threads)
     while first >= 0:
@@ -18,12 +18,12 @@ from cpu_kernels.simd.threads import atomic_add, atomic_store
 _TAKEN = 8 * int(Op.TAKEN)
 _PIECES_A_THREAD = 3
 _FREE = 4
-"""One item in _FREE is left for pieces; threads' own parts divide the others."""
+"""One in _FREE items goes to pieces; the threads' own parts divide the rest."""
 
 
 @inner
 def first_share(count: int, thread: int, threads: int) -> tuple[int, int]:
-    """The items first..last-1 of a thread's own part."""
+    """The items first..last-1 of a thread's fixed part."""
     own = count - count // _FREE
     return share(own, thread, threads), share(own, thread + 1, threads)
 
@@ -32,7 +32,7 @@ def first_share(count: int, thread: int, threads: int) -> tuple[int, int]:
 def next_share(op: int, count: int, threads: int) -> tuple[int, int]:
     """Take a piece, items first..last-1, for the calling thread; returns (-1, -1) when none are left.
 
-    Every thread must call this until then: the last one to get (-1, -1) resets the counter for the next step.
+    Every thread must call this until it gets (-1, -1): the last one to do so resets the counter for the next step.
     """
     rest = count // _FREE
     pieces = min(rest, _PIECES_A_THREAD * threads)

@@ -1,11 +1,11 @@
-"""Gated short convolutions: a row's value is gated, added up with those of the few rows before it, and gated again.
+"""Gated short convolutions: a row's input is gated, convolved with those of the K - 1 previous rows, and gated again.
 
-What a row adds, bx = b * x, is needed by the next K - 1 rows of its sequence. Each page of tokens keeps the last K - 1
-rows written to it, a row of position p in slot p % (K - 1). So whoever continues a sequence finds what came before in
-its last page and the one before that, and every full page holds all that a sequence needs to go on behind it.
+A row's gated input, bx = b * x, is needed by the next K - 1 rows of its sequence. Each page of tokens keeps the last
+K - 1 rows written to it, with position p in slot p % (K - 1). So a continued sequence finds its previous rows in its
+last page and the page before, and a full page holds all that is needed to continue after it.
 
-Threads share out columns, which know nothing of each other: a row is added up in one order wherever its predecessors
-lie, in this step or in pages.
+Threads divide the columns, which are independent: a row is summed in a fixed order whether its predecessors are in this
+step or in pages.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _SEGMENT_BYTES = 4 * 8
 
 @inner
 def _slot(op: int, table: int, position: int) -> int:
-    """Where the page of a position keeps its row."""
+    """Address of a position's row in its page."""
     place, group_places = get_i32(table + position // PAGE_TOKENS * 4), argument(op, 9)
     page = argument(op, 6) + place // group_places * argument(op, 8) + place % group_places * argument(op, 7)
     return page + position % (argument(op, 4) - 1) * argument(op, 2)
@@ -40,7 +40,7 @@ def _copy(source: int, target: int, first: int, last: int) -> None:
 
 @inner
 def _row_before(op: int, segment: int, index: int, back: int) -> int:
-    """Where bx lies of `back` rows before row `index` of a segment: beside the row itself, or in a page."""
+    """Address of bx of the row `back` rows before row `index` of a segment: in this step's rows, or in a page."""
     if back <= index:
         return argument(op, 0) + (field(segment, 0) + index - back) * argument(op, 1) + 2 * argument(op, 2)
     return _slot(op, field(segment, 3), field(segment, 2) + index - back)
@@ -48,7 +48,7 @@ def _row_before(op: int, segment: int, index: int, back: int) -> int:
 
 @inner
 def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
-    """Compute vectors first..last-1 of a row: bx in place of x, and the gated sum in place of b."""
+    """Compute vectors first..last-1 of a row. Overwrites x with bx and b with the gated sum."""
     part, reach, width = argument(op, 2), argument(op, 4), argument(op, 5) * 64
     b = argument(op, 0) + (field(segment, 0) + index) * argument(op, 1)
     c, x = b + part, b + 2 * part
@@ -68,7 +68,7 @@ def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
 
 @inner
 def _keep(op: int, segment: int, index: int, first: int, last: int) -> None:
-    """Keep what rows behind this one may need: in its page, and the state after it among those of the step."""
+    """Save what later rows may need: bx in the row's page, and the state after the row, unless it is the last."""
     count, position, kept = field(segment, 1), field(segment, 2) + index, argument(op, 4) - 1
     row = field(segment, 0) + index
     if index < count - 1 and row < argument(op, 11):
@@ -95,10 +95,10 @@ def _samples() -> Iterator[Sample]:
 def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
     """Convolve all rows, each segment's in order.
 
-    Arguments: 0 rows of b, c and x, which become the result, c, and bx, 1 stride in bytes, 2 bytes from b to c and from
-    c to x, which is a row's width, 3 weights [K][width], the oldest row's first, 4 K, 5 vectors of a row, 6 the layer's
-    pages, 7 bytes of a page, 8 bytes from one group of pages to the next, 9 places that a group takes in a sequence's
-    table, 10 states after each row (out) [row][K - 1][width], 11 rows whose states are kept.
+    Arguments: 0 rows of b, c and x, overwritten with the result, c, and bx, 1 stride in bytes, 2 width in bytes of each
+    of b, c and x, 3 weights [K][width], the oldest row's first, 4 K, 5 vectors of a row, 6 the layer's pages, 7 bytes
+    of a page, 8 stride of a group of pages in bytes, 9 place numbers that a group spans in a page table, 10 states
+    after each row (out) [row][K - 1][width], 11 rows whose states are kept.
     """
     vectors = argument(op, 5)
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)

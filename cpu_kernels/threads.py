@@ -1,8 +1,8 @@
-"""The threads that run a program together: how they wait for work, and how they meet between operations.
+"""The team of threads that runs a program: how workers wait for a step, and the barrier between operations.
 
 A worker spins for a while after each step and then sleeps, so that decoding never pays for waking it and an idle
-program costs nothing. It never holds the interpreter's lock. Between operations a thread spins much shorter before it
-sleeps: where other programs want the cores too, one that spins would keep the one it waits for from running.
+process uses no CPU time. It never holds the GIL. At a barrier a thread spins much shorter before it sleeps: if other
+programs use the cores too, a spinning thread could keep the thread that it waits for from running.
 """
 
 import threading
@@ -16,8 +16,8 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
 from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause, sleep, wake
 
-# One cache line each: arrivals at the barrier, its generation, how many sleep there, the step's generation, how many
-# workers sleep until the next, and the program with its step record.
+# One cache line each: arrivals at the barrier, its generation, threads asleep there, the step's generation, workers
+# asleep until the next step, and the program with its step record.
 _ARRIVED, _BARRIER, _SLEEPING, _STEP, _PARKED, _PROGRAM, _CONTROL_BYTES = (64 * i for i in range(7))
 _PROGRAM_FIELD = _PROGRAM // 8
 _SPINS = 40_000
@@ -30,13 +30,13 @@ _ALWAYS, _MANY_ROWS = int(Barrier.ALWAYS), int(Barrier.MANY_ROWS)
 
 @inner
 def _meet(control: int, threads: int) -> None:
-    """Wait until all threads are here: spinning first, then asleep, for the core may be what the last one needs."""
+    """Barrier: wait for all threads, first spinning, then asleep, since the last thread may need this core."""
     if threads > 1:
         generation = atomic_load(control + _BARRIER)
         if atomic_add(control + _ARRIVED, 1) == threads - 1:
             atomic_store(control + _ARRIVED, 0)
             atomic_add(control + _BARRIER, 1)
-            # A full fence, like the addition before: who is not counted here sees the new generation and stays awake.
+            # A full fence, like the addition before: a thread not counted here sees the new generation and stays awake.
             if atomic_add(control + _SLEEPING, 0) > 0:
                 wake(control + _BARRIER)
         else:
@@ -68,9 +68,9 @@ def _run(program: int, step: int, control: int, thread: int, threads: int) -> No
 
 @kernel()
 def lead(control: int, step: int, thread: int, threads: int) -> None:
-    """Publish a step and take part in it as thread 0: in one call, so that nothing can come between.
+    """Publish a step and run it as thread 0, in one call, so that no Python exception can come in between.
 
-    A step that was published and never led would keep the workers waiting, and reading its records.
+    If a step were published but not run, the workers would wait at its barriers and go on reading its records.
     """
     atomic_add(control + _STEP, 1)
     # A full fence, like the addition: a worker that is not counted here sees the step and stays awake.
@@ -82,7 +82,7 @@ def lead(control: int, step: int, thread: int, threads: int) -> None:
 
 @kernel()
 def work(control: int, spins: int, thread: int, threads: int) -> None:
-    """A worker's steps, until one has no program. Between steps it spins for `spins` turns, and then sleeps."""
+    """Run a worker's steps until one has no program. Between steps it spins for `spins` turns, then sleeps."""
     seen = 0
     waiting = 0
     while waiting >= 0:
@@ -105,14 +105,14 @@ def work(control: int, spins: int, thread: int, threads: int) -> None:
 class ThreadTeam:
     """`threads` threads, the caller's included, that run programs together.
 
-    Only one thread may call run at a time. An exception that a signal raises meanwhile comes before a step or after it.
+    Only one thread may call run at a time. A signal handler's exception is raised before or after a step, never within.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._control = aligned_zeros((_CONTROL_BYTES // 8,), np.int64)
         self._address = self._control.ctypes.data
-        compile_all([lead, work])  # here, not while another thread waits at the barrier
+        compile_all([lead, work])  # now, not while another thread waits at the barrier
         self._workers = [
             threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
             for t in range(1, threads)
@@ -121,12 +121,12 @@ class ThreadTeam:
             worker.start()
 
     def run(self, program: int, step: int) -> None:
-        """Run the program at an address with the step record at another; returns when all threads are done."""
+        """Run a program with a step record, given their addresses; return when all threads are done."""
         self._control[_PROGRAM_FIELD : _PROGRAM_FIELD + 2] = (program, step)
         lead(self._address, step, 0, self.threads)
 
     def run_kernel(self, kernel: Kernel, op: NDArray[np.generic]) -> None:
-        """Run one kernel on all threads with an operation's record; for work outside a program, such as loading."""
+        """Run one kernel on all threads with an operation's record, outside of a program, e.g. while loading."""
         record = op.copy()
         record[Op.KERNELS], record[Op.BARRIER] = kernel.address, Barrier.NEVER
         head = np.array([1, record.ctypes.data], np.int64)
@@ -142,5 +142,5 @@ class ThreadTeam:
         self._workers = []
 
     def _work(self, thread: int) -> None:
-        # A method, so that the memory where threads meet lives as long as they do.
+        # A method, so that the worker keeps the control block alive.
         work(self._address, _SPINS, thread, self.threads)

@@ -1,12 +1,12 @@
-"""What short convolutions need of the rows before: kept in the pages of tokens, so that it is shared as they are.
+"""Previous rows that short convolutions need, kept in the pages of tokens and shared with them.
 
-A page holds the last rows of each layer's convolution that were written to it (cpu_kernels.short_convolution). A full
-page is thus a snapshot, and a sequence that is continued where its last page was written last goes on
-at once. Anywhere else in a page, such as in a fork, its rows are computed once more from the page's first token on, of
-which the page knows the ids: less than a page.
+For each layer a page holds the last convolution rows written to it (cpu_kernels.short_convolution). A full page is thus
+a snapshot, and a sequence that continues at the last row written to its last page needs no recomputation. Anywhere else
+in a page, e.g. in a fork, the page's rows are recomputed from its first token on, whose ids it stores: less than a
+page.
 
-A sequence that is cut within the latest step, as when drafted tokens are rejected, takes the state after its last row
-from those that the step left behind, and computes nothing again.
+A sequence truncated within the latest step, e.g. when drafted tokens are rejected, takes the state after its last row
+from those that the step kept, and recomputes nothing.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from models.config import ModelConfig
 from models.weights import padded
 
 STATE_ROWS = 64
-"""Rows of a step whose states are kept for cuts. Steps that draft are shorter; of others, the rest computes again."""
+"""Rows of a step whose states are kept. Steps with drafts are shorter; truncation beyond these rows recomputes."""
 
 
 @dataclass(frozen=True)
 class ConvolutionSizes:
-    """Layers that convolve, rows of each that a page keeps, and values of a row with padding."""
+    """Number of convolution layers, rows of each that a page keeps, and values of a row with padding."""
 
     layers: int
     rows: int
@@ -42,7 +42,7 @@ class ConvolutionSizes:
 
 
 def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
-    """None for a model without short convolutions."""
+    """The sizes of a model's convolution states, None if it has no short convolutions."""
     layers = sum(config.recurs) if config.slot_sizes is None else 0
     return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
 
@@ -50,8 +50,8 @@ def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
 class ConvolutionStates:
     """Pages of rows, and the states after the rows of the latest step.
 
-    pages: uint8 [group][layer][1][page of the group][bytes], as pages of keys are.
-    group_places: what a group takes in a sequence's table.
+    pages: uint8 [group][layer][1][page of the group][bytes], like pages of keys.
+    group_places: place numbers that a group spans in a page table.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ConvolutionStates:
 
     @property
     def latest_bytes(self) -> int:
-        """Bytes of the states after the rows of a step."""
+        """Bytes of the kept states of a step."""
         return self._latest.nbytes
 
     def arguments(self, layer: int) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class ConvolutionStates:
         return pages, *bytes_apart, self.group_places, self._latest[number].ctypes.data, STATE_ROWS
 
     def take_back(self, row: int, position: int, group: int, slot: int) -> None:
-        """Give a page the rows that it had after row `row` of the latest step, which was that of `position`."""
+        """Restore a page's rows to their state after row `row` of the latest step, which is at `position`."""
         page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.width)
         for back in range(min(self.sizes.rows, position % PAGE_TOKENS + 1)):
             place = (position - back) % self.sizes.rows

@@ -55,7 +55,7 @@ class DecoderRecorder:
         self._add_rare_layers(store, ropes)
 
     def _add_rare_layers(self, store: PageStore, ropes: Ropes) -> None:
-        """Make what most models lack. Its modules are imported, and their kernels declared, for a model that has it."""
+        """Create layers that most models lack. Their modules and kernels are only imported when needed."""
         recording, config = self._recording, self._recording.config
         if config.latents:
             from models.latent_layer import LatentLayers
@@ -107,7 +107,7 @@ class DecoderRecorder:
         return recording.x
 
     def _layers(self, narrows: bool) -> None:
-        """Record the layers. narrows: compute layers behind the last stored one only for rows with requested logits."""
+        """Record the layers. narrows: compute layers after the last stored one for rows with requested logits only."""
         recording, config = self._recording, self._recording.config
         self._embed()
         self._finish_embedding()

@@ -48,7 +48,7 @@ class Sequence:
     An entry is a page's place: its distance from the first page of a layer's head, in pages of one head, or of all
     layers of a kind if there are several kinds (PageStore.place_bytes). written: the position up to which its last page
     holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the position
-    behind the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last row was
+    after the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last row was
     recomputed from the wrong state.
     """
 
@@ -92,7 +92,7 @@ class PageStore:
             for kind in counts
         }
         self._places = places_of_layers(config)
-        # All arrays of pages, each with the planes of a page, of which what is kept for convolutions has none.
+        # All arrays of pages, each with the planes of a page; the rows kept for convolutions have none.
         self._pages: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = [
             (pages, layout.planes)
             for kind, both in self._kinds.items()
@@ -132,12 +132,12 @@ class PageStore:
         return keys[0, number].ctypes.data, values[0, number].ctypes.data
 
     def head_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes from one head's pages of keys, and of values, to the next's."""
+        """Stride in bytes between heads' pages of keys, and of values."""
         keys, values = self._keys_and_values(layer)
         return keys.strides[2], values.strides[2]
 
     def place_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes of keys, and of values, from one place of a sequence's table to the next."""
+        """Bytes of keys, and of values, between consecutive place numbers of a page table."""
         keys, values = self._keys_and_values(layer)
         return keys.strides[0] // self._group_places, values.strides[0] // self._group_places
 
@@ -195,7 +195,7 @@ class PageStore:
         sequence.state = min(keep * PAGE_TOKENS, sequence.state)
 
     def computed(self, sequence: Sequence) -> int:
-        """How many of its positions the next rows can build on: all, or as many as the latest known state covers."""
+        """The number of positions after which new rows can continue: all, or those that the latest state covers."""
         length = sequence.length
         if self.delta:
             return self.computed_of(sequence, length)
@@ -220,9 +220,9 @@ class PageStore:
         sequence.state = sequence.length
 
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
-        """Make ready what a step needs of states in slots.
+        """Assign state slots for a step.
 
-        segments: sequences, first positions, and how many rows each has.
+        segments: (sequence, first position, rows) each.
         """
         assert self.delta is not None
         self.delta.begin_step()
@@ -276,7 +276,7 @@ class PageStore:
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """The pages that hold positions start..stop-1, whole: for each array of pages [page][layer][head][bytes].
 
-        What lies behind the last position is zero.
+        Positions after the last one are zero.
         """
         group, slot = self._pages_at(sequence, start, stop)
         copies = [(pages[group, :, :, slot], planes) for pages, planes in self._pages]
@@ -287,7 +287,7 @@ class PageStore:
         return b"".join(pages.data for pages, _ in copies)
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes | memoryview) -> None:
-        """Store what `read` gave at positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
+        """Write data from `read` to positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
         group, slot = self._pages_at(sequence, start, stop)
         sizes = [pages[0, :, :, 0].nbytes * len(group) for pages, _ in self._pages]
         stored = np.frombuffer(data, np.uint8)
@@ -299,7 +299,7 @@ class PageStore:
         for (pages, planes), part in zip(self._pages, parts, strict=True):
             copies = part.reshape(len(group), *pages.shape[1:3], -1)
             begin = 0
-            if first and planes:  # the first page has other tokens, too
+            if first and planes:  # the first page also holds other tokens
                 begin = 1
                 for plane in planes:
                     tokens = plane.tokens(np.moveaxis(copies[:1], 0, 2))[:, :, slots]
@@ -308,12 +308,12 @@ class PageStore:
         sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
 
     def read_state(self, sequence: Sequence, length: int) -> bytes:
-        """The slot that knows the state behind the first `length` positions; empty where there is none."""
+        """The bytes of the slot with the state after the first `length` positions, empty if there is none."""
         last = (length - 1) // PAGE_TOKENS
         return self.delta.read(self._number(sequence, last), length - last * PAGE_TOKENS) if self.delta else b""
 
     def write_state(self, sequence: Sequence, data: bytes | memoryview) -> None:
-        """Give a sequence's last page what `read_state` gave for its length. Raises ValueError for a wrong size."""
+        """Restore what `read_state` returned for the sequence's length. Raises ValueError for a wrong size."""
         if self.delta is None or len(data) != self.delta.places[2]:
             raise ValueError(f"a stored state has {len(data)} bytes, which this model's states have not")
         last = sequence.pages - 1
@@ -354,7 +354,7 @@ class PageStore:
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            # Masked positions are multiplied by zero, so what lies there must be finite.
+            # Masked positions are multiplied by zero, so their values must be finite.
             for pages, _ in self._pages:
                 self._page(pages, page)[...] = 0
         else:
@@ -372,7 +372,7 @@ class PageStore:
 
 
 def _clear(page: NDArray[np.uint8], planes: Ordered[Plane], slots: NDArray[np.intp]) -> None:
-    """Zero what some tokens have in a page [layer][head][bytes]."""
+    """Zero the elements of tokens in these slots of a page [layer][head][bytes]."""
     for plane in planes:
         plane.put(page, slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
 

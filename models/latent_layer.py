@@ -1,8 +1,8 @@
-"""Attention on latents as operations (DeepSeek 2): one stored row a token, which all heads share.
+"""Records attention on latents (DeepSeek 2): one stored row per token, which all heads share.
 
-The matrices that make a head's keys and values of a latent are taken over to the other side: queries are multiplied
-with the one before attention, and what attention gives with the other. So a token's keys and values never exist, and a
-row's result is the same whether it is part of a prompt or decoded.
+The matrices that would make a head's keys and values from a latent are absorbed: queries are multiplied by the key
+matrix before attention, and attention's output by the value matrix. So a token's keys and values are never computed,
+and a row's result is the same whether it is part of a prompt or decoded.
 """
 
 import math
@@ -26,7 +26,7 @@ class LatentLayers:
     """Buffers that all attention layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
-        """Raises UnsupportedModelError for what no known model combines with latents."""
+        """Raises UnsupportedModelError for features that no known model combines with latents."""
         config, builder = recording.config, recording.builder
         assert config.latents is not None
         if config.query_growth or config.attention_cap or config.factors.attention or config.causal is False:
@@ -38,7 +38,7 @@ class LatentLayers:
         self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
         sizes, heads = self._sizes, config.heads
         neighbours = recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS
-        self._head = config.layer_heads[0]  # as of all layers
+        self._head = config.layer_heads[0]  # the same in all layers
         turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, neighbours)
         self._query_order, self._latent_order = (
             np.concatenate([_filled(plain), np.where(turned >= 0, turned + plain, -1)])
@@ -111,7 +111,7 @@ class LatentLayers:
         self._output(prefix)
 
     def _products(self, prefix: str) -> None:
-        """Queries, by way of a shorter row where the file has that, and latents with the part that turns."""
+        """Record the products for queries, low-rank if the file has that, and for latents with the RoPE part."""
         recording, sizes, loader = self._recording, self._sizes, self._recording.loader
         config = recording.config
         width, rows = config.embedding, sizes.plain + sizes.turned
@@ -142,7 +142,7 @@ class LatentLayers:
         recording.product(matrix, self._queries, last=True)
 
     def _head_matrices(self, prefix: str) -> tuple[Matrix, Matrix]:
-        """What makes a query of a head one for latents, and a latent a value of a head; one of each a head."""
+        """For each head the matrix from its query to one for latents, and the matrix from a latent to its value."""
         loader, sizes, heads = self._recording.loader, self._sizes, self._recording.config.heads
         if loader.has(prefix + "attn_k_b.weight"):
             return (
@@ -156,7 +156,7 @@ class LatentLayers:
         )
 
     def _multiply_heads(self, rows: Rows, stride: int, head_bytes: int, matrix: Matrix, out: Rows) -> None:
-        """Slots of `out` = each head's matrix times its part of the rows, which lie stride and head_bytes apart."""
+        """Slots of `out` = each head's matrix times its part of the rows, with strides of `stride` and `head_bytes`."""
         builder, heads = self._recording.builder, self._recording.config.heads
         form = int(matrix.format.form)
         arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
@@ -178,5 +178,5 @@ def _filled(values: int) -> NDArray[np.int64]:
 
 
 def _repeated(order: NDArray[np.int64], heads: int, rows: int) -> NDArray[np.int64]:
-    """The order of a head's rows repeated for all heads, of `rows` rows each."""
+    """The order of one head's rows repeated for all heads, which have `rows` rows each."""
     return np.where(order >= 0, order + np.arange(heads)[:, None] * rows, -1).reshape(-1)

@@ -231,7 +231,7 @@ class Latents:
     """Sizes of attention on latents, in values: of what a token stores for all heads, and of the heads made from it.
 
     rank: the latent. query_rank: the latent that queries are made from, 0 if they are made from the row itself. plain,
-    turned: the parts of a head's query and key without and with rotation; the rotated part is stored behind the latent.
+    turned: the parts of a head's query and key without and with rotation; the rotated part is stored after the latent.
     value: a head's value.
     """
 

@@ -33,14 +33,14 @@ from models.weights import WeightLoader
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-# What stored KV depends on besides the model and its types: the layout.
+# Version of the KV layout; stored KV of another version is not used.
 _KV_VERSION = "native-3"
 
 
 class NativeRunner:
     """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
 
-    A row's logits are the same to the bit alone or in a batch, in one chunk or many, on any number of threads.
+    A row's logits are bit-exact alone or in a batch, in one chunk or many, on any number of threads.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class NativeRunner:
         return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
-        """Compute positions start..stop-1 of each (sequence, start, stop) once more; their pages exist already."""
+        """Recompute positions start..stop-1 of each (sequence, start, stop), whose pages exist."""
         waiting = [
             (sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun if start < stop
         ]

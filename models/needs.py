@@ -49,12 +49,12 @@ _FORMS = {
 class NativeNeeds:
     """Memory of a decoder on the CPU engine in bytes, and the work per token.
 
-    config: the sizes that all else follows from. weights: packed matrices. buffers: all else that does not grow; a
-    prompt of MAX_ROWS tokens touches it. kv_per_token: keys, values and states of a stored token. position_bytes: of
-    tables, for each position of the longest sequence. row, logits: what the products of a row, and of the logits of
-    one, read and compute, by weight format. operations: of the program. values: of a row's residual stream after all
-    layers, which what is no product follows. kernels: of the program and its threads. packers: those that pack its
-    weights.
+    config: the model's sizes. weights: packed matrices. buffers: everything else of fixed size, all of it used by a
+    prompt of MAX_ROWS tokens. kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for
+    each position of the longest sequence. row, logits: what the matrix products of every row, and those for a row's
+    logits, read and compute, by weight format. operations: number in the program. values: of a row's residual stream,
+    summed over the layers; the time of operations other than products grows with it. kernels: of the program and its
+    threads. packers: kernels that pack its weights.
     """
 
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""What some layers have in place of attention, as operations: short convolutions, gated delta networks."""
+"""Records layers that replace attention: short convolutions and gated delta networks."""
 
 import math
 
@@ -14,7 +14,7 @@ from models.recording import Recording, forms
 from models.weights import Matrix, ordered, padded, padded_order
 
 _LOG2E = math.log2(math.e)
-_PARTS = 3  # of what a convolution takes in
+_PARTS = 3  # of a convolution's input: b, c and x
 
 
 class ConvolutionLayers:
@@ -25,7 +25,7 @@ class ConvolutionLayers:
         width = recording.config.embedding
         self._width = padded(width)
         self._rows = recording.rows(_PARTS * self._width)
-        # The parts of a row, each padded, so that vectors of one never reach into the next.
+        # The parts of a row, each padded, so that no vector spans two parts.
         self._order = padded_order(np.arange(_PARTS) * width, width, self._width)
 
     def record(self, layer: int) -> None:
@@ -69,7 +69,7 @@ class DeltaLayers:
         self._of_group = sizes.value_heads // groups
         together = recording.architecture.value_heads_together
         self._across, self._between = (self._of_group, 1) if together else (1, groups)
-        # Which of the file's value heads lies where: [key head][value head].
+        # The file's index of each value head: [key head][value head].
         self._heads = np.arange(groups)[:, None] * self._across + np.arange(self._of_group) * self._between
         self._rows = recording.rows(groups * (2 + self._of_group) * sizes.padded)
         self._gates = recording.rows(sizes.value_heads * sizes.padded)
@@ -122,9 +122,9 @@ class DeltaLayers:
         recording.add_to_residual(outwards, prefix + "ssm_out.bias", "", private=True)
 
     def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-        """Those of the rows that are convolved, of the gates of what comes out, of beta and of alpha.
+        """The matrices of the convolution's input rows, of the output gates, of beta and of alpha.
 
-        Qwen3-Next's files have one tensor of beta and alpha, by key heads, and older ones one of rows and gates.
+        Qwen3-Next's files fuse beta and alpha, by key head, in one tensor; older ones also fuse rows and gates.
         """
         loader, width, sizes = self._recording.loader, self._recording.config.embedding, self._sizes
         groups, size, heads = sizes.key_heads, sizes.head_size, sizes.value_heads
@@ -150,22 +150,22 @@ class DeltaLayers:
 
     @property
     def _width(self) -> int:
-        """Values of a row that is convolved, as the file has it: all queries, all keys, all values."""
+        """Values of a convolution input row in the file's order: all queries, all keys, all values."""
         return (2 * self._sizes.key_heads + self._sizes.value_heads) * self._sizes.head_size
 
     @property
     def _heads_of_rows(self) -> NDArray[np.int64]:
-        """For each key head, which heads of the file's rows are its query, its key and its values."""
+        """For each key head, the indices in the file's rows of its query, its key and its value heads."""
         groups = self._sizes.key_heads
         first = np.arange(groups)[:, None]
         return np.concatenate([first, first + groups, self._heads + 2 * groups], axis=1)
 
     def _order(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the values of padded heads come from that begin at these places, -1 for padding."""
+        """Source indices of the values of padded heads that begin at `firsts`, -1 for padding."""
         return padded_order(firsts, self._sizes.head_size, self._sizes.padded)
 
     def _convolution(self, prefix: str) -> NDArray[np.float32]:
-        """Weights by rows before, the oldest first, and then as rows are ordered."""
+        """Weights of the reach input rows, the oldest first, each in the order of our rows."""
         reach, order = self._sizes.reach, self._order(self._heads_of_rows * self._sizes.head_size)
         weights = self._recording.loader.vectors(prefix + "ssm_conv1d.weight", self._width, reach)[:, :reach]
         return ordered(weights.T, order)

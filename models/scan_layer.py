@@ -1,4 +1,4 @@
-"""Selective scans (Mamba-2) as operations, in place of attention or beside it."""
+"""Records selective scans (Mamba-2), in place of attention or in parallel with it."""
 
 import math
 
@@ -18,8 +18,8 @@ _LOG2E = math.log2(math.e)
 class ScanLayers:
     """Buffers that all selective scans of a model share, and the recording of one layer.
 
-    One product gives a row: what is convolved, by groups, each with its b and c, and then by heads, all padded to whole
-    vectors; behind it gates by heads, padded alike; and dt of each head.
+    One matrix product computes a row: the convolution's inputs (b and c of each group, then x of each head), then the
+    gates of each head, all padded to whole vectors, then dt of each head.
     """
 
     def __init__(self, recording: Recording, states: DeltaStates) -> None:
@@ -30,7 +30,7 @@ class ScanLayers:
         of_heads = padded_order(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
         of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
-        # Places in what the file convolves: x, then all b, then all c. In its rows, gates lie before it and dt behind.
+        # Indices into the file's convolution inputs: x, all b, all c. In its rows, gates come before them and dt after.
         self._order = np.concatenate([of_groups, of_heads])
         self._convolved = inner + 2 * groups * sizes.state
         moved = np.where(self._order >= 0, self._order + inner, -1)
@@ -43,12 +43,12 @@ class ScanLayers:
         self._recording.add_to_residual(outwards, f"blk.{layer}.ssm_out.bias", "", private=True)
 
     def leave_aside(self, layer: int) -> None:
-        """Leave scan(norm(x)) aside."""
+        """Compute scan(norm(x)) into `aside`, to be added to x after attention has read it."""
         outwards = self._record(layer)
         self._recording.leave_aside(outwards, f"blk.{layer}.ssm_out.bias", private=True)
 
     def _record(self, layer: int) -> Matrix:
-        """Pack scan(norm(x)) for the product with the matrix that is returned."""
+        """Pack scan(norm(x)) for a product with the output matrix, which is returned."""
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         builder, states = recording.builder, self._states
         inwards = recording.loader.part(
@@ -96,7 +96,7 @@ class ScanLayers:
         return outwards
 
     def _constants(self, prefix: str) -> NDArray[np.float32]:
-        """For each head the bias of dt, A in powers of two, and D."""
+        """For each head the bias of dt, A in base 2, D, and padding."""
         loader, heads = self._recording.loader, self._sizes.heads
         constants = np.zeros((heads, 4), np.float32)
         constants[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[:heads]
@@ -105,7 +105,7 @@ class ScanLayers:
         return constants
 
     def _convolution(self, prefix: str) -> NDArray[np.float32]:
-        """Weights by rows before, the oldest first, and behind them biases, each as rows are ordered and as long."""
+        """Weights of the reach input rows, the oldest first, then biases: each in the order of our rows."""
         loader, reach, order = self._recording.loader, self._sizes.reach, self._order
         weights = np.zeros((self._convolved, reach + 1), np.float32)
         weights[:, :reach] = loader.vectors(prefix + "ssm_conv1d.weight", self._convolved, reach)[:, :reach]

@@ -1,4 +1,4 @@
-"""Sizes of selective scans (Mamba-2), and which layers have them, read from a GGUF's metadata."""
+"""Sizes of selective scans (Mamba-2), and the layers that have them, read from a GGUF's metadata."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have selective scans."""
 _BESIDE_ATTENTION = ("falcon-h1",)
 ALONE = ("nemotron_h", "nemotron_h_moe")
-"""Those of which a layer is a scan, or attention, or a feed-forward network, whose width is 0 in the others."""
+"""Architectures whose layers are each a scan, attention, or a feed-forward network (width 0 in the others)."""
 _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 4096, 1024, 1 << 20
-_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back by a page at most
-# Units that threads share out: so many at least, of no more values than that.
+_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back at most one page
+# Units that threads divide: the fewest to aim for, and the most values of a unit.
 _FEWEST_UNITS, _WIDEST_UNIT = 12, 256
 
 
 @dataclass(frozen=True)
 class ScanSizes:
-    """Heads, values of a head, groups that share b and c, values of these, rows that the convolution reads."""
+    """Heads, values of a head, groups of heads that share b and c, values of b and of c, and the convolution's rows."""
 
     heads: int
     head_size: int
@@ -29,7 +29,7 @@ class ScanSizes:
 
     @property
     def inner(self) -> int:
-        """Values of a row that goes out."""
+        """Values of an output row."""
         return self.heads * self.head_size
 
     @property
@@ -51,7 +51,7 @@ class ScanSizes:
 
     @property
     def slot_parts(self) -> int:
-        """Parts of a layer's slot, which threads share out."""
+        """Parts of a layer's slot, which are divided among threads."""
         return self.heads // self.unit_heads
 
     @property
@@ -70,9 +70,9 @@ class ScanSizes:
 
 
 def scan_sizes(file: ModelFile) -> ScanSizes:
-    """Sizes of the scans of a file of an architecture that has them (SCANS).
+    """Sizes of the scans of a file whose architecture is in SCANS.
 
-    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that do not fit each other.
+    Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that do not fit together.
     """
     metadata, name = file.metadata, f"{file.architecture}.ssm"
     heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
@@ -91,7 +91,7 @@ def scan_sizes(file: ModelFile) -> ScanSizes:
 def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[int, ...]) -> tuple[bool, ...]:
     """Which layers have a scan. widths: of their feed-forward networks, 0 for none.
 
-    Raises UnsupportedModelError where no layer has one, or one has what its architecture does not put together.
+    Raises UnsupportedModelError if no layer has one, or if a layer combines what its architecture does not combine.
     """
     name = file.architecture
     scans = tuple(name in _BESIDE_ATTENTION or not one for one in attends)

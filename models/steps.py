@@ -45,7 +45,7 @@ def compiling(progress: LoadProgress | None) -> CompileProgress:
 def step_fields(
     builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
-    """New arrays whose addresses a step record has, kept with the program."""
+    """New arrays for the step record's address fields, kept alive by the program."""
     needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)

@@ -1,4 +1,4 @@
-"""Texts in, one pooled row of numbers each, on our own CPU kernels: embedding models and rerankers."""
+"""Embedding models and rerankers on our own CPU kernels: one pooled vector per text."""
 
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -24,35 +24,35 @@ from models.rope_tables import Ropes
 from models.steps import LoadProgress, Steps
 from models.weights import WeightLoader
 
-MAX_TOKENS = 2048  # of one text, which is computed in one pass
-# Texts that are computed together, unless one alone is longer: enough rows for products to be at their fastest, and few
-# enough that what lies between operations stays in the caches.
+MAX_TOKENS = 2048  # per text, which is computed in one pass
+# The most tokens of texts batched into one pass, unless a single text is longer: enough rows for matrix products to run
+# at full speed, and few enough that intermediate results stay in the caches.
 _TOGETHER = 512
 _TYPES = (KVType.I16, KVType.I16)
 
 
 class TextEncoder:
-    """A model whose states after each token of a text are pooled into one row. Not thread-safe; close it after use.
+    """A model that pools the states of a text's tokens into one row. Not thread-safe; close it after use.
 
-    A text's row is the same to the bit alone or beside others, on any number of threads. max_tokens: of one text.
-    dimensions: numbers of a row; a reranker has one, its score.
+    A text's row is bit-exact alone or in a batch, on any number of threads. max_tokens: per text. dimensions: numbers
+    in a row; a reranker has one, its score.
     """
 
     def __init__(self, file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> None:
-        """Load and pack the weights and compile what they need. The file may be closed afterwards.
+        """Load and pack the weights and compile the kernels. The file may be closed afterwards.
 
-        threads: None for all cores this process may use; never more than run at once. Raises UnsupportedModelError or
-        ModelFileError before anything large is allocated.
+        threads: None for all cores this process may use; capped at the processors it may use. Raises
+        UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture, TEXT_ENCODERS)
         self._config = config = read_config(file)
         pooling, self._averages = pooling_of(file), averages(file)
         causal = architecture.causal if config.causal is None else config.causal
-        # The state that has seen the whole text, or the one that is trained to sum it up.
+        # In a causal reranker the last state has seen the whole text; otherwise the first is trained to summarize it.
         self._reads_last = pooling is Pooling.LAST or (pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)
         rows = self._rows = rows_of_a_pass(config)
-        # A text takes at least a page, and pages are of use to one layer at a time.
+        # A text takes at least a page, and only one layer uses pages at a time.
         self._store = encoder_store(config, rows)
         team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
         try:
@@ -76,7 +76,7 @@ class TextEncoder:
         self._closed = False
 
     def pooled(self, texts: Ordered[Ordered[int]]) -> NDArray[np.float32]:
-        """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
+        """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens and normalises rows.
 
         Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
         outside the vocabulary.
@@ -100,7 +100,7 @@ class TextEncoder:
         return self._head.run(found)
 
     def close(self) -> None:
-        """Stop the threads; memory goes with the last reference. Idempotent."""
+        """Stop the threads; memory is released with the last reference. Idempotent."""
         self._closed = True
         self._team.close()
         self._steps.close()
@@ -112,7 +112,7 @@ class TextEncoder:
         self.close()
 
     def _compute(self, texts: Ordered[Ordered[int]], out: NDArray[np.float32]) -> None:
-        """Compute texts in one pass, each a sequence of its own, and pool their states."""
+        """Compute texts in one pass, each as a sequence, and pool their states."""
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[tuple[Sequence, int, int]] = []
@@ -138,7 +138,7 @@ class TextEncoder:
 
 
 class _OneLayer(PageStore):
-    """Pages that all layers write one after the other: none reads what another has left."""
+    """Pages that all layers share, each overwriting the previous layer's: no layer reads another's keys and values."""
 
     def __init__(self, config: ModelConfig, budget_bytes: int) -> None:
         one = replace(config, layers=1, attends=(True,), kv_layers=(0,), layer_heads=config.layer_heads[:1])
@@ -149,22 +149,22 @@ class _OneLayer(PageStore):
         return super().addresses(0)
 
     def head_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes from one head's pages to the next's, the same for any layer."""
+        """Stride in bytes between heads' pages, the same for any layer."""
         return super().head_bytes(0)
 
     def place_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes from one place of a sequence's table to the next, the same for any layer."""
+        """Bytes between consecutive place numbers of a page table, the same for any layer."""
         return super().place_bytes(0)
 
 
 def encoder_store(config: ModelConfig, rows: int) -> PageStore:
-    """Room for so many texts at once, each a page at least; pages of one layer where that will do for all."""
+    """Pages for up to `rows` texts at once, at least one page each; of a single layer if all layers can share it."""
     budget = rows * PAGE_TOKENS * stored_bytes(config)
     return _OneLayer(config, budget) if _alike(config) else PageStore(config, budget, _TYPES)
 
 
 def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of a token's keys and values in a pass: of one layer, or of all."""
+    """Bytes of a token's keys and values in a pass: of one layer if all share it, else of all."""
     return kv_bytes_per_token(config, _TYPES) // (config.layers if _alike(config) else 1)
 
 
@@ -173,10 +173,10 @@ def _alike(config: ModelConfig) -> bool:
 
 
 def rows_of_a_pass(config: ModelConfig) -> int:
-    """The most tokens that are computed in one pass."""
+    """The most tokens in one pass."""
     return max(min(config.context, MAX_TOKENS), _TOGETHER)
 
 
 def pools_by_score(file: ModelFile) -> bool:
-    """Whether the file is a reranker, whose row is a score."""
+    """Whether the file is a reranker, whose row is a single score."""
     return pooling_of(file) is Pooling.RANK

@@ -90,7 +90,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a matrix is packed: rows of k values, of which `read` gives the bytes.
+    """How a matrix is packed: rows of k values, whose bytes `read` returns.
 
     identity: what the matrix is: tensor, format, shape and order of rows. portions: the source row of each packed row,
     -1 for zeros, of whole groups and about PORTION_BYTES at a time, so that little of the file is in memory at once.
@@ -218,7 +218,7 @@ class WeightLoader:
         return self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
 
     def transposed_heads_of(self, name: str, heads: int, rows: int, k: int, count: int) -> Matrix:
-        """Pack the first `count` rows of each head of such a tensor, transposed to k x count.
+        """Pack the first `count` rows of each head of a tensor of (heads * rows) x k, transposed to k x count.
 
         Blocks run along rows, so a transposed matrix is stored as floats: F32 if the file's type is F32, else F16.
         """
@@ -341,7 +341,7 @@ class WeightLoader:
 def _portions(
     order: NDArray[np.int64] | None, rows: int, k: int, experts: int, weight_format: WeightFormat
 ) -> Iterator[NDArray[np.int32]]:
-    """As Packing has them."""
+    """The portions of a Packing."""
     count = rows if order is None else len(order)
     one = np.full(padded(count), -1, np.int64)
     one[:count] = np.arange(rows) if order is None else order

@@ -1,6 +1,6 @@
-"""How small integers of sixteen rows are arranged in vectors: tables that define packing, unpacking and multiplication.
+"""Arrangements of small integers of sixteen rows in vectors: tables that define packing, unpacking and multiplication.
 
-A vector lane is an output row. A k step is four neighbouring values of a row, one per byte, as byte products need them.
+A vector lane is an output row. A k step is four consecutive values of a row, one per byte, as byte products need them.
 Values of fewer than eight bits share their bytes with values of other k steps. A `Codec` lists the bit fields (pieces)
 of each k step's values, which are the same for all four.
 """
@@ -20,7 +20,7 @@ from cpu_kernels.simd.tiles import Tile, Values, operands
 from cpu_kernels.simd.vectors import I32, at, broadcast, constant, get_i32, i32x16, load, put_i32, store, view
 
 _ZERO = constant(i32x16.llvm, 0)
-# Accumulators of two registers each that still leave some of sixteen registers for operands.
+# The most accumulators, of two registers each, that leave enough of sixteen registers for operands.
 _HELD = 6
 _EACH_BYTE = 0x01010101
 
@@ -43,8 +43,8 @@ class Codec:
     """An arrangement of the values of sixteen rows in vectors.
 
     steps: the pieces of each k step's values: 4 or 8 steps, at most two pieces each. table: sixteen signed numbers that
-    values are indices of, which are multiplied in offset binary; empty if values are themselves numbers. largest: the
-    largest value, if the bits have room for larger ones.
+    the values index, multiplied in offset binary; empty if the values are numbers themselves. largest: the largest
+    value, if it is smaller than the bits allow.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Codec:
 
     @cached_property
     def put(self) -> Any:
-        """put(to, step, values): add a step's values (bytes of an integer) to the lane at an address, zeroed before."""
+        """put(to, step, values): write a step's values (bytes of an integer) to the lane at `to`, zeroed before."""
         return _put(self)
 
     @cached_property
@@ -71,7 +71,7 @@ class Codec:
         return _value(self)
 
     def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
-        """Emit code that gives the values of a k step as bytes, from the vectors at address p."""
+        """Emit code that unpacks the values of a k step to bytes, from the vectors at address p."""
         found = None
         for piece in self.steps[step]:
             value = load(builder, at(builder, p, 64 * piece.vector), i32x16.llvm, 4)
@@ -86,7 +86,7 @@ class Codec:
         return found
 
     def compute(self, p: int, step: int) -> NDArray[np.int32]:
-        """Compute in Python what the code of `emit` computes."""
+        """The code of `emit` in Python."""
         found = np.zeros(16, np.uint32)
         for piece in self.steps[step]:
             value = view(p + 64 * piece.vector, np.uint32)
@@ -133,7 +133,7 @@ class Codec:
         return dot
 
     def unpacker(self) -> Any:
-        """An intrinsic unpack(p, to) that stores all k steps' values as bytes, one vector per k step."""
+        """An intrinsic unpack(p, to) that stores the values of all k steps as bytes, one vector per k step."""
 
         def compute(p: int, to: int) -> None:
             for step in range(len(self.steps)):
@@ -226,12 +226,12 @@ TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
 SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
 EIGHT_OF_TWO_BITS = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
 NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
-# Eight k steps in five vectors; half of the values take a single mask to unpack.
+# Eight k steps in five vectors; half of the values need only one mask to unpack.
 FIVE_BITS = Codec(
     [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
 )
 # Three-bit values as multiples of eight. Six k steps fill the lower six bits of three vectors; the bits of the last two
-# are divided among the upper two bits.
+# steps are spread over the upper two bits.
 THREE_BITS = Codec(
     [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
     + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]

@@ -71,7 +71,10 @@ def fma_halves(builder: ir.IRBuilder, total: Values, low: ir.Value, high: ir.Val
 
 @dataclass(frozen=True, kw_only=True)
 class Floats:
-    """A format of floats of value_bytes each. load(p): sixteen as vectors; copy(source, to); unpack(source, to)."""
+    """A format of floats of value_bytes each.
+
+    load(p): sixteen values as a vector of f32. copy(source, to): one value. unpack(source, to): one value to f32.
+    """
 
     name: str
     value_bytes: int
@@ -81,7 +84,7 @@ class Floats:
 
     @property
     def source(self) -> Source:
-        """How a value lies in a file."""
+        """Layout of a value in a file."""
         return Source(nbytes=self.value_bytes, values=1)
 
 
@@ -118,7 +121,7 @@ FLOATS = (
 
 
 def row_packer(layout: Floats) -> Any:
-    """Function pack_row(source, group, lane, k): put a row into its lane of a group."""
+    """Function pack_row(source, group, lane, k): write a row to its lane of a group."""
     copy, size = layout.copy, layout.value_bytes
 
     @inner
@@ -130,7 +133,7 @@ def row_packer(layout: Floats) -> Any:
 
 
 def row_unpacker(layout: Floats) -> Any:
-    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
+    """Function unpack_row(group, lane, k, out, memory): write a lane's values to out as f32."""
     unpack, size = layout.unpack, layout.value_bytes
 
     @inner

@@ -14,9 +14,9 @@ from cpu_kernels.simd.vectors import get_i32, get_u8
 class Plane(NamedTuple):
     """A bit field of all values of a block.
 
-    offset: of its bytes in the block. bits: number of bits per value. position: where they go in the value. run:
-    neighbouring values in neighbouring bytes; the next run uses the next higher bits of the same bytes until they are
-    full. A run of 1 is a plain bit string of values of one or two bits, lowest first.
+    offset: of the field's bytes in the block. bits: per value. position: of the field's lowest bit in the value. run:
+    number of consecutive values in consecutive bytes; the next run uses the next higher bits of the same bytes until
+    they are full. A run of 1 is a plain bit string of values of one or two bits, lowest first.
     """
 
     offset: int
@@ -27,9 +27,9 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A block of `values` values in `nbytes` bytes; a single value is a float.
+    """Layout of a block of `values` values in `nbytes` bytes. Blocks of one value are floats.
 
-    halves: offsets of factors in half precision. exponents: offsets of exponent bytes.
+    planes: the values' bit fields. halves: offsets of factors in half precision. exponents: offsets of exponent bytes.
     """
 
     nbytes: int
@@ -39,7 +39,7 @@ class Source:
     exponents: tuple[int, ...] = ()
 
     def random(self, random: "np.random.Generator", blocks: int) -> NDArray[np.uint8]:
-        """Blocks of random bits with factors (or floats) of a sensible magnitude: uint8[blocks, nbytes]."""
+        """Blocks of random bits with factors (or floats) of a realistic magnitude: uint8[blocks, nbytes]."""
         if self.values == 1:
             # The upper half of a single-precision float is an ordinary number in 16-bit types too.
             floats = random.standard_normal((blocks, 1)).astype(np.float32)
@@ -52,7 +52,7 @@ class Source:
         return raw
 
     def reader(self) -> Any:
-        """Return four(block, i), which gives values i..i+3 of the block at an address as the bytes of an integer."""
+        """Return four(block, i), which returns values i..i+3 of the block at an address as the bytes of an integer."""
         low, low_position = _reader(self.planes[0]), self.planes[0].position
 
         @inner

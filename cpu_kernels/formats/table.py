@@ -1,4 +1,4 @@
-"""All packed formats, each a short declaration, by the GGUF block type it is packed from.
+"""All packed formats, each a short declaration, by the name of the GGUF block type.
 
 A format declares the layout of its blocks in a file (cpu_kernels.formats.source), the arrangement of its values in
 vectors (cpu_kernels.formats.codec), and its factors; the kernels follow from that. Layouts and tables are ggml's
@@ -54,7 +54,7 @@ def _put_scale_iq4_xs(row: int, b: int, to: int) -> None:
 
 @inner
 def _put_scale_mxfp4(row: int, b: int, to: int) -> None:
-    """2 ** (exponent - 127) / 2, since the table of values is doubled; the lowest two are subnormal."""
+    """2 ** (exponent - 127) / 2, since the table of values is doubled; exponents 0 and 1 give subnormal numbers."""
     exponent = get_u8(row + b * 17)
     put_i32(to, (exponent - 1) << 23 if exponent >= 2 else 0x00200000 << exponent)
 
@@ -75,8 +75,8 @@ def _pack_scales_q2_k(block: int, to: int) -> None:
 def _pack_scales_q3_k(block: int, to: int) -> None:
     """Widen sixteen 6-bit scales, which are stored with a bias of 32.
 
-    Of their twelve bytes, the first eight hold the lower four bits of two scales each, the last four the upper two bits
-    of four scales each.
+    They take twelve bytes: the first eight hold the lower four bits of two scales each, the last four the upper two
+    bits of four scales each.
     """
     upper = get_i32(block + 104)
     for quarter in range(4):
@@ -95,9 +95,9 @@ def _pack_scales_q6_k(block: int, to: int) -> None:
 def _pack_six_bits(block: int, to: int) -> None:
     """Widen eight 6-bit scales and eight 6-bit minima.
 
-    Of their twelve bytes, the first four hold the first four scales and the next four the first four minima, in six
-    bits each. The last four hold the lower four bits of the other scales and minima; their upper two bits are the upper
-    two of the first eight bytes.
+    They take twelve bytes: the first four hold the first four scales and the next four the first four minima, in six
+    bits each. The last four hold the lower four bits of the other scales and minima, whose upper two bits are the upper
+    two bits of the first eight bytes.
     """
     first, second, rest = get_i32(block + 4), get_i32(block + 8), get_i32(block + 12)
     put_i32(to, first & _SIX_BITS)
@@ -208,7 +208,7 @@ _SUPER_BLOCKS = (
 
 
 def _of_blocks(layout: Blocks32 | ScaledBlocks, kind: ModuleType, block: int) -> WeightFormat:
-    """kind: the module that makes the layout's functions. block: values of a block."""
+    """kind: the module with the layout's functions. block: values per block."""
     tile = kind.tile_adder(layout)
     return WeightFormat(
         name=layout.name,
@@ -271,7 +271,7 @@ def _of_floats(layout: Floats) -> WeightFormat:
 
 
 class _Formats(Mapping[str, WeightFormat]):
-    """Formats by name. One is made, and its kernels are declared, when it is first asked for: a model has a few."""
+    """Formats by name. A format is created, and its kernels declared, on first access: a model uses only a few."""
 
     def __init__(self, makers: Mapping[str, Callable[[], WeightFormat]]) -> None:
         self._makers = makers

@@ -22,10 +22,10 @@ def fused_multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Va
 
 
 def exact_fma(x: Any, y: Any, z: Any) -> Floats:
-    """The meaning of fused_multiply_add.
+    """fused_multiply_add in Python.
 
     In double precision the product is exact and the sum is rounded to odd (Boldo and Melquiond, 2008), so that the
-    final rounding gives what a single one would.
+    final rounding gives the same result as a single one.
     """
     product = np.multiply(x, y, dtype=np.float64)
     total = np.asarray(product + z)
@@ -42,7 +42,7 @@ def _round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _round_to_integer(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The nearest integers, the even one of two; any for NaN and beyond the range, but nothing is undefined."""
+    """Round to the nearest integer, ties to even. NaN and values out of range give an unspecified integer."""
     if emitted_isa() in (Isa.AVX512_VNNI, Isa.AVX512):
         zero, all_lanes, current_rounding = constant(_VECTOR_I, 0), ir.IntType(16)(-1), I32(4)
         return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _VECTOR_I, x, zero, all_lanes, current_rounding)
@@ -72,7 +72,7 @@ round_i32 = define("round_i32", [f32x16], i32x16, _round_to_integer, _nearest)
 
 
 def _choice(name: str, operator: str, compare: Any) -> Any:
-    """x where it compares so with y, else y: so what is not a number stays if it is the second operand."""
+    """x where the comparison with y holds, else y: so a NaN is kept only if it is the second operand."""
     return define(
         name,
         [f32x16, f32x16],
@@ -98,7 +98,7 @@ def _magnitude_bits(x: Any) -> Any:
     return x.view(np.int32) & 0x7FFFFFFF
 
 
-# Magnitudes as integers, whose order is that of the numbers with NaN above all: so a maximum of them shows a NaN.
+# Bits of the magnitudes as integers, ordered like the numbers with NaN on top, so that a maximum reveals a NaN.
 magnitude = define(
     "magnitude",
     [f32x16],
@@ -112,7 +112,7 @@ max_i32 = define(
 
 
 def _with_literal(name: str, instruction: str, meaning: Callable[[Integers, int], Integers]) -> Any:
-    """An integer operation whose second operand is a literal, the same in every lane."""
+    """An integer operation with a literal as second operand, the same in every lane."""
 
     def emit(builder: ir.IRBuilder, x: ir.Value, literal: int) -> ir.Value:
         return getattr(builder, instruction)(x, constant(_VECTOR_I, literal))
@@ -168,7 +168,7 @@ largest_f32 = define(
     lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
     lambda x: np.float32(max(x.tolist())),
 )
-# The largest of what `magnitude` gave, as the float that it is.
+# The largest lane of a result of `magnitude`, as a float.
 largest_magnitude = define(
     "largest_magnitude",
     [i32x16],
@@ -209,7 +209,7 @@ def _hadamard(x: Floats) -> Floats:
     return x
 
 
-# The Walsh-Hadamard transform of sixteen lanes, which makes them four times as large.
+# The unnormalized Walsh-Hadamard transform of sixteen lanes, which multiplies their norm by four.
 hadamard_f32 = define("hadamard_f32", [f32x16], f32x16, _butterflies, _hadamard)
 
 # 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first; relative error below 2e-8.
@@ -252,13 +252,13 @@ exp2_f32 = define("exp2_f32", [f32x16], f32x16, _exp2, _exp2_meaning)
 
 
 def prefetch(builder: ir.IRBuilder, where: ir.Value, level: int) -> None:
-    """Ask for the cache line at an address in the cache of a level."""
+    """Prefetch the cache line at an address into the cache of a level."""
     pointer = builder.inttoptr(where, ir.IntType(8).as_pointer())
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(4 - level), I32(1))
 
 
 @operation(lambda where, count: None, literals=[1])
 def prefetch_lines(builder: ir.IRBuilder, where: ir.Value, count: int) -> None:
-    """Ask for `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
+    """Prefetch `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
     for i in range(count):
         prefetch(builder, builder.add(where, I64(64 * i)), 1)

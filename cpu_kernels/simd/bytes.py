@@ -1,14 +1,14 @@
-"""Products and lookups of bytes, which is where processors differ.
+"""Products and lookups of bytes, for which instruction sets differ.
 
-Operands are sixteen 32-bit lanes of four bytes: weights, and activations s >= -127. A product adds up four bytes a
-lane, exactly on every instruction set. Most have one instruction, or a few, for acc[lane] += sum of unsigned u times
-signed s. Others only multiply bytes into 16-bit words and add pairs of them (pmaddubsw), where full bytes would
-saturate. So there are two kinds of products, which are the same where one instruction does all:
+Operands are sixteen 32-bit lanes of four bytes: weights, and activations s >= -127. A product sums four bytes per lane,
+exactly on every instruction set. Most sets have one or a few instructions for acc[lane] += sum of unsigned u times
+signed s. Others only multiply bytes to 16-bit words and add pairs of them (pmaddubsw), which would saturate for full
+bytes. So there are two kinds of products, which are the same if one instruction does it all:
 
-- Of small unsigned bytes, into partial sums. Where `POLICY.int16_accumulators` holds, a lane of a partial sum is two
-  words, which stand for their sum. They hold as long as products added * largest u <= PARTIAL_LIMIT.
-- Of any bytes in offset binary: signed ones that are stored plus BYTE_OFFSET. Where the offset is 128, a sum begins
-  with -128 times the sum of the activations, which takes it away again.
+- Small unsigned bytes, into partial sums. If `POLICY.int16_accumulators`, a lane of a partial sum is two words, which
+  stand for their sum. They do not overflow while the number of products added * largest u <= PARTIAL_LIMIT.
+- Any bytes in offset binary: signed ones stored plus BYTE_OFFSET. If the offset is 128, a sum starts with -128 times
+  the sum of the activations as correction.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ BYTE_OFFSET = 0 if POLICY.int16_accumulators else 128
 _BYTES, _WORDS = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 _ZERO = constant(i32x16.llvm, 0)
 _WIDE, _NARROW = (Isa.AVX512_VNNI, Isa.AVX512), (Isa.AVX_VNNI, Isa.AVX2)
-# Bits of the registers of instructions that multiply and accumulate, and how many a vector takes.
+# Register width in bits of the multiply-accumulate instructions, and registers per vector.
 _DOT_INSTRUCTIONS = {Isa.AVX512_VNNI: (512, 1), Isa.AVX_VNNI: (256, 2)}
 
 Lanes = NDArray[np.int32]
@@ -84,7 +84,7 @@ def _multiply_bytes(builder: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Val
 
 
 def _pairs_of_products(builder: ir.IRBuilder, u: ir.Value, s: ir.Value) -> ir.Value:
-    """u * s added in pairs to 16-bit words, which would saturate beyond u = 128."""
+    """u * s added in pairs to 16-bit words, which saturate for u > 128."""
     u, s = (builder.bitcast(v, _BYTES) for v in (u, s))
     if emitted_isa() in _WIDE:
         return call(builder, "llvm.x86.avx512.pmaddubs.w.512", _WORDS, u, s)
@@ -111,7 +111,7 @@ def multiply_small(builder: ir.IRBuilder, partial: ir.Value, u: ir.Value, s: ir.
 
 
 def widen_partial(builder: ir.IRBuilder, partial: ir.Value, factor: ir.Value | None = None) -> ir.Value:
-    """The 32-bit sum that a partial sum stands for, times what partial_factor made of a factor if there is one."""
+    """The 32-bit sum that a partial sum stands for, times a factor made by partial_factor if one is given."""
     if not POLICY.int16_accumulators:
         return partial if factor is None else builder.mul(partial, factor)
     return _multiply_words(builder, partial, constant(_WORDS, 1) if factor is None else factor)
@@ -129,7 +129,7 @@ def multiply_offset(builder: ir.IRBuilder, acc: ir.Value, stored: ir.Value, s: i
     """acc + the products of bytes in offset binary and signed ones."""
     if not POLICY.int16_accumulators:
         return _multiply_bytes(builder, acc, stored, s)
-    # The weight's size times the activation with the weight's sign: at most 128 * 127 * 2 in a word.
+    # The weight's magnitude times the activation with the weight's sign: at most 128 * 127 * 2 in a word.
     signed = builder.bitcast(stored, _BYTES)
     size = call(builder, "llvm.abs.v64i8", _BYTES, signed, I1(0))
     pairs = _pairs_of_products(builder, size, _with_sign(builder, builder.bitcast(s, _BYTES), signed))
@@ -144,15 +144,15 @@ def add_small(builder: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Value) ->
 
 
 def offset_start(minus_128_sums: ir.Value) -> ir.Value:
-    """What a sum of multiply_offset begins with, given -128 times the sum of the activations."""
+    """The initial value of a sum of multiply_offset, given -128 times the sum of the activations."""
     return minus_128_sums if BYTE_OFFSET else _ZERO
 
 
 def keep_order(builder: ir.IRBuilder, values: list[ir.Value], most: int) -> list[ir.Value]:
-    """The same values, all computed before what follows; unchanged where there are more than `most`.
+    """The same values, which LLVM must compute before what follows; without effect for more than `most` values.
 
-    Few registers hold a tile only if its steps follow each other, while LLVM would reorder the additions of many. An
-    empty piece of assembly that takes and gives all values keeps them in order and costs nothing.
+    Where registers are few, a tile fits only if its steps run in order, but LLVM would reorder additions across steps.
+    An empty inline assembly that takes and returns all values keeps the order at no cost.
     """
     parts = POLICY.vector_parts
     if len(values) > most or emitted_isa() not in _WIDE + _NARROW:
@@ -168,12 +168,12 @@ def keep_order(builder: ir.IRBuilder, values: list[ir.Value], most: int) -> list
 
 
 def _products(x: Lanes, y: Lanes, first: Any, second: Any) -> NDArray[np.int32]:
-    """Products of the numbers that lanes hold, as [lane][number]."""
+    """Products of the numbers in each lane, as [lane][number]."""
     return x.view(first).reshape(16, -1).astype(np.int32) * y.view(second).reshape(16, -1).astype(np.int32)
 
 
 def added_small(partial: Lanes, u: Lanes, s: Lanes) -> Lanes:
-    """The meaning of multiply_small."""
+    """multiply_small in Python."""
     products = _products(u, s, np.uint8, np.int8)
     if not POLICY.int16_accumulators:
         return partial + products.sum(axis=1, dtype=np.int32)
@@ -181,7 +181,7 @@ def added_small(partial: Lanes, u: Lanes, s: Lanes) -> Lanes:
 
 
 def widened(partial: Lanes, factor: Lanes | None = None) -> Lanes:
-    """The meaning of widen_partial; the factor is one of partial_factor."""
+    """widen_partial in Python; the factor is made by partial_factor."""
     if not POLICY.int16_accumulators:
         return partial if factor is None else partial * factor
     ones = np.full(16, 0x00010001, np.int32)
@@ -189,18 +189,18 @@ def widened(partial: Lanes, factor: Lanes | None = None) -> Lanes:
 
 
 def added_small_wide(acc: Lanes, u: Lanes, s: Lanes) -> Lanes:
-    """The meaning of add_small."""
+    """add_small in Python."""
     return acc + _products(u, s, np.uint8, np.int8).sum(axis=1, dtype=np.int32)
 
 
 def added_offset(acc: Lanes, stored: Lanes, s: Lanes) -> Lanes:
-    """The meaning of multiply_offset."""
+    """multiply_offset in Python."""
     kind = np.uint8 if BYTE_OFFSET else np.int8
     return acc + _products(stored, s, kind, np.int8).sum(axis=1, dtype=np.int32)
 
 
 def added_words(acc: Lanes, x: Lanes, y: Lanes) -> Lanes:
-    """The meaning of multiply_words."""
+    """multiply_words in Python."""
     return acc + _products(x, y, np.int16, np.int16).sum(axis=1, dtype=np.int32)
 
 
@@ -208,12 +208,12 @@ def _doubled(factor: Lanes) -> Lanes:
     return factor.view(np.int16)[::2].repeat(2).view(np.int32) if POLICY.int16_accumulators else factor
 
 
-# A factor (lanes in -32768..32767) as widen_partial multiplies it.
+# A factor (lanes in -32768..32767) in the form that widen_partial takes.
 partial_factor = define("partial_factor", [i32x16], i32x16, _factor, _doubled)
 
 
 def _select(builder: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
-    """Without a byte shuffle: compare with every index."""
+    """A lookup without a byte shuffle: compares with every index."""
     result = constant(_BYTES, table[0])
     for index, entry in enumerate(table[1:], start=1):
         chosen = builder.icmp_unsigned("==", indices, constant(_BYTES, index))
@@ -222,7 +222,7 @@ def _select(builder: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) ->
 
 
 def look_up(builder: ir.IRBuilder, table: tuple[int, ...], nibbles: ir.Value) -> ir.Value:
-    """Sixteen 32-bit lanes of nibbles (a byte each) to the same of a table's sixteen bytes."""
+    """Replace nibbles, one per byte of sixteen 32-bit lanes, with the entries of a table of sixteen bytes."""
     indices, repeated = builder.bitcast(nibbles, _BYTES), ir.Constant(_BYTES, list(table) * 4)
     isa = emitted_isa()
     if isa in _WIDE:
@@ -237,7 +237,7 @@ def look_up(builder: ir.IRBuilder, table: tuple[int, ...], nibbles: ir.Value) ->
 
 
 def byte_values(table: tuple[int, ...]) -> Any:
-    """An intrinsic values(nibbles): the entries, as bytes in offset binary, of nibbles in a byte each."""
+    """An intrinsic values(nibbles): the table's entries, as bytes in offset binary, for nibbles in one byte each."""
     entries = tuple((entry + BYTE_OFFSET) % 256 for entry in table)
 
     def meaning(nibbles: Lanes) -> Lanes:

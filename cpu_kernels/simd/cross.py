@@ -1,7 +1,7 @@
-"""Several vectors with several broadcast values, every one with every other: the inner step of attention.
+"""Outer products of vectors and broadcast values, the inner step of attention.
 
-A tile of R * C vectors has R rows and C columns, entry r * C + c belonging to row r's vector and column c's value. Rows
-are given as a tuple of R addresses, columns as one address and the literal distance from one to the next.
+A tile of R * C vectors has R rows and C columns; entry r * C + c belongs to row r's vector and column c's value. Rows
+are given as a tuple of R addresses, columns as one address and a literal stride.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def _halves(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
 
 
 def _byte_pairs(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
-    """Thirty-two signed bytes as words, two to a lane."""
+    """32 signed bytes as words, two per lane."""
     given = vectors.load(builder, where, ir.VectorType(I8, 2 * LANES), 1)
     return builder.bitcast(builder.sext(given, _WORDS), i32x16.llvm)
 
@@ -37,7 +37,7 @@ def _smaller(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @operation(lambda count: (0,) * count, lambda count: TupleOf(int64, count), literals=[0])
 def no_rows(builder: ir.IRBuilder, count: int) -> Values:
-    """A tuple of `count` (literal) addresses, all 0: what says how many rows a function works on."""
+    """A tuple of `count` (literal) addresses, all 0: it only sets the number of rows of a function."""
     return [I64(0)] * count
 
 
@@ -47,7 +47,7 @@ def _page_rows(like: Sequence[int], table: int, last: int, base: int, page_bytes
 
 @operation(_page_rows, 0)
 def page_rows(builder: Any, like: Values, table: Any, last: Any, base: Any, page_bytes: Any) -> Values:
-    """Addresses of the pages that table[0], table[1], ... name, those behind table[last] being table[last] again."""
+    """Addresses of the pages at place numbers table[0], table[1], ...; entries after table[last] repeat it."""
     rows = []
     for i in range(len(like)):
         index = _smaller(builder, I64(i), last)
@@ -58,7 +58,7 @@ def page_rows(builder: Any, like: Values, table: Any, last: Any, base: Any, page
 
 @operation(lambda like, base, step, last: tuple(base + min(i, last) * step for i in range(len(like))), 0)
 def spaced_rows(builder: Any, like: Values, base: Any, step: Any, last: Any) -> Values:
-    """Addresses base, base + step, ..., those behind number `last` being that one again."""
+    """Addresses base, base + step, ...; those after index `last` repeat it."""
     offsets = [builder.mul(_smaller(builder, I64(i), last), step) for i in range(len(like))]
     return [builder.add(base, offset) for offset in offsets]
 
@@ -66,9 +66,10 @@ def spaced_rows(builder: Any, like: Values, base: Any, step: Any, last: Any) -> 
 def cross(
     name: str, load_row: Callable[..., Any], element: ir.Type, combine: Callable[..., Any], meaning: Callable[..., Any]
 ) -> Any:
-    """name(tile, rows, offset, where, stride): combine(builder, entry, the row's vector at an offset, column's value).
+    """An intrinsic name(tile, rows, offset, where, stride) that maps combine(builder, entry, vector, value) over tile.
 
-    meaning(entry, address of the row's vector, address of the column's value).
+    The vector is at row + offset, the column's value at where + stride * c. meaning(entry, address of the row's vector,
+    address of the column's value): the same in Python.
     """
 
     def emit(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: int) -> Values:
@@ -102,7 +103,7 @@ cross_fma_f16 = cross(
 
 
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
+    """multiply_words that LLVM must not reassociate with other steps, which would need too many registers."""
     total = multiply_words(builder, total, x, y)
     return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
 
@@ -114,7 +115,7 @@ def _add_pairs(total: Any, row: int, value: int) -> Any:
 
 # tile += sixteen pairs of bytes at row + offset times the column's pair of words, added in pairs, exactly.
 cross_dot2_i8 = cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
-# The same of sixteen pairs of words there.
+# The same for sixteen pairs of words.
 cross_dot2_i16 = cross(
     "cross_dot2_i16",
     lambda b, where: vectors.load(b, where, i32x16.llvm, 4),
@@ -169,7 +170,7 @@ def cross_dot2_levels(levels: Sequence[int]) -> Any:
     0,
 )
 def cross_splat_i32(builder: Any, tile: Values, rows: Values, where: Any) -> Values:
-    """A tile of column c's 32-bit integer at where + 4 c in every lane."""
+    """A tile with column c's 32-bit integer, at where + 4 c, in every lane."""
     columns = len(tile) // len(rows)
     values = [broadcast(builder, at(builder, where, 4 * c), I32) for c in range(columns)]
     return values * len(rows)
@@ -247,7 +248,7 @@ def _added_to_memory(tile: Tile, rows: Sequence[int], stride: int, factors: int)
 
 @operation(_added_to_memory)
 def cross_add_scaled(builder: Any, tile: Values, rows: Values, stride: Any, factors: Any) -> None:
-    """cross_store_scaled that adds to what is there. The same row given twice is added once."""
+    """cross_store_scaled that adds to the stored vectors. A row that is given twice is added once."""
     columns = len(tile) // len(rows)
     for c in range(columns):
         scale = broadcast(builder, at(builder, factors, 4 * c), F32)
@@ -262,7 +263,7 @@ def cross_add_scaled(builder: Any, tile: Values, rows: Values, stride: Any, fact
 
 @operation(lambda rows, offset, lines, level: None, literals=[2, 3])
 def prefetch_rows(builder: Any, rows: Values, offset: Any, lines: int, level: int) -> None:
-    """Ask for `lines` (literal) cache lines from row + offset on, of every row, in the cache of a level (literal)."""
+    """Prefetch `lines` (literal) cache lines at row + offset, for every row, into the cache of a level (literal)."""
     for base in rows:
         for i in range(lines):
             prefetch(builder, builder.add(builder.add(base, offset), I64(64 * i)), level)

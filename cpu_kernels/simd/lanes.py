@@ -1,8 +1,7 @@
-"""Several vectors with several vectors, lane by lane: sums of products whose lanes are added up at the end.
+"""Lane-wise products of row vectors and column vectors, whose lanes are summed at the end.
 
-A tile of R * C vectors has R rows and C columns as in cpu_kernels.simd.cross, but a column has a vector of its own in
-place of a value for all lanes. So one layout of a page, in which a vector is sixteen tokens, serves both its scores and
-the sums over its tokens.
+A tile of R * C vectors has R rows and C columns as in cpu_kernels.simd.cross, but a column has a vector instead of one
+value for all lanes. So one page layout, in which a vector is sixteen tokens, serves both scores and sums over tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from cpu_kernels.simd.vectors import F16, I8, I16, I32, I64, LANES, constant, f3
 
 
 def _add_products(builder: ir.IRBuilder, tile: Values, rows: Values, where: Any, stride: Any) -> Values:
-    """tile + the rows' vectors times the columns', which lie at where + stride * c."""
+    """tile + the rows' vectors times the columns' vectors at where + stride * c."""
     columns = len(tile) // len(rows)
     factors = [
         vectors.load(builder, builder.add(where, builder.mul(stride, I64(c))), f32x16.llvm, 4) for c in range(columns)
@@ -55,7 +54,7 @@ def _add_bytes(tile: Tile, rows: Sequence[int], offset: int, where: int, stride:
 
 @operation(_add_bytes, 0)
 def lanes_fma_i8(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: Any) -> Values:
-    """lanes_fma_f16 of signed bytes in pairs: an address of sixteen pairs stands for two rows of the tile."""
+    """lanes_fma_f16 for signed bytes in pairs: each address, of sixteen pairs, is for two rows of the tile."""
     singles = []
     byte, rest = (constant(i32x16.llvm, bits) for bits in (8, 24))
     for row in rows:
@@ -80,15 +79,15 @@ def _store_sums(tile: Tile, columns: int, where: int, stride: int) -> None:
 
 @operation(_store_sums, literals=[1])
 def store_sums(builder: Any, tile: Values, columns: int, where: Any, stride: Any) -> None:
-    """Store the sums of the vectors' lanes, those of column c's rows side by side at where + c * stride.
+    """Store the sums of the vectors' lanes; those of column c's rows are consecutive at where + c * stride.
 
-    columns: how many there are, a literal. Lanes are added in halves: the upper eight to the lower eight, and so on.
+    columns: their number, a literal. Lanes are added by halves: the upper eight to the lower eight, and so on.
     """
     rows = len(tile) // columns
     ordered = [tile[row * columns + column] for column in range(columns) for row in range(rows)]
     lanes = LANES
     while lanes > 1:
-        # Each vector holds parts of `lanes` numbers, one for each of the sums that it has come to hold.
+        # Each vector now holds LANES / lanes partial sums of `lanes` numbers each.
         parts, half = LANES // lanes, lanes // 2
         firsts = [part * lanes + lane for part in range(2 * parts) for lane in range(half)]
         pairs = list(zip(ordered[::2], ordered[1::2], strict=True)) if len(ordered) > 1 else [(ordered[0], ordered[0])]

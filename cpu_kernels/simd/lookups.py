@@ -1,8 +1,8 @@
-"""Lookups in tables of more than sixteen entries, and bit fields: what grids and base-3 digits are unpacked with.
+"""Lookups in tables of more than sixteen entries, and bit fields, to unpack grids and base-3 digits.
 
 Operands are sixteen lanes of four bytes. AVX512-VBMI selects 64 bytes at once from two registers (vpermi2b), and eight
-neighboring bits for each byte (vpmultishiftqb). There, a table is held as planes of bytes. Elsewhere an entry is loaded
-for each lane, which takes about ten times as many instructions.
+neighboring bits for each byte (vpmultishiftqb). With it, tables are stored as planes of bytes. Without it, each lane's
+entry is loaded separately, which takes about ten times as many instructions.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,9 @@ def _constant_table(builder: ir.IRBuilder, name: str, element: ir.Type, entries:
 
 
 def _shifted_bytes(builder: ir.IRBuilder, x: ir.Value, offsets: list[int]) -> ir.Value:
-    """Byte j of each lane: the eight bits of the lane from bit offsets[j] on, which may begin up to 8 bits before it.
+    """Byte j of each lane: the lane's eight bits from bit offsets[j] on. An offset may be as low as -8.
 
-    Bits beyond the lane belong to another one, so the caller masks them.
+    Bits beyond the lane come from another one, so the caller must mask them.
     """
     control = ir.Constant(_BYTES, [(32 * (lane % 2) + offset) % 64 for lane in range(16) for offset in offsets])
     shifted = call(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES, control, builder.bitcast(x, _BYTES))
@@ -61,7 +61,7 @@ def _shifted_bytes(builder: ir.IRBuilder, x: ir.Value, offsets: list[int]) -> ir
 
 
 def _permuted(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint8], low: ir.Value, high: ir.Value) -> ir.Value:
-    """For each byte the entry whose number's lower eight bits are in `low` and whose others are in `high`."""
+    """For each byte a table entry: the lower eight bits of its index are in `low`, the others in `high`."""
     pointer = builder.bitcast(_constant_table(builder, name, I8, entries), _BYTES.as_pointer())
     count = len(entries) // _REGISTER
     parts = [builder.load(builder.gep(pointer, [I64(i)]), align=_REGISTER, typ=_BYTES) for i in range(count)]
@@ -80,7 +80,10 @@ def _permuted(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint8], low:
 def _points_from_planes(
     builder: ir.IRBuilder, name: str, entries: NDArray[np.uint32], low: ir.Value, high: ir.Value
 ) -> Values:
-    """Each of two planes packs two bytes of every entry into one: their nibbles have two bits, or only one is used."""
+    """Look up entries in two planes, each of which packs two bytes of every entry into one.
+
+    That needs entries whose nibbles are below 4, or whose upper nibbles are 0. Raises ValueError for others.
+    """
     shift, mask = (4, 0x0F0F0F0F) if not (entries & 0xF0F0F0F0).any() else (2, 0x33333333)
     if (entries & ~np.uint32(mask)).any():
         raise ValueError(f"the points of {name} do not fit into two planes")
@@ -100,7 +103,7 @@ def _points_from_planes(
 
 
 def _gathered(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.Value:
-    """Lane by lane: the instruction that does it is no faster where there is one."""
+    """Load an entry for each lane in turn; gather instructions are no faster."""
     found = ir.Constant(i32x16.llvm, ir.Undefined)
     for lane in range(16):
         index = builder.zext(builder.extract_element(indices, I32(lane)), I64)
@@ -112,9 +115,9 @@ def _gathered(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.V
 def points_table(name: str, entries: Callable[[], NDArray[np.uint32]]) -> Any:
     """An intrinsic found(low, high): four vectors of entries of a table, vector b for byte b of the lanes.
 
-    An entry's number is 256 times high's byte plus low's, and must be below the table's length; high is not read where
-    that is 256. entries(): the words, 256 or a power of two above it. Their nibbles are below 4, or the upper ones of
-    all bytes are 0. It is called where a kernel is compiled or interpreted.
+    An entry's index is 256 times high's byte plus low's, and must be below the table's length; high is not read if the
+    length is 256. entries(): the table's words, 256 or a greater power of two. All nibbles are below 4, or the upper
+    nibbles of all bytes are 0. It is called when a kernel is compiled or interpreted.
     """
 
     def emit(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> Values:
@@ -144,7 +147,7 @@ def _meaning_of_spread(x: Lanes, width: int) -> Lanes:
 
 @operation(_meaning_of_spread, 0, literals=[1])
 def spread(builder: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
-    """The four lowest fields of `width` bits (a literal, at most 8) of each lane, a byte each."""
+    """The four lowest fields of `width` bits (a literal, at most 8) of each lane, one per byte."""
     field = 2**width - 1
     if _permutes_bytes():
         return _and(builder, _shifted_bytes(builder, x, [width * b for b in range(4)]), field * 0x01010101)
@@ -165,7 +168,7 @@ def _emit_evened(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.or_(x, _left(builder, _and(builder, ones, 0x01010101), 7))
 
 
-# Bytes below 128 with an eighth bit that makes the number of bits set even.
+# Bytes below 128 with an eighth bit added for even parity.
 with_even_bits = define(
     "with_even_bits", [i32x16], i32x16, _emit_evened, lambda x: _EVENED[x.view(np.uint8) & 127].view(np.int32)
 )
@@ -178,7 +181,7 @@ def _emit_signs(builder: ir.IRBuilder, x: ir.Value) -> Values:
     words = []
     for b in range(4):
         bits = _right(builder, x, 8 * b)
-        # The product has the lowest seven bits side by side, seven bits apart.
+        # The product holds four copies of the lowest seven bits, shifted by 0, 7, 14 and 21.
         apart = builder.mul(_and(builder, bits, 127), constant(i32x16.llvm, 1 | 1 << 7 | 1 << 14 | 1 << 21))
         eighth = _and(builder, _left(builder, bits, 21), 1 << 28)
         words.append(_left(builder, builder.or_(_and(builder, apart, 0x11111111), eighth), 3))
@@ -196,7 +199,7 @@ sign_words = Intrinsic("sign_words", _emit_signs, _meaning_of_signs, 1, [i32x16]
 
 
 def _digits_of_bytes(values: Any) -> Any:
-    """Digits of base 3, the first the highest, of bytes that hold them as fractions of 256: [...][digit]."""
+    """Base-3 digits, highest first, of bytes that encode them as fractions of 256: [...][digit]."""
     return np.asarray(values, np.int64)[..., None] * _POWERS % 256 * 3 // 256
 
 
@@ -225,4 +228,4 @@ def _meaning_of_digits(x: Lanes) -> tuple[Lanes, ...]:
 base_3_digits = Intrinsic(
     "base_3_digits", _emit_digits, _meaning_of_digits, 1, [i32x16], lambda _x: TupleOf(i32x16, _DIGITS)
 )
-"""Five vectors: the digits of each byte, which holds them as a fraction of 256, the highest digit first."""
+"""Five vectors: the base-3 digits, highest first, of each byte, which encodes them as a fraction of 256."""

@@ -1,4 +1,4 @@
-"""What threads need to meet: atomics on 64-bit integers, a pause, sleep until woken, and calls through an address."""
+"""Thread primitives: atomics on 64-bit integers, a spin pause, sleep and wake (futex), and calls through an address."""
 
 import ctypes
 import platform
@@ -83,8 +83,8 @@ atomic_add = define("atomic_add", [address, int64], int64, _add, _added)
 atomic_load = define("atomic_load", [address], int64, _load, lambda where: _integer(where).value)
 atomic_store = define("atomic_store", [address, int64], none, _store, _set)
 pause = define("pause", [], none, _pause, lambda: None)
-# sleep(where, value) gives the core away until wake(where), or not at all if the low half of the integer there is no
-# longer the value's; it may return early. Systems other than Linux sleep for a tenth of a millisecond.
+# sleep(where, value) blocks until wake(where). It returns at once if the low half of the integer at `where` differs
+# from the value's, and may return early. Systems other than Linux sleep for a tenth of a millisecond.
 sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
 wake = define("wake", [address], none, _wake, _only_compiled)
 call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

@@ -1,7 +1,7 @@
 """Register tiles: one vector of sixteen output rows for each of `n` tokens, held in a tuple of n vectors.
 
 The width n is part of a tile's type, so one function written over tiles compiles to fully unrolled code for each width.
-Operands of the tokens lie side by side: token t's 32-bit value at p + 4 t.
+The tokens' operands are consecutive: token t's 32-bit value is at p + 4 t.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ Values = list[ir.Value]
 
 
 def operands(where: int, count: int, dtype: Any = np.int32) -> NDArray[Any]:
-    """In Python: the tokens' values, each in every lane, [token][lane]."""
+    """The tokens' values, each in every lane, [token][lane], for use in Python."""
     return view(where, dtype, count)[:, None].repeat(16, axis=1)
 
 
 def _zero(vector: Any, dtype: Any) -> Any:
     @operation(lambda width: (np.zeros(16, dtype),) * width, lambda width: TupleOf(vector, width), literals=[0])
     def zero_tile(builder: ir.IRBuilder, width: int) -> Values:
-        """A tile of zeros for so many tokens (a literal)."""
+        """A tile of zeros for `width` (literal) tokens."""
         return [constant(vector.llvm, 0)] * width
 
     return zero_tile
@@ -40,10 +40,10 @@ zero_tile_i32, zero_tile_f32 = _zero(i32x16, np.int32), _zero(f32x16, np.float32
 def _each(
     name: str, arity: int, emit: Callable[..., ir.Value], meaning: Callable[..., Any], operand: ir.Type | None = None
 ) -> Any:
-    """An intrinsic name(tile, *others): a tile of emit(builder, member, *others) for each member.
+    """An intrinsic name(tile, *others) that maps emit(builder, member, *others) over the tile.
 
-    Others that are tiles give the member of the same token. Where there is a type of operands, the last argument is the
-    address of the tokens' operands, and emit gets each token's in every lane.
+    If another argument is a tile, emit gets its member of the same token. If an operand type is given, the last
+    argument is the address of the tokens' operands, and emit gets each token's operand in every lane.
     """
 
     def emit_all(builder: ir.IRBuilder, tile: Values, *others: Any) -> Values:
@@ -65,9 +65,9 @@ def _each(
 tile_dot4 = _each("tile_dot4", 3, products.add_small, products.added_small_wide, I32)
 # tile[t] + the products of a vector of words and the token's two words, added in pairs.
 tile_dot2 = _each("tile_dot2", 3, products.multiply_words, products.added_words, I32)
-# The tokens' 32-bit integers in every lane; the tile only says how many there are.
+# The tokens' 32-bit integers in every lane; the tile only sets the number of tokens.
 tile_broadcast = _each("tile_broadcast", 2, lambda _b, _member, x: x, lambda _member, x: x, I32)
-# What sums of products in offset binary begin with: the tokens' -128 * sums of activations lie at an address.
+# Initial values of sums of products in offset binary, given the address of the tokens' -128 * sums of activations.
 start_offset = _each(
     "start_offset",
     2,
@@ -75,7 +75,7 @@ start_offset = _each(
     lambda zero, x: x if products.BYTE_OFFSET else zero,
     I32,
 )
-# tile[t] - 128 times the tokens' sums, of which -32 times lie at an address, where products of bytes want that.
+# tile[t] - 128 * the token's sum if byte products use offset binary, given the address of the tokens' -32 * sums.
 add_offset = _each(
     "add_offset",
     2,
@@ -83,10 +83,10 @@ add_offset = _each(
     lambda total, x: total + (x << np.int32(2)) if products.BYTE_OFFSET else total,
     I32,
 )
-# The sums of two tiles of integers, and a tile's integers times a vector's, of 32 bits.
+# The sum of two tiles of 32-bit integers, and a tile's 32-bit integers times a vector's.
 add_tiles = _each("add_tiles", 2, lambda b, x, y: b.add(x, y), np.add)
 multiplied = _each("multiplied", 2, lambda b, x, factor: b.mul(x, factor), np.multiply)
-# tile[t] + partial[t] * factor, a vector that partial_factor has made.
+# tile[t] + partial[t] * factor, where partial_factor made the factor.
 add_partial = _each(
     "add_partial",
     3,
@@ -101,7 +101,7 @@ tile_fma = _each(
     lambda total, x, y: exact_fma(x, y, total),
     F32,
 )
-# The tile times a vector, of floats.
+# A tile of floats times a vector.
 tile_scaled = _each("tile_scaled", 2, lambda b, x, factor: b.fmul(x, factor), np.multiply)
 
 
@@ -120,7 +120,7 @@ tile_add_scaled = _each(
 
 
 def start_biased(bias: int) -> Any:
-    """An intrinsic start(zero, sums): -bias, a power of two, times the tokens' sums, of which -128 times lie there."""
+    """An intrinsic start(zero, sums): -bias * the tokens' sums, where -128 * sums is stored. bias: a power of two."""
     bits = (128 // bias).bit_length() - 1
     down = constant(i32x16.llvm, bits)
     return _each("start_biased", 2, lambda b, _, x: b.ashr(x, down), lambda _, x: x >> np.int32(bits), I32)
@@ -134,7 +134,7 @@ def _add_in_memory(integers: Tile, scale: Any, where: int, sums: int) -> None:
 
 @operation(_add_in_memory)
 def tile_add_scaled_in_memory(builder: ir.IRBuilder, integers: Values, scale: ir.Value, where: Any, sums: Any) -> None:
-    """tile_add_scaled to sums in memory, 64 bytes a token, so that registers stay free for products."""
+    """tile_add_scaled to sums in memory, 64 bytes per token, which leaves registers free for products."""
     for t, integer in enumerate(integers):
         slot, x = at(builder, sums, 64 * t), broadcast(builder, at(builder, where, 4 * t), F32)
         store(builder, slot, _add_scaled(builder, load(builder, slot, f32x16.llvm, 64), integer, scale, x), 64)
@@ -145,7 +145,7 @@ def tile_add_scaled_in_memory(builder: ir.IRBuilder, integers: Values, scale: ir
     lambda like, where: TupleOf(f32x16, like),
 )
 def tile_load_f32(builder: ir.IRBuilder, like: Values, where: ir.Value) -> Values:
-    """Floats for as many tokens as `like` has, token t's vector at where + 64 t."""
+    """Load a tile of floats as wide as `like`; token t's vector is at where + 64 t."""
     return [load(builder, at(builder, where, 64 * t), f32x16.llvm, 64) for t in range(len(like))]
 
 
@@ -162,5 +162,5 @@ def tile_store(builder: ir.IRBuilder, tile: Values, where: ir.Value) -> None:
 
 @operation(len, int64)
 def tile_width(builder: ir.IRBuilder, tile: Values) -> ir.Value:
-    """The number of tokens in a tile, a constant of its type."""
+    """The number of tokens in a tile, a compile-time constant."""
     return I64(len(tile))

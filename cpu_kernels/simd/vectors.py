@@ -1,8 +1,8 @@
-"""Vector values: sixteen lanes of 32 bits, and the memory they come from.
+"""Vector values: sixteen lanes of 32 bits, and their loads and stores.
 
 A vector is an ordinary local variable of a compiled function; LLVM splits it where registers are narrower than 512
 bits. Addresses are plain integers (intp), so that one record of integers can describe a whole step. Nothing here checks
-bounds: callers do, once a step.
+bounds: callers do, once per step.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def constant(type_: ir.Type, value: float) -> ir.Constant:
 
 
 def like(type_: ir.Type, element: ir.Type) -> ir.Type:
-    """The type with other elements: a vector of as many lanes, or the element itself for a scalar."""
+    """The type with another element type: a vector of as many lanes, or the element itself for a scalar."""
     return ir.VectorType(element, type_.count) if isinstance(type_, ir.VectorType) else element
 
 
@@ -63,7 +63,7 @@ def store(builder: ir.IRBuilder, where: ir.Value, value: ir.Value, align: int = 
 
 
 def at(builder: ir.IRBuilder, where: ir.Value, offset: int) -> ir.Value:
-    """An address some bytes further."""
+    """The address plus a constant offset in bytes."""
     return builder.add(where, I64(offset))
 
 
@@ -90,7 +90,7 @@ def piece(builder: ir.IRBuilder, value: ir.Value, index: int, parts: int) -> ir.
 
 
 def join(builder: ir.IRBuilder, pieces: list[ir.Value]) -> ir.Value:
-    """The vector that equal pieces make up."""
+    """Concatenate equal pieces to a vector."""
     while len(pieces) > 1:
         lanes = 2 * pieces[0].type.count
         order = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
@@ -101,13 +101,13 @@ def join(builder: ir.IRBuilder, pieces: list[ir.Value]) -> ir.Value:
 def in_parts(
     builder: ir.IRBuilder, name: str, parts: int, *operands: ir.Value, result: ir.Type | None = None
 ) -> ir.Value:
-    """Apply an LLVM intrinsic of narrower vectors to each of `parts` pieces; result: its type, if not the pieces'."""
+    """Apply an LLVM intrinsic on narrower vectors to each of `parts` pieces. result: its type, if not the pieces'."""
     pieces = [[piece(builder, v, index, parts) for v in operands] for index in range(parts)]
     return join(builder, [call(builder, name, result or each[0].type, *each) for each in pieces])
 
 
 def widen_half(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
-    """Half precision to single. Where no instruction does it, its bits are moved and its exponent is multiplied."""
+    """Half precision to single. Without an instruction, shifts the bits and scales to correct the exponent."""
     single = like(half.type, F32)
     if POLICIES[emitted_isa()].converts_halves:
         return builder.fpext(half, single)
@@ -123,7 +123,7 @@ def widen_half(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
 
 
 def narrow_to_half(builder: ir.IRBuilder, single: ir.Value) -> ir.Value:
-    """Single precision to half, rounded to even; adding 0.5 rounds what becomes subnormal."""
+    """Single precision to half, ties to even. Without an instruction, adding 0.5 rounds results that are subnormal."""
     half = like(single.type, F16)
     if POLICIES[emitted_isa()].converts_halves:
         return builder.fptrunc(single, half)
@@ -145,7 +145,7 @@ def narrow_to_half(builder: ir.IRBuilder, single: ir.Value) -> ir.Value:
 
 
 def widen_bf16(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
-    """Words that are the upper half of single precision."""
+    """bfloat16, given as words, to single precision."""
     return builder.bitcast(builder.shl(builder.zext(raw, i32x16.llvm), constant(i32x16.llvm, 16)), f32x16.llvm)
 
 
@@ -232,7 +232,7 @@ def _get(name: str, type_: ir.Type, number: Any, widen: Callable[..., ir.Value] 
 
 
 def _put(name: str, type_: ir.Type, number: Any) -> Any:
-    """Store the lowest bits of an integer."""
+    """Store the lowest bits of an integer. number: its type in C."""
 
     def emit(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
         store(builder, where, value if type_ is I64 else builder.trunc(value, type_))
