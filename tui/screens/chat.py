@@ -127,7 +127,7 @@ class ChatScreen(Screen[None]):
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is running, including the time before it starts."""
+        """Whether an answer or a summary is running, from the moment it was requested."""
         return self._begun
 
     def mark(self) -> TabMark:

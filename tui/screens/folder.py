@@ -120,7 +120,7 @@ class ChatFolder:
 
         info, count = self._backend.info, self._backend.count_tokens
         context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
-        room = context // (4 if self._conversation.messages else 2)  # leave space for earlier turns
+        room = context // (4 if self._conversation.messages else 2)  # leave space for other turns
         with self._lock:
             found = find_excerpts(opened.index, question, opened.meaning, room=room, tokens=count)
         return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found]

@@ -158,7 +158,7 @@ def snippet(text: str, search: str) -> tuple[str, str, str]:
     """One line of context around the match: the text before it, the match, the text after it."""
     line = " ".join(text.split())
     at = line.casefold().find(" ".join(search.split()).casefold())
-    if at < 0:  # the stored text matched, but not after whitespace was normalized
+    if at < 0:  # no match within the normalized line
         return line[: 2 * AROUND], "", ""
     end = at + len(" ".join(search.split()))
     before = line[max(at - AROUND, 0) : at]
