@@ -212,8 +212,8 @@ class Conversation:
     def compaction(self, sees: bool = True) -> tuple[Message, AnswerRequest]:
         """The last message that a summary can replace, and the request for the summary.
 
-        Summarizes all but the last KEPT_TURNS questions and their answers. The request starts like the one for the last
-        answer, so its prefix is in the KV cache. Raises RequestError if there is nothing to summarize.
+        Summarises all but the last KEPT_TURNS questions and their answers. The request starts like the one for the last
+        answer, so its prefix is in the KV cache. Raises RequestError if there is nothing to summarise.
         """
         asked = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
         end = asked[-KEPT_TURNS] if len(asked) > KEPT_TURNS else 0

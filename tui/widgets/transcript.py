@@ -185,7 +185,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _grow(self) -> None:
         async with self._changing:
-            if self.scroll_y > 0:  # the user has scrolled away meanwhile
+            if self.scroll_y > 0:  # scrolled away, or other messages are shown
                 self._growing = False
                 return
             begin = max(self._first - WINDOW, 0)
