@@ -1,4 +1,4 @@
-"""Drawing and saving an answer while it streams, at a steady rate whatever its speed."""
+"""Draws and saves a streaming answer at a fixed rate, independent of the token rate."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0
-MOST_TITLE_WORDS = 8  # five are asked for
-POLL_S = 0.1  # of an answer that is not shown
+MOST_TITLE_WORDS = 8  # the prompt asks for five
+POLL_S = 0.1  # for an answer that is not displayed
 
 
 class Answered(Message):
-    """An answer has ended, by itself or not. title: its conversation's."""
+    """An answer has ended for any reason. title: the conversation's title."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ async def follow(
     latency: Latency,
     changed: Callable[[], None],
 ) -> AnswerEvent:
-    """Draw and save an answer until it ends; returns the last event. changed: called when the status has changed."""
+    """Draw and save an answer until it ends; returns the last event. changed: called after each status change."""
     meter, saved = SpeedMeter(), time.monotonic()
     while True:
         if events := answer.poll():
@@ -65,7 +65,7 @@ async def follow(
 
 
 async def make_title(conversation: Conversation, backend: Backend) -> None:
-    """Ask the model for a title for a conversation that has none; sentences are not taken. Raises LocalLLMError."""
+    """Ask the model to title an untitled conversation. Discards a title that is too long. Raises LocalLLMError."""
     request, session_id = conversation.title_request(), conversation.session_id
     if request is None or session_id is None:
         return
@@ -76,7 +76,7 @@ async def make_title(conversation: Conversation, backend: Backend) -> None:
 
 
 async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading.Event | None = None) -> AnswerEvent:
-    """An answer that is not shown while it comes, cancelled if `stop` is set. Raises LocalLLMError."""
+    """Run a request to its end without displaying it; setting `stop` cancels it. Raises LocalLLMError."""
     answer = await in_thread(lambda: backend.submit(request))
     events = answer.poll()
     while not (events and events[-1].finish_reason is not None):
@@ -88,7 +88,7 @@ async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:
-    """Store in the message how the answer ended and its statistics. unseen: names of pictures that were not sent."""
+    """Record in the message how the answer ended and its statistics. unseen: names of pictures that were not sent."""
     counts, timings = last.counts, last.timings
     decoded = counts.generated - 1
     message = view.message

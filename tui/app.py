@@ -1,4 +1,4 @@
-"""The Textual application: what is there for the whole run, colours, keys and commands."""
+"""The Textual application: application-wide state, themes, key bindings and command dispatch."""
 
 import asyncio
 import gc
@@ -34,11 +34,11 @@ from tui.web import in_browser
 from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt
 
-# The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
+# Sent on logout, terminal close or shutdown. The Windows event loop does not support signal handlers.
 LEAVE_ON = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
-LEAVE_S = 3.0  # within which a second Ctrl+C leaves
+LEAVE_S = 3.0  # a second Ctrl+C within this time quits
 
-# Backgrounds are nearly grey: terminals of 256 colours would show tinted dark ones as blue.
+# Backgrounds are nearly grey: 256-colour terminals would show dark tints as blue.
 DARK = Theme(
     name="localllm",
     primary="#8fb8ff",
@@ -75,7 +75,7 @@ PLAIN = {True: "ansi-dark", False: "ansi-light"}
 
 
 class ChatApp(App[None]):
-    """The chat. Owns neither backend nor store: whoever made them closes them."""
+    """The chat. Does not own backend and store: the caller closes them."""
 
     TITLE = "localllm"
     CSS_PATH = "chat.tcss"
@@ -90,7 +90,7 @@ class ChatApp(App[None]):
                 command.label or command.title,
                 id=command.name,
                 show=bool(command.label),
-                priority=True,  # a field that edits has uses of its own for many keys
+                priority=True,  # input fields bind many of these keys themselves
             )
             for command in COMMANDS
             if command.key
@@ -112,10 +112,10 @@ class ChatApp(App[None]):
         typed: str = "",
         folder: Path | None = None,
     ) -> None:
-        """model "" is the one used last, and without one the user chooses. keys: binding id -> key, in place of the
-        default. remembered_as: under which name the store keeps the model that was loaded last. light: the terminal's
-        background is, which matters until a theme is chosen. plain_colours: the terminal has few, or NO_COLOR is set.
-        typed: what the user wrote before there was a prompt. folder: for tools; None is the current one.
+        """model: "" selects the last one used; if there is none, the user chooses. keys: binding id -> key, overrides
+        the default. remembered_as: the store's key for the last loaded model. light: the terminal's background is
+        light; ignored once the user has chosen a theme. plain_colours: the terminal has few colours, or NO_COLOR is
+        set. typed: what the user typed before the prompt appeared. folder: for tools; None is the current directory.
         """
         super().__init__(ansi_color=True if plain_colours else None)
         self.backend = backend
@@ -134,8 +134,8 @@ class ChatApp(App[None]):
         self.tabs = Tabs(self, self._make_chat)
         self.tabs.add().prompt.text = typed
         self._interrupted = -LEAVE_S
-        self._asked_to_stay = -LEAVE_S  # when the user was told that answers are on their way
-        self._named = False  # whether the terminal's title is ours
+        self._asked_to_stay = -LEAVE_S  # when the warning about running answers was last shown
+        self._named = False  # whether we have set the terminal's title
         self.set_keymap(self.keys)
 
     def _make_chat(self, mode: str) -> ChatScreen:
@@ -152,7 +152,7 @@ class ChatApp(App[None]):
         return self.tabs.current
 
     def begin_with(self, resume: bool, system: str | None, persona: Persona | None = None) -> None:
-        """Before the run: open the chat used last, if there is one; take a persona; set the system prompt.
+        """Before the run: open the last chat, if there is one; apply a persona; set the system prompt.
 
         Raises SessionError.
         """
@@ -165,7 +165,7 @@ class ChatApp(App[None]):
             conversation.set_parameters(replace(conversation.parameters, system=system))
 
     def on_mount(self) -> None:
-        """Leave in order when the system asks: the terminal as it was, the answer as far as it has come."""
+        """Handle termination signals: restore the terminal and save partial answers."""
         loop = asyncio.get_running_loop()
         for number in LEAVE_ON:
             loop.add_signal_handler(number, self._leave_on, number)
@@ -174,7 +174,7 @@ class ChatApp(App[None]):
             self.call_after_refresh(self._show_saving, self.store.unsaved)
 
     def _show_saving(self, unsaved: str) -> None:
-        """Say that chats are in memory only, and why; or that they are saved again."""
+        """Tell the user that chats are only in memory, and why; or that they are saved again ("")."""
         for chat in self.tabs.all:
             chat.status_line.facts.unsaved = bool(unsaved)
             chat.status_line.redraw()
@@ -182,28 +182,28 @@ class ChatApp(App[None]):
         self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
 
     def on_ready(self) -> None:
-        """The first picture is drawn: collect garbage again, though not among what the start imported."""
+        """After the first frame: enable garbage collection, with everything imported at startup frozen."""
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
 
     def get_driver_class(self) -> type[Driver]:
-        """Textual's choice, made to outlive its terminal."""
+        """Textual's driver, wrapped to survive the loss of its terminal."""
         driver = super().get_driver_class()
         return driver if in_browser() else surviving(driver)
 
     def leave_without_terminal(self) -> None:
-        """Leave as if the system had sent SIGHUP: the terminal has gone."""
+        """The terminal is gone: exit as on SIGHUP."""
         self._leave_on(signal.SIGHUP)
 
     def _leave_on(self, number: signal.Signals) -> None:
-        # Where the shell has taken the terminal back, only a process that ignores this may restore it.
+        # If the shell owns the terminal again, restoring it from the background raises SIGTTOU; ignore it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._keep_answers()
         self.exit(return_code=128 + number)
 
     def _keep_answers(self) -> None:
-        """Store what is on its way in all tabs, as far as it has come."""
+        """Save the partial answers of all tabs."""
         for chat in self.tabs.all:
             chat.writer.keep()
 
@@ -215,14 +215,14 @@ class ChatApp(App[None]):
                 self.notify(str(error), severity="error", markup=False)
 
     def notify(self, message: str, **options: Any) -> None:
-        """Say something in passing: on the screen's own line for it, else as Textual does."""
+        """Show a notification: on the screen's Notice line if it has one, else as a Textual toast."""
         if lines := self.screen.query(Notice):
             lines.first().show(message, options.get("severity", "information"), options.get("timeout") or 5)
         else:
             super().notify(message, **options)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Commands act on the chat while it is seen; one tab's question must not keep the user from the others."""
+        """Allow commands only on the chat screen; switching tabs also works while a tool approval is open."""
         if action != "command":
             return True
         over = (ChatScreen, ApprovalScreen) if parameters in _BETWEEN_TABS else (ChatScreen,)
@@ -232,7 +232,7 @@ class ChatApp(App[None]):
         await self.run_command(name)
 
     async def run_command(self, name: str, argument: str = "") -> None:
-        """Run a command of the table; what goes wrong is shown in place."""
+        """Run a command of the table; errors are shown in the chat."""
         command = next(command for command in COMMANDS if command.name == name)
         chat = self.chat
         try:
@@ -241,7 +241,7 @@ class ChatApp(App[None]):
             chat.show_error(str(error))
 
     async def action_tab(self, place: int) -> None:
-        """Bring a tab to the front: a click on its title."""
+        """Bring a tab to the front; bound to a click on its title."""
         if isinstance(self.screen, (ChatScreen, ApprovalScreen)):
             await self.tabs.show(self.tabs.all[place])
 
@@ -249,7 +249,7 @@ class ChatApp(App[None]):
         self.tabs.redraw()
 
     async def action_quit(self) -> None:
-        """Leave. Says so once, and stays, while answers are on their way in tabs that are not seen."""
+        """Quit. While hidden tabs have running answers, the first call only warns."""
         hidden = [tab for tab in self.tabs.busy if tab is not self.tabs.current]
         now = time.monotonic()
         if hidden and now - self._asked_to_stay > LEAVE_S:
@@ -262,7 +262,7 @@ class ChatApp(App[None]):
         self.exit()
 
     def on_answered(self, event: Answered) -> None:
-        """Tell a user who has left the terminal: by its bell, a notification (OSC 9) and a mark in its title."""
+        """If the terminal lacks focus, alert the user: bell, notification (OSC 9) and a mark in the title."""
         try:
             if self.app_focus or self.store.remembered("notify") == "off":
                 return
@@ -279,7 +279,7 @@ class ChatApp(App[None]):
             self._name_terminal(None)
 
     def _name_terminal(self, title: str | None) -> None:
-        """Give the terminal a title, or the one back that it had (XTWINOPS 22 and 23)."""
+        """Set the terminal's title, or restore the previous one if None (XTWINOPS 22 and 23)."""
         if (title is None) == (not self._named):
             return
         self._tell_terminal("\x1b[23;2t" if title is None else f"\x1b[22;2t\x1b]2;{title}\a")
@@ -296,7 +296,7 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if found := find_command(text):
             self.chat.remember_prompt(text)
-            self.run_worker(self.run_command(*found))  # not the chat's, which /close removes
+            self.run_worker(self.run_command(*found))  # not the chat's worker: /close removes the chat
         elif unknown := unknown_command(event.text):
             self.chat.show_error(unknown)
             self.chat.prompt.give_back(event.text)
@@ -304,7 +304,7 @@ class ChatApp(App[None]):
             self.chat.send(event.text)
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: copy what is marked, else stop an answer or a load; twice in a row it leaves."""
+        """Ctrl+C: copy the selection, else stop an answer or a load; pressed twice, quit."""
         marked = self.screen.get_selected_text() or getattr(self.focused, "selected_text", "")
         if marked:
             self.copy_to_clipboard(marked)
@@ -319,18 +319,18 @@ class ChatApp(App[None]):
         self.notify(f"{'Stopped. ' if stopped else ''}Press Ctrl+C again to leave.", timeout=LEAVE_S)
 
     def get_key_display(self, binding: Binding) -> str:
-        """As in the help, and short: F1, ^P, Esc. A letter alone stays as it is typed."""
+        """Short key names as in the help: F1, ^P, Esc. A single letter keeps its case."""
         name = super().get_key_display(binding)
         return name.title() if len(name) > 1 else name
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: every command of the chat."""
+        """The command palette's entries: every chat command."""
         if isinstance(screen, ChatScreen):
             for command in COMMANDS:
 
                 def run(name: str = command.name) -> None:
                     self.run_worker(self.run_command(name))
 
-                # The palette searches titles alone, and what a command does is what people look for.
+                # The palette searches titles only, so the title holds both what the command does and its name.
                 keys = key_names(self.keys.get(command.name, command.key))
                 yield SystemCommand(f"{command.title} · /{command.name}", keys, run)

@@ -1,4 +1,4 @@
-"""What goes with a message: files that its text names by @path, and long texts that were pasted."""
+"""Attachments of a message: files named in its text by @path, and long pasted texts."""
 
 import base64
 import mimetypes
@@ -12,13 +12,13 @@ from localllm.files import user_path
 from localllm.text import shortened
 from tui.sessions import Attachment
 
-# At the beginning or after a space, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
+# At the start or after whitespace, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
 _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
 
-# What looks like a path: it has a slash, or ends like a file. `@app.route("/x")` and `@property` do not.
+# What looks like a path: it contains a slash or has a file extension. `@app.route("/x")` and `@property` do not.
 _FILE_LIKE = re.compile(r"[^()\[\]{}<>=,;]*/[^()\[\]{}<>=,;]*|[^()\[\]{}<>=,;/]*\.[A-Za-z0-9]{1,8}")
 
-# How a PNG and a JPEG begin.
+# Magic bytes of PNG and JPEG.
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff")
 
 MAX_TEXT_BYTES = 2 * 2**20
@@ -39,11 +39,11 @@ def find_attachments(
     known: Sequence[Attachment] = (),
     strict: bool = True,
 ) -> tuple[Attachment, ...]:
-    """Read the files that a prompt names: texts, PNG and JPEG. Words after an @ that look like no file stay words.
+    """Read the files that a prompt names: text, PNG and JPEG. An @word that does not look like a path stays text.
 
-    known: what already goes by a name, such as a pasted text, or a file as it was when a message was first sent.
-    Raises RequestError where a file cannot be read, is something else or is too large, MissingFileError for what looks
-    like a file and is not there (if strict), and what picture_tokens raises.
+    known: attachments that take precedence over files of the same name: pasted texts, or a file as it was when the
+    message was first sent. Raises RequestError if a file cannot be read, has another type or is too large,
+    MissingFileError if strict and a name looks like a path but does not exist, and what picture_tokens raises.
     """
     named = {file.name: file for file in known}
     found: dict[str, Attachment] = {}
@@ -66,7 +66,7 @@ def text_file(name: str, text: str, count_tokens: Counter) -> Attachment:
 
 
 def mention_of(pasted: str) -> str | None:
-    """The mention of the one file whose path was pasted or dropped on the terminal; None for any other text."""
+    """The @mention for a pasted or dropped file path; None if the text is anything else."""
     text = pasted.strip()
     if not text or "\n" in text or len(text) > 4096:
         return None
@@ -76,7 +76,7 @@ def mention_of(pasted: str) -> str | None:
         if not path.is_absolute() or not path.is_file():
             return None
     except OSError:
-        return None  # too long a name for a file, say
+        return None  # for example a file name that is too long
     return f'@"{name}"' if " " in name else f"@{name}"
 
 

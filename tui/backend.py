@@ -1,4 +1,4 @@
-"""The interface to the chat's models, implemented by `engine_backend` for this machine and by `server_backend`."""
+"""The interface to the chat's models, implemented by `engine_backend` (in-process) and `server_backend`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.measure.laboratory import ModelCosts
 
-# Called on the loading thread with the phase and the share of it that is done, 0 to 1. An exception ends the load.
+# Called on the loading thread with the phase and its completed fraction, 0 to 1. Raising an exception ends the load.
 LoadProgress = Callable[[str, float], None]
 
 
@@ -24,9 +24,9 @@ class LoadStoppedError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A new model made from the current one. messages: start each of its conversations.
+    """A new model made from the current one. messages: the start of each conversation with it.
 
-    parameters: the changed ones, under their names in Ollama's Modelfiles.
+    parameters: the changed ones, by their names in Ollama's Modelfiles.
     """
 
     system: str
@@ -38,9 +38,9 @@ class Recipe:
 class ModelInfo:
     """The current model. context: in tokens. notice: shown to the user.
 
-    place: where it runs, e.g. "llama.cpp, 20/29 layers on GPU". converses: False if it only continues text. sees:
-    whether it reads pictures. titles: False if it is too small to name a conversation. settings: the user's over the
-    model's own; None if unknown.
+    place: where it runs, e.g. "llama.cpp, 20/29 layers on GPU". converses: False if it only completes text. sees:
+    whether it reads pictures. titles: False if it is too small to title a conversation. settings: the model's own,
+    overridden by the user's; None if unknown.
     """
 
     name: str
@@ -58,9 +58,8 @@ class ModelInfo:
 class ModelChoice:
     """A model that could be loaded. Sizes are bytes; None is unknown.
 
-    memory: for the weights and a conversation of a few thousand tokens. speed: tokens a second that decoding should
-    reach. source: where it comes from. here: False if it must be pulled first; it then has a use it suits and a
-    licence.
+    memory: for the weights and a conversation of a few thousand tokens. speed: expected decoding speed in tokens per
+    second. source: where it comes from. here: False if it must be pulled first; suits and licence are then set.
     """
 
     name: str
@@ -88,28 +87,28 @@ class Backend(Protocol):
         """The current model."""
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """Replace the current model, which stays if the new one cannot be found. pull: whether it may be downloaded."""
+        """Replace the current model; keeps it if the new one cannot be found. pull: whether to download if missing."""
 
     def submit(self, request: AnswerRequest) -> AnswerStream:
         """Start an answer."""
 
     def count_tokens(self, text: str) -> int | None:
-        """Tokens of a text; None if unknown."""
+        """Number of tokens in a text; None if unknown."""
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Tokens of a picture's file; None if unknown. Raises RequestError if the model cannot read pictures."""
+        """Number of tokens for a picture file; None if unknown. Raises RequestError if the model reads text only."""
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """Models to choose from. near: the name of the current one."""
+        """Models to choose from. near: the name of the current model."""
 
     def save(self, name: str, recipe: Recipe) -> None:
         """Create a model from the current one."""
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """A snapshot of the engine's state, soon; None where there is no engine to look into."""
+        """A future of a snapshot of the engine's state; None if the engine cannot be inspected."""
 
     def costs(self) -> "ModelCosts | None":
-        """What the current model's steps cost; None where that is not known. May block."""
+        """What the current model's steps cost; None if unknown."""
 
     def memory_bytes(self) -> int | None:
         """Memory in use for the model; None if unknown."""

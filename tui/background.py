@@ -1,4 +1,4 @@
-"""Long work beside the event loop."""
+"""Runs blocking work outside the event loop."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ Result = TypeVar("Result")
 
 
 class UnexpectedError(LocalLLMError):
-    """A defect, told in place so that it does not cost the conversation. Its cause has the traceback."""
+    """A defect, reported as an error message so that the conversation survives. Its __cause__ has the traceback."""
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Run work on a thread that does not keep the process alive, and return what it returns.
+    """Run work on a daemon thread and return its result.
 
-    Raises the work's LocalLLMError, and UnexpectedError from any other. A task that is cancelled while it waits leaves
-    the work to end unheard.
+    Raises the work's LocalLLMError, and UnexpectedError from any other exception. Cancelling the awaiting task does not
+    stop the work; its result is discarded.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Result] = loop.create_future()

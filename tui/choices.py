@@ -1,4 +1,4 @@
-"""The models that the picker offers: those of this machine, those beside the present one, and some to pull; pulling."""
+"""The models that the picker offers: local ones, files next to the current one, suggestions to pull. Also pulls."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,15 +24,15 @@ from tui.backend import LoadProgress, ModelChoice
 
 
 def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
-    """The choices, those to pull last, the best that fits first.
+    """The choices: local models first, then suggestions to pull, the best that fits first.
 
-    loaded: the file of the present model; near: its name, loaded or not. Speeds are told where `localllm bench` has
-    measured this machine. Files that cannot be read are left out.
+    loaded: the file of the current model; near: its name, loaded or not. Expected speeds are given only if `localllm
+    bench` has measured this machine. Skips files that cannot be read.
     """
     found: list[LibraryModel] = []
     names: set[str] = set()
     for model in all_models(settings):
-        if model.name.lower() not in names:  # a name stands for the first that has it
+        if model.name.lower() not in names:  # a name refers to the first model that has it
             found.append(model)
             names.update(name.lower() for name in model.names)
     known = [(model.name, model.path, str(model.source), model.projectors()) for model in found]
@@ -77,7 +77,7 @@ def _choice(
 
 
 def to_pull(suggestion: Suggestion, kept: KeptLimits | None = None) -> ModelChoice:
-    """A suggestion as the picker shows it. kept: what was measured of this machine."""
+    """A suggestion as the picker shows it. kept: the measured limits of this machine."""
     return ModelChoice(
         name=suggestion.name,
         size=suggestion.size,
@@ -92,7 +92,7 @@ def to_pull(suggestion: Suggestion, kept: KeptLimits | None = None) -> ModelChoi
 
 
 def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> LibraryModel:
-    """The model that a name stands for. Raises LibraryError, and what progress raises to stop; what came is kept."""
+    """Find a model by name, or pull it. Raises LibraryError, and what progress raises; keeps a partial download."""
     meter = Meter()
 
     def told(status: PullStatus) -> None:

@@ -1,4 +1,4 @@
-"""localllm chat: the terminal chat, a command beside the others. Imports nothing heavy until it runs."""
+"""The `localllm chat` command. Heavy imports are deferred until it runs."""
 
 from pathlib import Path
 from typing import Annotated

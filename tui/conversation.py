@@ -1,4 +1,4 @@
-"""The conversation on the screen, without its widgets: messages, variants, requests to the model."""
+"""The conversation behind the chat screen: messages, variants, requests to the model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tui.sessions import Attachment, Message, Role, SessionStore
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
-TITLE_INPUT_CHARS = 2000  # of each message, for a title
+TITLE_INPUT_CHARS = 2000  # of each message, in a title request
 SUMMARY_PROMPT = (
     "Summarise our conversation so far for yourself: what I want, what was decided, names, numbers, code and open "
     "questions that we will need. Write notes of at most 250 words, and nothing else."
@@ -29,7 +29,7 @@ NOT_RUN = "Error: this call was not carried out."
 
 
 class Conversation:
-    """A session, saved in the store as it changes, from its first message on."""
+    """A session; every change is saved in the store, starting with the first message."""
 
     def __init__(self, store: SessionStore, model: str, parameters: Parameters) -> None:
         self.store = store
@@ -69,7 +69,7 @@ class Conversation:
         self._store_parameters()
 
     def set_defaults(self, defaults: Parameters) -> None:
-        """Set a model's defaults for all parameters that the user has not changed."""
+        """Set a model's defaults; parameters that the user has changed keep their values."""
         self.parameters = self.parameters.rebased(self.defaults, defaults)
         self.defaults = defaults
 
@@ -82,7 +82,7 @@ class Conversation:
         return self._append(Role.USER, content, attachments)
 
     def begin_answer(self) -> Message:
-        """Append an empty answer, which the caller fills and saves."""
+        """Append an empty answer that the caller fills and saves."""
         return self._append(Role.ASSISTANT)
 
     def add_result(self, call: ToolCall, result: str) -> Message:
@@ -98,11 +98,11 @@ class Conversation:
 
     @property
     def has_excerpts(self) -> bool:
-        """Whether excerpts of documents are in it."""
+        """Whether any attachment is an excerpt of a document."""
         return any(file.line for message in self.messages for file in message.attachments)
 
     def checker(self, message: Message) -> QuotationChecker | None:
-        """Checks what an answer quotes of the files before it; None where none of them is an excerpt of a document."""
+        """A checker of an answer's quotations against the files before it; None if no file is a document excerpt."""
         files: list[Attachment] = []
         for earlier in self.messages:
             if earlier.id == message.id:
@@ -113,17 +113,17 @@ class Conversation:
         return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
 
     def checked(self, message: Message) -> str:
-        """A message's text, an answer's with the places of its quotations."""
+        """A message's text; in an answer, quotations are followed by their sources."""
         checker = self.checker(message) if message.role is Role.ASSISTANT else None
         return checker.push(message.content) + checker.flush() if checker else message.content
 
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
-        """Replace a message of the user's and all that follow; the old path stays as a variant."""
+        """Replace a user message and all that follow; the old path stays as a variant."""
         self.cut_before(message)
         return self._append(Role.USER, content, attachments)
 
     def cut_before(self, message: Message) -> None:
-        """Remove a message and all that follow from the path; what is appended then starts a variant of it."""
+        """Remove a message and all that follow from the path; the next message appended becomes a variant of it."""
         index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
         del self.messages[index:]
         self.store.cut(message.session_id, message.parent_id)
@@ -132,7 +132,7 @@ class Conversation:
         self.store.update(message)
 
     def variant(self, message: Message) -> tuple[int, int]:
-        """A message's number among its variants, from 1, and their count."""
+        """A message's 1-based position among its variants, and their count."""
         variants = self.store.variants(message)
         return variants.index(message.id) + 1, len(variants)
 
@@ -179,7 +179,7 @@ class Conversation:
     ) -> AnswerRequest:
         messages: list[dict[str, Any]] = []
         summed = max((place for place, message in enumerate(shown, 1) if message.summary), default=0)
-        waiting: list[ToolCall] = []  # calls whose results have not come
+        waiting: list[ToolCall] = []  # calls without a result so far
         for message in shown[summed:]:
             if message.role is Role.TOOL:
                 del waiting[:1]
@@ -200,7 +200,7 @@ class Conversation:
             messages=messages,
             continues_text=True,
             think=parameters.think,
-            # Only what differs from our defaults: a server has its own for its models.
+            # Only what differs from our defaults, so that a server's own per-model defaults apply.
             sampling=changed(parameters.sampling()),
             max_tokens=parameters.max_tokens,
             context_limit=parameters.ctx,
@@ -210,10 +210,10 @@ class Conversation:
         )
 
     def compaction(self, sees: bool = True) -> tuple[Message, AnswerRequest]:
-        """The last of the messages that a summary can stand for, and the request for it.
+        """The last message that a summary can replace, and the request for the summary.
 
-        All but the last KEPT_TURNS questions and their answers. The request begins as the one for the last answer did,
-        so that its keys and values are there. Raises RequestError if there is too little.
+        Summarises all but the last KEPT_TURNS questions and their answers. The request starts like the one for the last
+        answer, so its prefix is in the KV cache. Raises RequestError if there is nothing to summarise.
         """
         asked = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
         end = asked[-KEPT_TURNS] if len(asked) > KEPT_TURNS else 0
@@ -226,7 +226,7 @@ class Conversation:
         )
 
     def set_summary(self, message: Message, summary: str) -> None:
-        """Let a summary stand for a message and all before it; "" for the messages themselves again."""
+        """Replace a message and all before it by a summary in requests; "" sends the messages again."""
         message.summary = summary
         self.save(message)
 
@@ -252,7 +252,7 @@ class Conversation:
         return Recipe(now.system, changed, messages)
 
     def title_request(self) -> AnswerRequest | None:
-        """A background request for a title; None if the session has one or is too short."""
+        """A background request for a title; None if the session has a title or is too short."""
         if self.session_id is None or len(self.messages) < 2 or self.store.summary(self.session_id).titled:
             return None
         said = [{"role": str(one.role), "content": one.content[:TITLE_INPUT_CHARS]} for one in self.messages[:2]]
@@ -292,7 +292,7 @@ class Conversation:
 
 
 def _cite(place: str) -> str:
-    """A place in Markdown: names of files may have signs that mean something there."""
+    """A citation as Markdown code, because file names may contain Markdown syntax."""
     plain = place.replace("`", "\ufffd")
     return f" [`{plain}`]"
 

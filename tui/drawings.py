@@ -1,4 +1,4 @@
-"""The inspector's pictures: from the engine's own data to text, and nothing in between."""
+"""The inspector's charts, rendered as text directly from the engine's data."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from localllm.text import counted, harmless, human_bytes, human_seconds
 from tui.status import MUTED
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$warning"
-# Of a page: free, held by one sequence, by two, by more.
+# Symbol and style of a page: free, held by one sequence, by two, by more.
 _HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$warning"))
 GIGA = 1e9
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -20,9 +20,9 @@ Piece = tuple[str, str]
 
 
 def schedule(steps: Sequence[StepRecord], width: int, height: int = 4, rate: float | None = None) -> Content:
-    """One column a step, newest on the right: rows of prompts, of decoding sequences and of drafts, on a log scale.
+    """One column per step, newest on the right: its prefill, decode and draft rows on a log scale.
 
-    rate: bytes a second that the last step read.
+    rate: bytes per second read by the last step.
     """
     shown = steps[-width:]
     most = math.log2(1 + max((step.prefill + step.decode + step.drafted for step in shown), default=1))
@@ -54,10 +54,10 @@ def _schedule_legend(steps: Sequence[StepRecord], rate: float | None) -> list[Pi
 
 
 def pages(snapshot: EngineSnapshot, width: int, height: int = 4, token_bytes: float = 0.0) -> Content:
-    """The pool's pages by how many sequences hold each, running ones and kept prefixes alike.
+    """A map of the pool's pages by number of holders: running sequences and cached prefixes.
 
-    A cell stands for neighbouring pages and shows the most holders among them. Free ones fill up what room is left.
-    token_bytes: of a token's keys and values, 0 if unknown.
+    Each cell covers adjacent pages and shows the highest holder count among them. Free cells fill the remaining space.
+    token_bytes: KV cache bytes per token, 0 if unknown.
     """
     holders = snapshot.page_holders
     extent = int(holders.nonzero()[0][-1]) + 1 if holders.any() else 0
@@ -80,7 +80,7 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4, token_bytes: fl
 
 
 def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:
-    """The prefix tree, deeper nodes further in; the bar is as long as the edge on a log scale."""
+    """The prefix tree, indented by depth; the bar shows the edge's length in tokens on a log scale."""
     nodes = list(depth_first(prefixes))
     if not nodes:
         return Content.styled("No prefix is kept yet.", MUTED)
@@ -102,7 +102,7 @@ def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:
 
 
 def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
-    """How often which time occurred, in steps of a factor of two; median and 95th percentile are of all."""
+    """A histogram with power-of-two buckets; median and 95th percentile are exact."""
     if not seconds:
         return Content.styled(f"{name}: nothing measured yet", MUTED)
     buckets: dict[int, int] = {}
@@ -128,7 +128,7 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
 
 
 def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
-    """The last tokens with their probabilities before the filters, and what else might have come."""
+    """The last tokens with their probabilities before sampling filters, and their alternatives."""
     if not tokens:
         return Content.styled("Press p: the next answers note each token's alternatives.", MUTED)
     lines: list[Piece] = []
@@ -154,7 +154,7 @@ def speculation(drafted: int, accepted: int) -> Content:
 
 
 def requests(snapshot: EngineSnapshot, most: int = 8) -> Content:
-    """What is at work and what waits, and the last ones that have ended."""
+    """Running and waiting requests, and the last finished ones."""
     lines: list[Piece] = []
     for request in snapshot.requests[:most]:
         state = "waits" if request.waiting else "decodes" if request.generated else "prefills"
@@ -176,5 +176,5 @@ def requests(snapshot: EngineSnapshot, most: int = 8) -> Content:
 
 
 def _visible(text: str) -> str:
-    """A token's text in one line, its spaces to be seen."""
+    """A token's text on one line with visible whitespace."""
     return harmless(text).replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣")[:12] or "∅"

@@ -1,4 +1,4 @@
-"""The chat's backend in this process: one loaded model and its engine, imported with the first load."""
+"""The chat's in-process backend: one loaded model and its engine, which is imported at the first load."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class EngineBackend:
     """Implements Backend, which documents the methods, with one loaded model at a time. Thread-safe."""
 
     def __init__(self, settings_with: Callable[[Mapping[str, object]], Settings]) -> None:
-        """settings_with: the user's settings over a model's own."""
+        """settings_with: maps a model's own settings to those settings overridden by the user's."""
         self._settings_with = settings_with
         self._lock = threading.Lock()
         self._model: LocalModel | None = None
@@ -39,7 +39,7 @@ class EngineBackend:
         return self._info
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """The current model is freed before the new one is loaded, so memory never holds both."""
+        """Frees the current model before loading the new one, so memory never holds both."""
         from gguf_io import open_model
         from localllm.answer.local import LocalModel
         from localllm.engine.loaded_model import load_model
@@ -62,7 +62,7 @@ class EngineBackend:
             except BaseException:
                 model.close()
                 raise
-            # The manifest's parameters are in the settings, which the user can change in the chat.
+            # The manifest's parameters are already in the settings, where the user can change them.
             self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
             self._found = found
             self._info = info = _info(model, found, settings)
@@ -72,7 +72,7 @@ class EngineBackend:
         if self._model is None or self._info is None:
             raise RequestError("No model is loaded. Choose one with /load.")
         if not self._info.converses and request.max_tokens is None:
-            # Such a model rarely stops by itself, and its context rolls.
+            # A base model rarely stops by itself, and its context rolls.
             request = replace(request, max_tokens=self._model.loaded.engine.context // 2)
         return self._model.prepare(request).submit()
 
@@ -81,12 +81,12 @@ class EngineBackend:
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Encodes the picture, which is cached for the request."""
+        """Encodes the picture; the result is cached for the request."""
         model = self._model
         return model.loaded.image_tokens(data) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The models of this machine, the GGUF files in the current one's folder, and some to pull."""
+        """Local models, GGUF files in the current model's folder, and suggestions to pull."""
         from tui.choices import model_choices
 
         settings = self._settings_with({})
@@ -168,7 +168,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
 
 
 def _place(choice: "BackendChoice") -> str:
-    """The backend, and how many layers are on GPUs."""
+    """The backend's name and how many layers run on GPUs."""
     on_devices, layers = choice.device_layers
     if choice.name == "native":
         return "native, CPU"

@@ -1,4 +1,4 @@
-"""The inspector's timeline, roofline, costs and what-if, as text."""
+"""The inspector's timeline, roofline, costs and what-if charts, rendered as text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from tui.status import MUTED
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
-_MARK = 8  # columns that a mark of the time axis takes at least
-_LABEL = 7  # columns of a request's label or of an axis' figures
+_MARK = 8  # minimum columns between marks of the time axis
+_LABEL = 7  # columns of a request's label or of an axis label
 
 
 def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
-    """A line for each of the last requests: waiting, chunks of the prompt, the first token, decoding, the end."""
+    """One line per recent request: queueing, prompt chunks, first token, decoding, end."""
     shown = snapshot.timelines[-max(height - 3, 1) :]
     if not shown:
         return Content.styled("No request has come yet.", MUTED)
@@ -35,7 +35,7 @@ def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
         if below:
             details = list(_details(each))
             while len(details) > 1 and _LABEL + len(" · ".join(details)) > width:
-                details.pop()  # rather than half a figure
+                details.pop()  # avoids cutting a figure in half
             lines.append((f"\n{'':<{_LABEL}}{' · '.join(details)}"[: width + 1], MUTED))
         lines.append((f" {_figures(each)}"[:figures], MUTED))
         lines.append(("\n", ""))
@@ -44,7 +44,7 @@ def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
 
 
 def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
-    """The phases of the last request below each other, each with what was done in it."""
+    """The phases of the last request, one per line, each with its time and its work."""
     if not snapshot.timelines:
         return Content.styled("No request has come yet.", MUTED)
     each = snapshot.timelines[-1]
@@ -108,7 +108,7 @@ def _bar(each: Timeline, now: float, began: float, per_cell: float, room: int) -
 
 
 def _figures(each: Timeline) -> str:
-    """When its first token came, its tokens, and how fast they came."""
+    """Time to the first token and decoding speed, or the request's state before that."""
     first = next((span.began for span in each.spans if span.decodes), None)
     if first is None:
         return "waits" if not each.spans else "reads its prompt" if each.ended is None else "no token"
@@ -118,7 +118,7 @@ def _figures(each: Timeline) -> str:
 
 
 def _details(each: Timeline) -> Sequence[str]:
-    """The same in more words."""
+    """The figures of `_figures`, plus queue time, prompt time, cached and generated tokens."""
     chunks = [span for span in each.spans if not span.decodes]
     if not chunks:
         return (_figures(each),)
@@ -134,7 +134,7 @@ def _details(each: Timeline) -> Sequence[str]:
 
 
 def _time_axis(seconds: float, room: int) -> list[Piece]:
-    """Marks at round times, as many as have room."""
+    """A time axis with as many marks at round times as fit."""
     least = seconds * _MARK / room
     power = 10.0 ** math.floor(math.log10(least))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
@@ -150,9 +150,9 @@ def _time_axis(seconds: float, room: int) -> list[Piece]:
 def roofline(
     points: Iterable[Point], bandwidth: float, peak: float, benchmarked: bool, width: int, height: int
 ) -> Content:
-    """Operations a second by operations for a byte, both on a log scale: the roof, and the model's points.
+    """A roofline plot: operations per second over operations per byte, log-log, with the model's points.
 
-    benchmarked: whether the roof was measured, or is the best that the last steps reached.
+    benchmarked: True if the roof comes from a benchmark, False if it is the best of the last steps.
     """
     known = list(points)
     columns, rows = max(width - _LABEL - 2, 12), max(height - 3, 4)
@@ -203,7 +203,7 @@ def _short(value: float) -> str:
 
 
 def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width: int, height: int) -> Content:
-    """What each part of a step takes: now, and below it what if."""
+    """The time of each part of a step: now, and below it for the what-if setting."""
     name_room = max(len(name) for name, _ in other[1].parts) + 1
     room = max(width - name_room - 16, 4)
     most = max(seconds for _, found in (now, other) for _, seconds in found.parts)
@@ -224,7 +224,7 @@ def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width:
 
 
 def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
-    """Tokens a second of all sequences, for several batches of the other setting."""
+    """Total tokens per second for several batch sizes of the what-if setting."""
     room = max(width - 26, 4)
     most = max(found.all for _, found in forecasts)
     lines: list[Piece] = [("\nbatch  tok/s of all (of each)\n", MUTED)]
@@ -238,7 +238,7 @@ def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
 def what_if(
     costs: ModelCosts, now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], reached: Reached
 ) -> Content:
-    """Both settings and what they would give, side by side, above what the last steps reached."""
+    """Both settings and their forecasts side by side, above the speed of the last steps."""
     (first, one), (second, two) = now, other
     rows: Sequence[tuple[str, str, str, str]] = (
         ("b B", "sequences at once", str(first.batch), str(second.batch)),

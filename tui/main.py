@@ -1,4 +1,4 @@
-"""The `localllm` program: the command line with the chat, which opens where no command is given."""
+"""The `localllm` program: the command line, and the chat, which opens if no command is given."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; alone in a terminal, it is the chat. Ctrl-C ends it without a word, also as it starts."""
+    """Run the command line, or the chat if no command is given. Ctrl-C exits silently, even during startup."""
     try:
         _run()
     except KeyboardInterrupt:
@@ -32,19 +32,19 @@ def _run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that were closed at the start, where Python has None; writing to stdout then fails."""
+    """Open standard streams that were closed at startup (None in Python). stdout is read-only, so writing fails."""
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open until exit
 
 
 def _chat(model: str | None) -> None:
-    """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
+    """Open the chat without the argument parser, whose import takes as long as all other imports together."""
     from localllm.cli.terminal import errors_told
     from tui.terminal import go_on_watched
 
     go_on_watched()
-    gc.disable()  # what is imported stays; the chat turns it on after its first picture
+    gc.disable()  # imports produce no garbage; the chat enables it after its first frame
     with errors_told():
         from tui.start import run_chat
 

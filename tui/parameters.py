@@ -1,4 +1,4 @@
-"""How answers are made: the sampler's settings, limits and the system prompt of one conversation."""
+"""A conversation's answer parameters: sampler settings, limits and system prompt."""
 
 import dataclasses
 import difflib
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Names and meanings are those of `Settings` and `SamplingParams`; None leaves it to the model.
+    """Names and meanings are those of `Settings` and `SamplingParams`; None uses the model's default.
 
-    tools: whether the model is offered tools. folder: whose documents are asked. think None is the model's own habit.
-    rivals is how many alternatives of each token are noted; 0 notes none.
+    tools: whether the model is offered tools. folder: the folder whose documents are searched. think: None uses the
+    model's default. rivals: how many alternatives to record for each token.
     """
 
     system: str = ""
@@ -46,14 +46,14 @@ class Parameters:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Parameters":
-        """The defaults that flags, environment and file give."""
+        """The defaults from flags, environment and configuration file."""
         names = {field.name for field in dataclasses.fields(cls)}
         values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         return cls(**{name: value for name, value in values.items() if name in names})
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any], defaults: "Parameters") -> "Parameters":
-        """What a session stored. Names that this version does not know, and invalid values, keep their defaults."""
+        """Parameters that a session stored. Ignores unknown names; invalid values fall back to the defaults."""
         kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = values.get(field.name, getattr(defaults, field.name))
@@ -65,12 +65,12 @@ class Parameters:
         return dataclasses.replace(defaults, **kept)
 
     def rebased(self, old: "Parameters", new: "Parameters") -> "Parameters":
-        """The same choices over other defaults: what was as in `old` becomes as in `new`."""
+        """These parameters with new defaults: every value equal to that in `old` is replaced by that in `new`."""
         names = [name for name in NAMES if getattr(self, name) == getattr(old, name)]
         return dataclasses.replace(self, **{name: getattr(new, name) for name in names})
 
     def with_text(self, name: str, text: str, defaults: "Parameters") -> "Parameters":
-        """Set one by its text, as /set does; "default" or an empty text gives that of defaults. Raises RequestError."""
+        """Set one parameter from text, as /set does; "default" or "" restores the default. Raises RequestError."""
         if name not in NAMES:
             begun = [known for known in NAMES if known.startswith(name)]
             near = begun or difflib.get_close_matches(name, NAMES, n=1)
@@ -91,13 +91,13 @@ class Parameters:
         return SamplingParams.of(self, logprobs=self.rivals or None)
 
     def stored(self) -> dict[str, Any]:
-        """Those that differ from the defaults of an empty installation, for the session."""
+        """All parameters by name, as the session stores them."""
         return dataclasses.asdict(self)
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(Parameters))
 
-# Each changes the sampler alone.
+# Presets change sampler parameters only.
 PRESETS: Mapping[str, Mapping[str, float]] = {
     "balanced": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
     "precise": {"temperature": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.1},
@@ -105,7 +105,7 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
 }
 
-# Lowest and highest value that makes sense.
+# Lowest and highest accepted values.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 10),
     "top_k": (0, 1_000_000),

@@ -1,6 +1,6 @@
-"""Prompts and personas that the user keeps: plain files in the configuration folder, to edit and to share.
+"""Saved prompts and personas: plain files in the configuration folder, to edit and to share.
 
-prompts/NAME.md is a text. personas/NAME.toml has `system`, any other parameter of the chat, and `model`.
+prompts/NAME.md holds a text. personas/NAME.toml may set `system`, any other chat parameter, and `model`.
 """
 
 import dataclasses
@@ -19,20 +19,20 @@ from tui.parameters import NAMES, Parameters
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _ENDINGS = {"prompt": ".md", "persona": ".toml"}
 MAX_BYTES = 2**20
-# What a persona leaves as it is unless it says otherwise: they belong to the chat, not to the way it answers.
+# Parameters that keep the chat's values unless the persona sets them.
 _OF_THE_CHAT = ("tools", "folder", "rivals", "ctx")
 
 
 @dataclass(frozen=True, slots=True)
 class Persona:
-    """How answers are made, under a name. values: parameters by name, as text. model: "" leaves the present one."""
+    """A named set of answer parameters. values: parameters by name, as text. model: "" keeps the current model."""
 
     name: str
     values: dict[str, str]
     model: str = ""
 
     def over(self, present: Parameters, defaults: Parameters) -> Parameters:
-        """The parameters of a chat that takes this persona: nothing of the one before is left. Raises RequestError."""
+        """The parameters of a chat that takes this persona, without any of a previous persona. Raises RequestError."""
         parameters = dataclasses.replace(defaults, **{name: getattr(present, name) for name in _OF_THE_CHAT})
         for name, text in self.values.items():
             parameters = parameters.with_text(name, text, defaults)
@@ -40,12 +40,12 @@ class Persona:
 
 
 def folder_of(kind: str) -> Path:
-    """Where files of a kind ("prompt" or "persona") are, e.g. ~/.config/localllm/prompts. It need not exist."""
+    """The folder of a kind ("prompt" or "persona"), e.g. ~/.config/localllm/prompts. It may not exist."""
     return config_path().parent / f"{kind}s"
 
 
 def saved_names(kind: str) -> list[str]:
-    """The names of a kind, in order."""
+    """The saved names of a kind, sorted."""
     ending = _ENDINGS[kind]
     try:
         found = [path.name.removesuffix(ending) for path in folder_of(kind).iterdir() if path.name.endswith(ending)]
@@ -60,12 +60,12 @@ def read_prompt(name: str) -> str:
 
 
 def save_prompt(name: str, text: str) -> Path:
-    """Keep a prompt in a new file, and return its path. Raises RequestError, also where the name is taken."""
+    """Save a prompt in a new file and return its path. Raises RequestError, also if the name exists."""
     return _write("prompt", name, text.strip() + "\n")
 
 
 def read_persona(name: str) -> Persona:
-    """A persona, checked. Raises RequestError that names the file and what is wrong in it."""
+    """Read and validate a persona. Raises RequestError naming the file and the error in it."""
     text, path = _read("persona", name), _path("persona", name)
     try:
         content = tomllib.loads(text)
@@ -83,9 +83,9 @@ def read_persona(name: str) -> Persona:
 
 
 def save_persona(name: str, parameters: Parameters, defaults: Parameters, model: str) -> Path:
-    """Keep the system prompt and the parameters that were changed in a new file, and return its path.
+    """Save the system prompt and the changed parameters in a new file and return its path.
 
-    The model is noted in a comment. Raises RequestError, also where the name is taken or nothing was changed.
+    Records the model in a comment. Raises RequestError, also if the name exists or nothing was changed.
     """
     names = [key for key in NAMES if key not in _OF_THE_CHAT and getattr(parameters, key) != getattr(defaults, key)]
     if not names:
@@ -96,7 +96,7 @@ def save_persona(name: str, parameters: Parameters, defaults: Parameters, model:
 
 
 def _as_text(path: Path, key: str, value: Any) -> str:
-    """A value of the file as /set takes it."""
+    """A value of the file in the text form that /set takes."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, str | int | float):
@@ -105,7 +105,7 @@ def _as_text(path: Path, key: str, value: Any) -> str:
 
 
 def _as_toml(value: Any) -> str:
-    """JSON's strings, numbers and booleans are TOML's, but for one control character that TOML wants escaped."""
+    """JSON strings, numbers and booleans are valid TOML, except that TOML requires DEL to be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,6 +1,6 @@
-"""The chat's models on a server of Ollama's protocol, such as localllm's, or of OpenAI's.
+"""The chat's backends for servers that speak Ollama's protocol, such as localllm's, or OpenAI's.
 
-The engine of a localllm server can be looked into, by a route of its own.
+A localllm server's engine can be inspected through a separate route.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.measure.laboratory import ModelCosts
 
-# How servers refuse a route that they lack, or whose fields have other names.
+# How servers respond to a route that they lack, or whose fields they name differently.
 _NO_SUCH_ROUTE = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -35,14 +35,14 @@ _NO_SUCH_ROUTE = frozenset(
 
 
 class ServerBackend:
-    """The common part of both backends. Thread-safe; see Backend for the methods."""
+    """The common base of both backends. Thread-safe; see Backend for the methods."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._model: AnsweringModel | None = None
         self._info: ModelInfo | None = None
         self._inspection = ServerInspection(endpoint)
         self._root = replace(endpoint, path="")
-        self._tokenizes = is_local(endpoint.host)  # until it has shown that it does not
+        self._tokenizes = is_local(endpoint.host)  # False once the server has rejected /tokenize
 
     @property
     def info(self) -> ModelInfo | None:
@@ -54,9 +54,9 @@ class ServerBackend:
         return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
-        """Counted by the server's /tokenize, which localllm and llama.cpp have and neither protocol demands.
+        """Counted by the server's /tokenize, which localllm and llama.cpp offer but neither protocol requires.
 
-        None where there is no such route, and for a server on another machine: a draft stays here until it is sent.
+        None if the route is missing, and for a server on another machine: a draft stays on this one until it is sent.
         """
         if self._info is None or not self._tokenizes:
             return None
@@ -70,13 +70,13 @@ class ServerBackend:
         return len(tokens) if isinstance(tokens, list) else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Unknown."""
+        """Always None. Raises RequestError if the model reads text only."""
         if self._info and not self._info.sees:
             raise RequestError(f"{self._info.name} reads text only. Choose a model that reads pictures: /models.")
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """Only localllm's servers show their engine."""
+        """Only localllm servers support this."""
         return self._inspection.snapshot(self._info.name) if self._info else None
 
     def costs(self) -> "ModelCosts | None":
@@ -90,14 +90,14 @@ class ServerBackend:
 
 
 class OllamaBackend(ServerBackend):
-    """Models on a server of Ollama's protocol."""
+    """Models on a server that speaks Ollama's protocol."""
 
     def __init__(self, server: OllamaServer) -> None:
         super().__init__(server.endpoint)
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """The server loads the model; nothing is pulled."""
+        """The server loads the model; pull is ignored."""
         model = self._server.load(name, progress)
         endpoint = self._server.endpoint
         self._model = model
@@ -136,14 +136,14 @@ class OllamaBackend(ServerBackend):
 
 
 class OpenAIBackend(ServerBackend):
-    """Models on a server of OpenAI's protocol."""
+    """Models on a server that speaks OpenAI's protocol."""
 
     def __init__(self, server: OpenAIServer) -> None:
         super().__init__(server.endpoint)
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """The server loads its models itself."""
+        """Only selects the model; the server loads its models itself."""
         endpoint = self._server.endpoint
         progress(f"asking {endpoint}", 0.0)
         offered = self._server.models()
@@ -171,20 +171,20 @@ PATIENCE_S = 10.0
 
 
 class ServerInspection:
-    """Asks a server on a thread of its own, and no more once the server has shown that it has no such route."""
+    """Inspects a server's engine on a separate thread; stops asking once the server turns out to lack the route."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """endpoint: the server's; its path does not matter."""
+        """endpoint: the server's; its path is ignored."""
         self._endpoint = replace(endpoint, path="")
         self._thread = ThreadPoolExecutor(1, "inspection")
         self._absent = False
 
     def snapshot(self, model: str) -> "Future[EngineSnapshot] | None":
-        """A snapshot, soon; None for a server of another kind. The future raises RemoteError."""
+        """A future of a snapshot; None if the server lacks the route. The future raises RemoteError."""
         return None if self._absent else self._thread.submit(self._snapshot, model)
 
     def costs(self, model: str) -> "ModelCosts | None":
-        """The model's costs there; None where they are not known. Raises RemoteError."""
+        """The model's costs on the server; None if unknown. Raises RemoteError."""
         from localllm.measure.laboratory import ModelCosts
 
         found = self._ask(model, "&costs=true").get("costs")

@@ -1,6 +1,6 @@
-"""Builds the chat, runs it, and frees everything afterwards. Reads the user's own keys.
+"""Builds and runs the chat, and frees its resources afterwards. Reads the user's key bindings.
 
-They are in keys.toml in the configuration folder, with a line such as `new = "f9"` for each action.
+Key bindings are in keys.toml in the configuration folder, one line such as `new = "f9"` per action.
 """
 
 import difflib
@@ -37,19 +37,19 @@ def run_chat(
     system: str | None = None,
     persona: str | None = None,
 ) -> int:
-    """Run the chat until the user leaves, and return its exit code.
+    """Run the chat until the user quits, and return its exit code.
 
-    model None takes the one used last. flags are settings by name, as in load_settings. host is the address of a server
-    that answers in place of an engine in here. resume, system, persona: see ChatApp.begin_with. Raises
-    SessionError where sessions cannot be kept, SettingsError for wrong settings or keys, RequestError for a persona
-    that cannot be read, or a terminal that draws nothing.
+    model: None selects the last one used. flags: settings by name, as in load_settings. host: the address of a server
+    to use instead of an in-process engine. resume, system, persona: see ChatApp.begin_with. Raises SessionError if
+    sessions cannot be saved, SettingsError for invalid settings or keys, RequestError if the persona cannot be read or
+    TERM is dumb.
     """
     if os.environ.get("TERM") == "dumb" and not in_browser():
         raise RequestError(
             "The chat needs a terminal that it can draw on, but TERM is dumb. `localllm run` answers in plain lines. "
             "If the terminal can do more, set TERM, for example TERM=xterm-256color."
         )
-    # A line on stderr would tear the screen; Textual's console shows the log.
+    # Log lines on stderr would corrupt the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(config_path().with_name("keys.toml"))
 
@@ -59,14 +59,14 @@ def run_chat(
     settings = settings_with({})
     answering = read_persona(persona) if persona else None
     with ExitStack() as stack:
-        # A file that the user names must be written; the usual one may be in a home that is read-only.
+        # A file that the user names must be writable; the default one may be in a read-only home.
         store = SessionStore(sessions or sessions_path(), must_save=sessions is not None)
         stack.callback(_close, store)
         backend = _backend(settings, settings_with, host)
         stack.callback(backend.close)
         elsewhere = host or settings.remote
         remembered_as = f"model at {elsewhere}" if elsewhere else "model"
-        # With 16 colours or none, the terminal's own colours are the only good ones.
+        # With 16 colours or fewer, only the terminal's own palette looks right.
         few = not in_browser() and Console(force_terminal=True).color_system == "standard"
         plain = few or bool(os.environ.get("NO_COLOR"))
         chosen = store.remembered("theme")
@@ -91,7 +91,7 @@ def _close(store: SessionStore) -> None:
 def _backend(
     settings: Settings, settings_with: Callable[[Mapping[str, object]], Settings], host: str | None
 ) -> Backend:
-    """What computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
+    """The backend: an Ollama server, an OpenAI server, or an in-process engine. Raises LocalLLMError."""
     if host:
         from localllm.remote.ollama import OllamaServer
         from tui.server_backend import OllamaBackend
@@ -109,7 +109,7 @@ def _backend(
 
 
 def actions() -> list[str]:
-    """Names of everything that has a key. A prefix with a dot says where the key works."""
+    """Names of all actions with a key binding, sorted. A dotted prefix says where the key works."""
     from textual.binding import Binding
 
     from tui.app import ChatApp
@@ -129,7 +129,7 @@ def actions() -> list[str]:
 
 
 def load_keys(file: Path) -> dict[str, str]:
-    """Read which action has which keys, several separated by commas. Raises SettingsError for an unknown action."""
+    """Read the keys of each action, comma-separated; {} if there is no file. Raises SettingsError if it is invalid."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Figures of answers: what the status line shows, speed, and what the inspector draws."""
+"""Statistics of answers: the status line, decoding speed, and the latencies that the inspector draws."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from localllm.engine.request import Counts, Progress, Timings
 from localllm.text import counted, harmless, human_bytes, human_seconds
 
 SPEED_WINDOW_S = 2.0  # live speed is an average over these last seconds
-STALL_S = 3.0  # an answer that says nothing for longer is shown as stalled
-KEPT = 4096  # times that the inspector shows
+STALL_S = 3.0  # an answer without data for this long is shown as stalled
+KEPT = 4096  # latency samples kept for the inspector
 MUTED = "$foreground 60%"
 
 
 @dataclass(slots=True)
 class Status:
-    """What is known now. activity: what is being done, and which share of it is done.
+    """The current state. activity: a description and its completed fraction.
 
-    silent_s: how long an answer on its way has said nothing.
+    silent_s: seconds since the running answer last produced data.
     """
 
     model: str = ""
@@ -35,15 +35,15 @@ class Status:
     speed: float = 0.0
     silent_s: float = 0.0
     unsaved: bool = False
-    tool: str = ""  # the call that is being carried out
+    tool: str = ""  # the running tool call
 
     def recall(self, stats: dict[str, Any]) -> None:
-        """Show the context that a past answer took, by its stats; none of the live figures."""
+        """Show the context used by a past answer, from its stats, and clear the live figures."""
         self.counts = Counts(prompt=stats.get("prompt") or 0, generated=stats.get("generated") or 0)
         self.timings, self.speed = Timings(), 0.0
 
     def segments(self) -> list[tuple[int, str, str]]:
-        """(rank, text, style) in the order shown. Where the line is too narrow, the highest ranks go first."""
+        """(rank, text, style) in display order. If the line is too narrow, the highest ranks are dropped first."""
         segments: list[tuple[int, str, str]] = []
         if self.activity:
             what, share = self.activity
@@ -107,13 +107,13 @@ class Status:
 
 
 class SpeedMeter:
-    """Tokens a second over the last SPEED_WINDOW_S of decoding, from the engine's own times and counts."""
+    """Tokens per second over the last SPEED_WINDOW_S of decoding, from the engine's own times and counts."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
 
     def observe(self, event: AnswerEvent) -> float:
-        """Take an event into account and return the speed; 0 until there are two points."""
+        """Record an event and return the speed; 0 until there are two points."""
         point = (event.timings.decode_s, event.counts.generated)
         if point[1] > 0:
             self._points.append(point)
@@ -126,13 +126,13 @@ class SpeedMeter:
 
 
 def bar(share: float, width: int = 8) -> str:
-    """A line that is thick as far as it is filled, to half a cell."""
+    """A progress bar with a resolution of half a cell."""
     whole, half = divmod(round(min(max(share, 0.0), 1.0) * width * 2), 2)
     return ("━" * whole + "╾" * half).ljust(width, "─")
 
 
 class Latency:
-    """Times to the first token, between tokens, drafts, and the last tokens' alternatives. Seconds and counts."""
+    """Times to first token and between tokens in seconds, draft counts, and the last tokens' alternatives."""
 
     def __init__(self) -> None:
         self.ttft: deque[float] = deque(maxlen=KEPT)
@@ -143,7 +143,7 @@ class Latency:
         self._last: AnswerEvent | None = None
 
     def observe(self, update: AnswerEvent) -> None:
-        """Take an update into account. Tokens that came in one update share its time evenly."""
+        """Record an update. Tokens of one update share its time evenly."""
         before, self._last = self._last, None if update.finish_reason else update
         self.choices.extend(update.logprobs)
         if update.finish_reason:
@@ -159,7 +159,7 @@ class Latency:
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an answer that went on, from those of its two parts. An empty first one is no part."""
+    """The stats of a continued answer from those of its two parts. If the first is empty, returns the second."""
     if not first:
         return second
     seconds = [part.get("decode_s") or 0.0 for part in (first, second)]

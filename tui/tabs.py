@@ -1,4 +1,4 @@
-"""Several chats at once: each is a screen in a mode of its own, of which one is seen; the others go on answering."""
+"""Several chats at once: each is a screen in its own mode. One is visible; the others keep running."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,24 +13,24 @@ MOST = 9
 
 
 class TabChanged(Message):
-    """What is shown of a tab has changed."""
+    """A tab's title or state has changed."""
 
 
 class Tab(Protocol):
-    """What Tabs needs of a screen; `mode` is the name of its mode."""
+    """What Tabs requires of a screen; `mode` is the name of its mode."""
 
     mode: str
     title_bar: TitleBar
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is on its way."""
+        """Whether an answer is running."""
 
     def mark(self) -> TabMark:
         """Its title and its state."""
 
     def seen(self) -> None:
-        """It was brought to the front."""
+        """Called when the tab was brought to the front."""
 
 
 TabT = TypeVar("TabT", bound=Tab)
@@ -40,14 +40,14 @@ class Tabs(Generic[TabT]):
     """The open chats in order."""
 
     def __init__(self, app: App[Any], make: Callable[[str], TabT]) -> None:
-        """make: builds a chat for a mode of this name."""
+        """make: builds a chat for the mode with the given name."""
         self._app, self._make = app, make
         self._made = 0
         self.all: list[TabT] = []
 
     @property
     def current(self) -> TabT:
-        """The one that is seen, or lies under what is."""
+        """The visible tab, or the one under the visible screen."""
         return next(tab for tab in self.all if tab.mode == self._app.current_mode)
 
     @property
@@ -55,7 +55,7 @@ class Tabs(Generic[TabT]):
         return [tab for tab in self.all if tab.busy]
 
     def add(self) -> TabT:
-        """Build a tab behind the others, and its mode. Raises RequestError if there are MOST."""
+        """Append a new tab and its mode. Raises RequestError if MOST tabs are open."""
         if len(self.all) >= MOST:
             raise RequestError(f"{MOST} chats are open. /close closes one; it stays in the list (F3).")
         self._made += 1
@@ -76,11 +76,11 @@ class Tabs(Generic[TabT]):
         self.redraw()
 
     async def step(self, step: int) -> None:
-        """Bring the next (1) or previous (-1) tab to the front, around the ends."""
+        """Bring the next (1) or previous (-1) tab to the front, wrapping around."""
         await self.show(self.all[(self.all.index(self.current) + step) % len(self.all)])
 
     async def close(self, tab: TabT) -> None:
-        """Remove a tab that is not the only one. Its answer must have ended."""
+        """Remove a tab. It must not be the only one, and its answer must have ended."""
         place = self.all.index(tab)
         if tab is self.current:
             await self.show(self.all[place - 1 if place else 1])
@@ -89,7 +89,7 @@ class Tabs(Generic[TabT]):
         await self._app.remove_mode(tab.mode)
 
     def redraw(self) -> None:
-        """Show the states as they are now."""
+        """Redraw the tab titles and states."""
         current = self.current
         marks = [tab.mark() for tab in self.all]
         current.title_bar.show_tabs(marks, self.all.index(current))

@@ -1,6 +1,6 @@
-"""The terminal that the chat draws on: restored however the chat ends, and what colours its background calls for.
+"""The chat's terminal: restores it however the chat ends, and detects a light background.
 
-Imports nothing heavy: it is the first of the chat that is loaded.
+Imports nothing heavy: it is the first module of the chat to be loaded.
 """
 
 import os
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from textual.driver import Driver
 
-# Switches off whatever Textual's driver may have switched on, in its order: bracketed paste, line wrapping, reports of
-# resizing, mouse and focus, kitty's keys, synchronised output, the alternate screen, colours, the hidden cursor.
+# Undoes what Textual's driver may have set, in its order: bracketed paste, line wrapping, reports of resizing, mouse
+# and focus, kitty's keys, synchronised output, the alternate screen, colours, the hidden cursor.
 _RESET = (
     "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?2026l"
     "\x1b[?1049l\x1b[0m\x1b[?25h"
@@ -26,7 +26,7 @@ _RESET = (
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-# xterm's questions: the background's colour (OSC 11), and what every terminal answers (device attributes).
+# xterm queries: background colour (OSC 11), then device attributes, which every terminal answers.
 _QUESTIONS = b"\x1b]11;?\x1b\\\x1b[c"
 _BACKGROUND = re.compile(
     rb"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)(?:/[0-9a-fA-F]+)?(?:\x1b\\|\x07)"
@@ -36,11 +36,11 @@ _ANSWER_S = 0.3
 
 
 def go_on_watched() -> None:
-    """Continue in a child process, while this one waits for it and never returns.
+    """Continue in a child process; the parent waits for it and never returns.
 
-    If the child is killed (a crash in native code, out of memory, kill -9), the terminal is restored and a sentence
-    says what happened; the exit code is the child's, or 128 plus the signal. Call it while there is one thread, before
-    anything large is imported. Windows restores the console of a program that ends by itself.
+    If the child is killed (a crash in native code, out of memory, kill -9), the parent restores the terminal and prints
+    what happened. It exits with the child's exit code, or 128 plus the signal. Call this while there is one thread,
+    before large imports. Does nothing on Windows, which restores the console when a program ends.
     """
     if sys.platform == "win32":
         return
@@ -59,7 +59,7 @@ def go_on_watched() -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has it from the terminal too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
     killed_by = _wait(child)
     termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
     sys.stdout.write(_RESET)
@@ -73,7 +73,7 @@ def go_on_watched() -> None:
 
 
 def _leave_with_parent() -> None:
-    """Have the system send SIGHUP to this process if its watcher is killed: the shell draws again by then."""
+    """Have the kernel send SIGHUP to this process if its parent is killed, because the shell then owns the terminal."""
     if sys.platform == "linux":
         import ctypes
 
@@ -81,21 +81,21 @@ def _leave_with_parent() -> None:
 
 
 def _wait(child: int) -> int:
-    """The signal that killed the child; if the child exits by itself, so does this process."""
+    """Wait for the child and return the signal that killed it; if the child exits, exit with its code."""
     while True:
         _, status = os.waitpid(child, os.WUNTRACED)
         if os.WIFSTOPPED(status):
-            os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this one; it wakes both
+            os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this process, and resumes both
         elif os.WIFEXITED(status):
-            os._exit(os.WEXITSTATUS(status))  # what an interpreter does at its end is the child's
+            os._exit(os.WEXITSTATUS(status))  # the child has already done the interpreter's cleanup
         else:
             return os.WTERMSIG(status)
 
 
 def light_background() -> tuple[bool, str]:
-    """Whether the terminal's background is light, and what the user typed while it was asked.
+    """Whether the terminal's background is light, and what the user typed during the query.
 
-    A terminal that does not say counts as dark. Waits for an answer at most _ANSWER_S.
+    A terminal that does not answer within _ANSWER_S counts as dark.
     """
     if (colours := os.environ.get("COLORFGBG", "")).rpartition(";")[2] in ("7", "15"):
         return True, ""
@@ -126,10 +126,10 @@ def light_background() -> tuple[bool, str]:
 
 
 class TerminalOutput:
-    """A terminal's stream that can still be written to when the terminal has gone.
+    """A terminal's stream that ignores writes after the terminal is gone.
 
-    Textual's writing thread would end with an error, and its application wait for that thread for ever. on_gone is
-    called once, by the thread that notices.
+    Otherwise Textual's writer thread would die, and its application would wait for that thread forever. on_gone is
+    called once, on the thread that detects the loss.
     """
 
     def __init__(self, stream: Any, on_gone: Callable[[], object]) -> None:
@@ -161,10 +161,10 @@ class TerminalOutput:
 
 
 def surviving(driver: "type[Driver]") -> "type[Driver]":
-    """A driver that draws on stdout and has the application leave when its terminal goes away without a signal.
+    """A driver that draws on stdout and makes the application exit if its terminal disappears without a signal.
 
-    Textual draws on stderr, which may lead elsewhere (2>/dev/null). Windows' drivers are returned as they are: there,
-    the program ends with its console.
+    Textual draws on stderr, which may be redirected (2>/dev/null). Windows drivers are returned unchanged: there, the
+    program ends with its console.
     """
     if sys.platform == "win32":
         return driver
@@ -180,7 +180,7 @@ def surviving(driver: "type[Driver]") -> "type[Driver]":
             super().suspend_application_mode()
 
         def resume_application_mode(self) -> None:
-            # A hang-up brings SIGCONT too, and a second thread that reads the keys would never end.
+            # SIGCONT also accompanies a hang-up; resuming then would start a second input thread that never ends.
             if self._suspended:
                 self._suspended = False
                 super().resume_application_mode()

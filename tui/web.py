@@ -1,8 +1,8 @@
-"""localllm chat --web: the terminal chat in a browser of this machine, drawn by textual-serve.
+"""localllm chat --web: the terminal chat in a browser on this machine, drawn by textual-serve.
 
-The page is served on 127.0.0.1 alone. Other users of the machine reach that address too, and so do web pages through
-the browser: a token that is good for one visit becomes a cookie, which every request needs, and the Host and Origin
-headers are checked. The page may load nothing from elsewhere.
+The page is served on 127.0.0.1 only. Other users of the machine can reach that address, and so can web pages through
+the browser. Therefore a single-use token is exchanged for a cookie, every request needs the cookie, and the Host and
+Origin headers are checked. A content security policy stops the page from loading anything from other hosts.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 COOKIE = "localllm_chat"
-EARLIER_S = 10.0  # for the chat of a page that is loaded again to end
+EARLIER_S = 10.0  # how long a reloaded page waits for its previous chat to end
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self' {socket}; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -34,12 +34,12 @@ _Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 def in_browser() -> bool:
-    """Whether this process draws for textual-serve, and not on a terminal."""
+    """Whether this process draws for textual-serve instead of a terminal."""
     return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
 
 
 def serve_chat(arguments: Sequence[str], open_browser: bool = True) -> None:
-    """Serve the chat with these arguments until Ctrl-C. Raises RequestError where the extra is missing."""
+    """Serve the chat with these arguments until Ctrl-C. Raises RequestError if textual-serve is not installed."""
     if importlib.util.find_spec("textual_serve") is None:
         install = f"{sys.executable} -m pip install textual-serve"
         raise RequestError(f"The chat in a browser needs the extra web: {install}")
@@ -52,12 +52,12 @@ async def _serve(listening: socket.socket, arguments: Sequence[str], open_browse
     from textual_serve.server import Server
 
     port = listening.getsockname()[1]
-    # exec, so that the end of the page ends the chat and not its shell alone.
+    # exec, so that closing the page ends the chat and not only its shell.
     command = "exec " + shlex.join([sys.executable, "-m", "localllm", "chat", *arguments])
     server = Server(command, host="127.0.0.1", port=port, title="localllm")
     gate = Gate(port)
     site = await server._make_app()
-    site.on_startup.clear()  # it greets in its own name
+    site.on_startup.clear()  # it prints textual-serve's own banner
 
     @web.middleware
     async def checked(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -82,7 +82,7 @@ async def _serve(listening: socket.socket, arguments: Sequence[str], open_browse
 
 
 class Gate:
-    """Checks Host, Origin and cookie of each request, and lets one chat run at a time. token: good for one visit."""
+    """Checks Host, Origin and cookie of each request, and allows one chat at a time. token: valid for one visit."""
 
     def __init__(self, port: int) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -92,7 +92,7 @@ class Gate:
         self._chat = asyncio.Lock()
 
     async def check(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
-        """aiohttp's middleware: refuse a request, turn a token into a cookie, or pass it on."""
+        """aiohttp middleware: reject the request, exchange its token for a cookie, or pass it on."""
         from aiohttp import web
 
         if request.headers.get("Host") != self._host:
@@ -121,7 +121,7 @@ class Gate:
         return response
 
     async def _one_chat(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
-        """Each chat loads a model of its own, so there is one; a page that is loaded again waits for its end."""
+        """Allow one chat at a time, since each loads a model. A reloaded page waits for the previous chat to end."""
         from aiohttp import web
 
         try:

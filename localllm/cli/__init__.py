@@ -1,1 +1,1 @@
-"""The command line. Commands import what they need when they run, so that --help stays instant."""
+"""The command line. Commands import their dependencies when they run, so that --help stays instant."""

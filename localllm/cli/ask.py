@@ -1,4 +1,4 @@
-"""localllm ask: a question to the documents of a folder."""
+"""localllm ask: answers a question from the documents of a folder."""
 
 import contextlib
 import json
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from localllm.documents.quotations import QuotationChecker
     from localllm.settings import Settings
 
-EMBED_S = 30.0  # of embedding before an answer; --index has no such bound
+EMBED_S = 30.0  # embedding time before an answer; --index has no limit
 MOST_EXCERPTS = 64
-LEAST_ROOM = 256  # tokens of excerpts
+LEAST_ROOM = 256  # minimum token budget for excerpts
 ASSUMED_CONTEXT = 8192
 NO_BOUND_S = 365 * 86400.0
 
@@ -116,7 +116,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 def _room(name: str, settings: "Settings") -> int:
-    """How many tokens the excerpts may take: half of the context, so that question and answer have the rest."""
+    """The token budget for excerpts: half the context, which leaves the rest for question and answer."""
     from gguf_io import open_model
     from localllm.cli.pull import obtain
 
@@ -128,7 +128,7 @@ def _room(name: str, settings: "Settings") -> int:
 
 
 def _updated(index: "DocumentIndex", status: StatusLine, told: bool) -> "Report":
-    """Bring the index up to date and tell what could not be read."""
+    """Update the index. told: also report files that could not be read."""
     from localllm.documents.answer import problems_in_words
 
     status.show(f"looking for changes in {index.root}")
@@ -154,9 +154,9 @@ def _found(
     bounds: tuple[int, int],
     status: StatusLine,
 ) -> "list[Excerpt]":
-    """Embed what is new, and find the excerpts for a question; an empty question finds none.
+    """Embed new chunks, and find the excerpts for a question; an empty question finds none.
 
-    bounds: the most excerpts, and the most tokens of all of them.
+    bounds: the maximum number of excerpts, and of their tokens in total.
     """
     from localllm.documents.embeddings import OFFERED, MeaningSearch, find_embedding_model
     from localllm.documents.search import find_excerpts
@@ -202,7 +202,7 @@ def _started(
 def _read(
     started: "Started", excerpts: "Sequence[Excerpt]", status: StatusLine, silent: bool
 ) -> "tuple[QuotationChecker, AnswerEvent, str, str]":
-    """Show an answer as it is checked; returns the checker, the last event, and the answer before and after."""
+    """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
     from localllm.answer.event import AnswerEvent
     from localllm.cli.generation import interrupt_cancels, show_progress
     from localllm.documents.quotations import QuotationChecker, Source
@@ -233,7 +233,7 @@ def _read(
 
 
 def _end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
-    """Say what was checked and how fast it was; leave with the answer's exit code."""
+    """Report the check and the speed. Raises typer.Exit if the answer failed or was cancelled."""
     from localllm.documents.answer import file_count, verdict
     from localllm.engine.request import FinishReason
 
@@ -250,7 +250,7 @@ def _end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[E
 
 
 def _usual_model(settings: "Settings") -> str:
-    """The model that the chat used last. Raises RequestError where that is not known."""
+    """The model that the chat used last. Raises RequestError if unknown."""
     import sqlite3
     from urllib.parse import quote
 
@@ -260,7 +260,7 @@ def _usual_model(settings: "Settings") -> str:
     path = sessions_path()
     if path.is_file() and not settings.remote:
         with (
-            contextlib.suppress(sqlite3.Error),  # it is only a default, and the chat says what is wrong with its file
+            contextlib.suppress(sqlite3.Error),  # only a default; the chat itself reports errors in its file
             contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db,
         ):
             for (name,) in db.execute("SELECT value FROM remembered WHERE name = 'model'"):

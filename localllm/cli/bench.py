@@ -1,4 +1,4 @@
-"""localllm bench: how fast a model is here, and how near that is to what the machine can do."""
+"""localllm bench: measures a model's speed and compares it with this machine's limits."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         except KeyboardInterrupt:
             status.clear()
             note("Stopped; nothing was kept.")
-            # The kernels cannot be stopped and may run for seconds; they hold nothing that would have to be saved.
+            # Running kernels cannot be stopped and may take seconds; they hold nothing that needs saving.
             os._exit(ExitCode.INTERRUPTED)
     from localllm.roofline.report import as_data, as_text
 
@@ -97,7 +97,7 @@ def _keep(report: "Report", name: str, weights: str) -> None:
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
-    """The different numbers of a list with commas, in its order. Raises RequestError."""
+    """The distinct numbers of a comma-separated list, in its order. Raises RequestError."""
     from localllm.errors import RequestError
 
     try:

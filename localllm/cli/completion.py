@@ -1,6 +1,6 @@
-"""localllm completion: what makes a shell complete commands, options and names of models.
+"""localllm completion: prints scripts with which shells complete commands, options and model names.
 
-A shell asks by running `localllm` with the variable _LOCALLLM_COMPLETE, which typer answers.
+The shell runs `localllm` with the variable _LOCALLLM_COMPLETE set, and typer answers with the completions.
 """
 
 from enum import StrEnum
@@ -11,9 +11,9 @@ import typer
 from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM, Debug
 from localllm.cli.terminal import answer
 
-# Bash splits words at the colons that names of models have, and replaces only what follows the last one; typer's own
-# script knows nothing of that. This one hands over the line, where typer finds the words itself: the last one is the
-# one to complete, as index -1, unless the line ends with a blank and a new one begins.
+# Bash splits words at colons, which model names contain, and replaces only the text after the last one; typer's own
+# script does not handle that. This one passes the whole line, which typer splits itself. Index -1 completes the last
+# word; if the line ends with a space, the index is past the end, so a new word is completed.
 BASH = r"""_localllm_completion() {
     local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" index=-1
     local word="${line##*[[:space:]]}"
@@ -28,7 +28,7 @@ complete -o default -F _localllm_completion localllm"""
 
 
 class Shell(StrEnum):
-    """Shells that can be told how to complete."""
+    """Shells with a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"

@@ -1,4 +1,4 @@
-"""localllm cost: energy and money of what a server has served."""
+"""localllm cost: the energy and money that a server's answers cost."""
 
 import contextlib
 import json
@@ -71,7 +71,7 @@ def cost(
 
 
 _Measured = tuple["Mapping[str, Tokens]", float, float | None, str]
-"""Tokens by model, seconds, joules, and why there are none."""
+"""Tokens by model, seconds, joules, and the reason if joules are None."""
 
 
 def _since_start(address: str, key: str | None) -> _Measured:
@@ -84,7 +84,7 @@ def _since_start(address: str, key: str | None) -> _Measured:
 
 
 def _watched(address: str, key: str | None, watch: float, watts: float | None) -> _Measured:
-    """Add up what is served until the time is over, or Ctrl-C."""
+    """Add up what is served for `watch` seconds, or until Ctrl-C."""
     from localllm.measure.energy import EnergyMeter, EnergyUnknownError
     from localllm.measure.served import Tally
 
@@ -101,13 +101,13 @@ def _watched(address: str, key: str | None, watch: float, watts: float | None) -
             time.sleep(min(left, INTERVAL_S))
             tally.add(_read(address, key))
             if meter is not None:
-                meter.joules()  # its counters may wrap meanwhile
+                meter.joules()  # read often enough to notice when the counters wrap
     tally.add(_read(address, key))
     return tally.models, time.monotonic() - began, None if meter is None else meter.joules(), unknown
 
 
 def _server(url: str | None) -> tuple[str, str | None]:
-    """Address and key of the server that was given, or of these settings."""
+    """Address and key of the given server, or of the one in the settings."""
     from localllm.settings import load_settings, read_key
 
     if url is not None:
@@ -119,7 +119,7 @@ def _server(url: str | None) -> tuple[str, str | None]:
 
 
 def _read(address: str, key: str | None) -> "Reading":
-    """What the server's counters say now. Raises RequestError."""
+    """Read the server's counters. Raises RequestError."""
     import httpx2
 
     from localllm.errors import RequestError, reason
@@ -160,7 +160,7 @@ def _text(receipt: "Receipt", source: str | None) -> str:
 
 
 def _data(receipt: "Receipt", address: str, source: str | None) -> dict[str, Any]:
-    """Plain data: energy in joules and kWh, money in the prices' currency, null for what is not known."""
+    """Plain data: energy in joules and kWh, money in the prices' currency, None for what is unknown."""
     return {
         "url": address,
         "seconds": receipt.seconds,

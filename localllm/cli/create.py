@@ -1,4 +1,4 @@
-"""localllm create: a model of one's own from a Modelfile, or from a folder of safetensors."""
+"""localllm create: creates a model from a Modelfile, or from a folder of safetensors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +60,7 @@ def create(
 
 
 def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
-    """The model that a source stands for: imported, or obtained, and quantised where that is asked for."""
+    """The model for a source: imported from safetensors, or found or pulled; quantised if kind is given."""
     from localllm.cli.pull import obtain
     from localllm.importing.convert import imported_model
     from localllm.quality.quantize import quantized_model
@@ -82,6 +82,6 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
 
 
 def _beside(file: Path, source: str) -> str:
-    """A path in a Modelfile is relative to it."""
+    """Resolve a path in a Modelfile, which is relative to it; a source that is not a path is returned unchanged."""
     beside = file.parent / user_path(source)
     return str(beside) if beside.is_file() or (beside / "config.json").is_file() else source

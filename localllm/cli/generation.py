@@ -1,4 +1,4 @@
-"""Writing an answer to stdout: streamed, as JSON, with statistics."""
+"""Writes an answer to stdout, streamed or as JSON, and its statistics to stderr."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from localllm.text import human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An answer in progress, its backend, the seconds that loading took, what was asked of which model."""
+    """A running answer, its backend, the load time in seconds, and its request and model."""
 
     stream: AnswerStream
     backend: BackendChoice
@@ -28,9 +28,9 @@ class Started:
 
 @dataclass(slots=True)
 class Printed:
-    """An answer as text, with reasoning in <think> and </think>, the markers of most models.
+    """An answer as text, with reasoning between <think> and </think>, the markers of most models.
 
-    shows_calls: whether the text has the source of tool calls, as the model wrote it.
+    shows_calls: whether the text includes tool calls as the model wrote them.
     """
 
     text: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Printed:
     last: AnswerEvent = field(default_factory=AnswerEvent)
     shows_calls: bool = True
     _thinking: bool = False
-    _thought: bool = False  # reasoning has ended, content has not begun
+    _thought: bool = False  # reasoning has ended, content has not started
 
     def add(self, event: AnswerEvent) -> str:
         """Add an event; returns its text."""
@@ -67,7 +67,7 @@ class Printed:
         return text
 
     def _close(self, text: str) -> str:
-        """The closing marker, if reasoning is open. text: the current event's so far."""
+        """The closing marker, if reasoning is open. text: the current event's text so far."""
         if not self._thinking:
             return ""
         self._thinking, self._thought = False, True
@@ -77,7 +77,7 @@ class Printed:
 
 @contextlib.contextmanager
 def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
-    """Make Ctrl-C cancel the answer; a second one raises KeyboardInterrupt. Main thread only."""
+    """Make Ctrl-C cancel the answer; a second Ctrl-C raises KeyboardInterrupt. Main thread only."""
 
     def cancel(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,7 +93,7 @@ def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
 def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
     """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
 
-    status: shows the progress of prefill. shows_calls: see Printed.
+    status: shows prefill progress. shows_calls: see Printed.
     """
     printed, written = Printed(shows_calls=shows_calls), ""
     for event in events:
@@ -108,7 +108,7 @@ def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_
 
 
 def show_progress(event: AnswerEvent, status: StatusLine) -> None:
-    """Show how far the prompt has been read; clear the line once it is."""
+    """Show queueing or prefill progress; clear the line once prefill is done."""
     if event.progress is None:
         status.clear()
     elif event.progress.queue_position:
@@ -138,7 +138,7 @@ def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: flo
 def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:
     """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token.
 
-    A remote server may send many tokens at once, so its speed is that of the whole request as seen from here.
+    A remote server may send many tokens at once, so its speed is measured over the whole request, by the client.
     """
     import psutil
 

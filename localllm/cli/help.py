@@ -1,4 +1,4 @@
-"""How help reads: plain arguments, commands in the order in which people need them, examples to copy at the end."""
+"""Formats help texts: plain arguments, commands in the order of use, examples to copy at the end."""
 
 from collections.abc import Callable
 from functools import partial
@@ -86,7 +86,7 @@ Settings come from flags, else from variables LOCALLLM_*, else from the user's c
 
 
 def examples(command: str) -> str:
-    """The end of a command's help, its lines kept as they are."""
+    """The examples at the end of a command's help; "\\b" keeps their line breaks."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
 
 
@@ -99,14 +99,14 @@ class PlainGroup(TyperGroup):
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help shows arguments by their names alone, without Python's types."""
+    """A command whose help shows arguments by name, without Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All parameters, --help among them."""
         return _without_pydantic(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse arguments that are left over, with what to do about a prompt without quotes."""
+        """Reject surplus arguments, with a hint about unquoted prompts."""
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
@@ -127,7 +127,7 @@ class PlainCommand(TyperCommand):
 
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:
-    """The parameters, where texts, integers and what is not given are no affair of typer's converter."""
+    """Make the parameters bypass typer's converter for texts, integers and missing values."""
     for parameter in parameters:
         if "process_value" not in vars(parameter):
             parameter.process_value = partial(_converted, parameter, parameter.process_value)
@@ -135,7 +135,7 @@ def _without_pydantic(parameters: list[Any]) -> list[Any]:
 
 
 def _converted(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    """What `convert`, which is typer's, gives of a value. It imports pydantic, which takes a tenth of a second."""
+    """Convert a value as typer's `convert` does, but call it only if needed: it imports pydantic, which takes 0.1 s."""
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if value is None and not parameter.required:
         value = () if parameter.multiple or parameter.nargs == -1 else None

@@ -1,4 +1,4 @@
-"""localllm launch: a coding agent on a model of this machine."""
+"""localllm launch: starts a coding agent with a model on this machine."""
 
 import os
 import shlex
@@ -82,9 +82,10 @@ def executable(agent: "Program") -> str:
 def served_model(
     model: str | None, port: int | None, ctx: int | None
 ) -> "Iterator[tuple[LocalServer, Endpoint, bool]]":
-    """A server with the model loaded, where the model is served, and whether the server was started for the block.
+    """A server with the model loaded, the model's endpoint, and whether the server was started for this block.
 
-    Raises RequestError where no model is named and none is loaded, LibraryError for one that is not on this machine.
+    If no server runs, starts one that ends with the block, and pulls the model if needed. Raises RequestError if no
+    model is named and none is loaded, LibraryError if the model cannot be found or pulled.
     """
     from localllm.agents.programs import NO_KEY, Endpoint
     from localllm.cli.local_server import LOAD_S, local_server, started
@@ -99,7 +100,7 @@ def served_model(
         raise RequestError("No model is loaded. Say which with --model; `localllm list` shows those of this machine.")
     name = loaded[0]["name"] if model is None else model
     if not running:
-        obtain(name, load_settings({}))  # pulls it with progress, which a server does not show
+        obtain(name, load_settings({}))  # pull here to show progress; the server would not
     with StatusLine() as status, _nothing() if running else started(server, name, ctx, folder_of("server") / "log"):
         if not running:
             name = server.ask("GET", "/v1/models")["data"][0]["id"]
@@ -121,7 +122,7 @@ def _nothing() -> Iterator[None]:
 
 
 def check_context(agent: "Program", endpoint: "Endpoint") -> None:
-    """Raise RequestError where the model's context is too short for the program's prompts."""
+    """Raise RequestError if the model's context is too short for the program's prompts."""
     from localllm.errors import RequestError
 
     if endpoint.context < agent.least_context:
@@ -133,7 +134,7 @@ def check_context(agent: "Program", endpoint: "Endpoint") -> None:
 
 
 def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
-    """Say what the first prompt costs on this machine, and what of it needs not be computed."""
+    """Report what the first prompt costs on this machine, and which prefixes are on disk already."""
     from gguf_io import open_model
     from localllm.engine.disk_cache import stored_trunks
     from localllm.errors import LocalLLMError
@@ -148,7 +149,7 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
         path = find(model, settings).path
         with open_model(path) as file:
             seconds = expected_prompt_s(file, tokens, settings.threads)
-    except LocalLLMError as error:  # a model that another machine computes, say
+    except LocalLLMError as error:  # for example a model that runs on another machine
         note(f"what the first prompt costs is not known: {error}")
         return
     cost = f"about {human_time(seconds)} here" if seconds else "how long that takes, `localllm bench MODEL` finds out"
@@ -161,7 +162,7 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
 
 
 def folder_of(name: str) -> Path:
-    """A folder of localllm's for a program's files; made if it does not exist."""
+    """localllm's folder for a program's files; created if missing."""
     from localllm.settings import sessions_path
 
     folder = sessions_path().parent / "agents" / name
@@ -170,7 +171,7 @@ def folder_of(name: str) -> Path:
 
 
 def _recorded_tokens(name: str, model: str) -> int | None:
-    """Tokens that `warm` counted for this program and model."""
+    """The prompt tokens that `warm` counted for this program and model; None if it has not run."""
     import json
 
     path = folder_of(name) / "warm.json"
@@ -192,13 +193,13 @@ def write_files(setup: "Setup") -> None:
 
 
 def environment_of(setup: "Setup") -> dict[str, str]:
-    """This process's variables with those of a run."""
+    """This process's environment, with the setup's variables added and removed."""
     kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
     return {**kept, **setup.environment}
 
 
 def _run(command: list[str], setup: "Setup") -> int:
-    """Run a program in front; returns its exit code, 128 and the signal where one ended it. Ctrl-C is the program's."""
+    """Run a program in the foreground; returns its exit code, or 128 plus the signal. Only the program gets Ctrl-C."""
     write_files(setup)
     process = subprocess.Popen(command, env=environment_of(setup))
     while True:
@@ -210,7 +211,7 @@ def _run(command: list[str], setup: "Setup") -> int:
 
 
 def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | None) -> str:
-    """The command as it could be typed, without the key."""
+    """The command as a shell line, with the key masked."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
     removed = [f"-u {name}" for name in setup.removed]
     words = [shlex.quote(word) for word in (agent.command, *setup.arguments, *arguments)]
@@ -219,7 +220,7 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
 
 
 def _write(agent: "Program", endpoint: "Endpoint") -> None:
-    """Write the program's own configuration. Raises RequestError where there is one, with what belongs into it."""
+    """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
     from localllm.errors import RequestError
 
     if agent.own_file is None:

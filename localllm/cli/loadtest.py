@@ -1,4 +1,4 @@
-"""localllm loadtest: latency, throughput and goodput of a server under load."""
+"""localllm loadtest: measures a server's latency, throughput and goodput under load."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ MOST_CONNECTIONS = 4096
 MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
 
-# Options of loads and requests, which a simulation has too.
+# Options for loads and requests, shared with `simulate`.
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")]
 Scale = Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
 Speedup = Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
@@ -115,7 +115,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError(
             "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
         )
-    # Another one each time: a server may still have cached the prompts of the last test.
+    # A new seed each time: the server may still have the prompts of the last test cached.
     seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
     given = Given(prompts, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
     source = given.source(requests, seed)
@@ -155,7 +155,7 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
 
 
 def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) -> None:
-    """Draw charts in the terminal (plot), or to a new file (svg), where it is wanted."""
+    """Draw charts in the terminal if plot is set, and to a new file if svg is given."""
     from localllm.measure.charts import in_terminal
     from localllm.measure.charts import svg as as_svg
 
@@ -168,7 +168,7 @@ def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) 
 
 
 def refuse(other: str, **flags: object) -> None:
-    """Raise RequestError for flags that were given, so that they are not None, and have no meaning beside another."""
+    """Raise RequestError if any of the flags is given (not None), because it cannot be combined with `other`."""
     from localllm.errors import RequestError
 
     given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
@@ -177,7 +177,7 @@ def refuse(other: str, **flags: object) -> None:
 
 
 def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
-    """A trial's load each; none for the search for the knee."""
+    """The load of each trial; empty for the search for the knee. Raises RequestError for conflicting options."""
     from localllm.errors import RequestError
     from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
 
@@ -193,7 +193,7 @@ def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -
 
 
 def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
-    """The different numbers of a list with commas. Raises RequestError."""
+    """The distinct numbers of a comma-separated list. Raises RequestError."""
     from localllm.errors import RequestError
 
     try:
@@ -206,7 +206,7 @@ def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[floa
 
 
 def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
-    """Raise RequestError for options that ask for a drawing where none can be made."""
+    """Raise RequestError if charts cannot be drawn with these options."""
     from localllm.errors import RequestError
 
     if plot and as_json:
@@ -217,7 +217,7 @@ def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """The options that say which requests are sent."""
+    """The options that define the requests to send."""
 
     prompts: Path | None
     trace: Path | None
@@ -229,7 +229,7 @@ class Given:
     prefixes: int | None
 
     def source(self, requests: int, seed: int) -> "Source":
-        """The requests. Raises RequestError for options that exclude each other and values out of range."""
+        """The source of requests. Raises RequestError for conflicting options and values out of range."""
         shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
         if self.trace is not None:
             refuse("--trace", **shape, prompts=self.prompts, answer_tokens=self.answer_tokens)
@@ -251,7 +251,7 @@ class Given:
         return Source(lambda count, _seed: rows[:count], seed)
 
     def _made_up(self, seed: int) -> "Source":
-        """Requests of random lengths; with a file, its prompts are sent and only the answers' lengths count."""
+        """Requests of random lengths; with a prompts file, its prompts are sent and only the answer lengths apply."""
         from localllm.errors import RequestError
         from localllm.measure.loadtest.session import Source
         from localllm.measure.workload.requests import Lengths, Shape

@@ -1,4 +1,4 @@
-"""The server of these settings on this machine: asking it, finding it, starting it for as long as it is needed."""
+"""The server that the settings name: finds it, sends requests to it, and starts it temporarily."""
 
 import contextlib
 import os
@@ -12,19 +12,19 @@ from typing import Any
 
 from localllm.errors import RequestError
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on that cannot be connected to
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # wildcard listen address -> address to connect to
 TIMEOUT_S = 60.0
-LOAD_S = 3600.0  # for a model that must be read from a slow disk, or whose kernels must be compiled
+LOAD_S = 3600.0  # long enough for a slow disk and for compiling kernels
 START_S = 60.0
-END_S = 60.0  # longer than the server gives requests to end
+END_S = 60.0  # longer than the server waits for running requests when it stops
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """Where the server of these settings is, whether it runs or not. key: one that it accepts, None for none.
+    """A server's address, whether it runs or not. key: an API key that it accepts, None for none.
 
-    hint: what to do where none runs.
+    hint: what to do if no server runs there.
     """
 
     url: str
@@ -33,7 +33,7 @@ class LocalServer:
     hint: str = "Start one with `localllm serve`"
 
     def ask(self, method: str, path: str, body: object | None = None, timeout_s: float = TIMEOUT_S) -> Any:
-        """The response. Raises RequestError if no server runs there or it refuses."""
+        """Send a request and return the JSON response. Raises RequestError if no server runs there or it refuses."""
         import httpx2
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -64,7 +64,7 @@ class LocalServer:
 
 
 def local_server(port: int | None = None) -> LocalServer:
-    """The server that the settings name. port: instead of theirs."""
+    """The server that the settings name. port: overrides theirs."""
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.settings import load_settings
 
@@ -74,7 +74,7 @@ def local_server(port: int | None = None) -> LocalServer:
 
 
 def server_of(host: str | None) -> LocalServer:
-    """The server at an address, localllm's or Ollama's; None for that of the settings. Raises RequestError."""
+    """The localllm or Ollama server at an address; None selects the one of the settings. Raises RequestError."""
     if host is None:
         return local_server()
     from localllm.remote.connection import Endpoint
@@ -90,10 +90,10 @@ def server_of(host: str | None) -> LocalServer:
 
 @contextlib.contextmanager
 def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iterator[None]:
-    """Have a server of one model run there, which ends with the block. log: where its messages go.
+    """Run a server for one model until the block exits. log: the file for its output.
 
-    It is no part of the terminal's group of processes, so that Ctrl-C reaches the program in front alone. Raises
-    RequestError if it does not start.
+    It runs in its own session, so that Ctrl-C reaches only the foreground program. Raises RequestError if it does not
+    start.
     """
     command = [sys.executable, "-m", "localllm", "serve", "--model", model, "--port", str(server.port)]
     command += ["--keep-alive", "-1", *(["--ctx", str(ctx)] if ctx else [])]

@@ -1,4 +1,4 @@
-"""localllm config, cache, doctor: the settings in force, what is stored on this machine, and whether it is ready."""
+"""localllm config, cache, doctor: the effective settings, the stored caches, and checks of this machine."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""The entry point: commands, and how their errors reach the user."""
+"""The entry point: registers the commands and reports usage errors."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
-from typer.completion import completion_init  # type: ignore[attr-defined] # the place where all of its versions have it
+from typer.completion import completion_init  # type: ignore[attr-defined] # importable from here in all versions
 
 from localllm.cli import terminal
 from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, examples
@@ -64,7 +64,7 @@ def _root(
 
 
 def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
-    """The command line with these commands, whose functions are imported now."""
+    """The command line with these commands; imports their functions."""
     app = typer.Typer(
         name=PROGRAM,
         cls=PlainGroup,
@@ -81,9 +81,9 @@ def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
 
 
 def main(commands: Mapping[str, str] = COMMANDS) -> None:
-    """Run the command line. Every error ends in one sentence on stderr and an exit code.
+    """Run the command line. Every error ends with one sentence on stderr and an exit code.
 
-    Where the first word is a command, the others are not imported.
+    If the first word is a command, only that command is imported.
     """
     with errors_told():
         words = sys.argv[1:] or ["--help"]

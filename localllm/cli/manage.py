@@ -1,4 +1,4 @@
-"""localllm rm, cp, verify: looking after stored models."""
+"""localllm rm, cp, verify: removes, copies and verifies stored models."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +104,7 @@ def verify(
 
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
-    """Pull a model's damaged files again, and say so where that fails."""
+    """Pull a model's damaged files again; on failure, report it and return False."""
     from localllm.cli.pull import with_progress
     from localllm.library.errors import LibraryError
     from localllm.library.pull import pull

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 import contextlib
 import functools
@@ -14,12 +14,12 @@ PROGRAM, COMPLETION_VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Names of models on this machine for the shell's completion; it completes paths by itself where there is none."""
+    """Names of local models for shell completion. If none match, the shell completes paths itself."""
     from localllm.errors import LocalLLMError
     from localllm.library.lookup import all_models
     from localllm.settings import load_settings
 
-    with contextlib.suppress(LocalLLMError):  # half a line at the prompt is no place for messages
+    with contextlib.suppress(LocalLLMError):  # completion must not print messages into the shell's prompt
         return [model.name for model in all_models(load_settings({})) if model.name.startswith(incomplete)]
     return []
 
@@ -34,7 +34,7 @@ Rpc = Annotated[
     typer.Option(metavar="HOST:PORT", help="Give layers to llama.cpp's worker there; repeatable, or with commas."),
 ]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
-# What only an engine in this process could follow: where and how it computes.
+# Flags that only an in-process engine can honour: where and how it computes.
 _PLACEMENT: dict[str, object] = {
     "backend": Backend,
     "gpu_layers": GpuLayers,
@@ -71,9 +71,9 @@ Debug = Annotated[
 def with_computing_flags(
     *left_out: str, after: str = "threads"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command all flags that say who computes and how but those left out. after: the parameter before them.
+    """Add all placement flags except those left out to a command, behind the parameter `after`.
 
-    The command does not get their values: computing_flags reads them from its context.
+    Their values are not passed to the command: computing_flags reads them from its context.
     """
     flags = {name: flag for name, flag in _PLACEMENT.items() if name not in left_out}
 
@@ -94,7 +94,7 @@ def with_computing_flags(
 
 
 def computing_flags(given: typer.Context) -> dict[str, object]:
-    """The command's flags that say who computes and how, by their settings' names; None where one is not given."""
+    """The command's computing flags (ctx, threads, placement) by setting name; None for those not given."""
     values = {name: given.params[name] for name in _COMPUTING if name in given.params}
     return {
         name: ",".join(value) or None if isinstance(value, list | tuple) else value for name, value in values.items()
@@ -102,7 +102,7 @@ def computing_flags(given: typer.Context) -> dict[str, object]:
 
 
 def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) -> None:
-    """Raise RequestError for flags that only an engine in this process could follow, more among them."""
+    """Raise RequestError if flags are given that only an in-process engine can honour. more: further such flags."""
     from localllm.errors import RequestError
 
     misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]

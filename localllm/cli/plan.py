@@ -1,4 +1,4 @@
-"""localllm plan: what a model would take and how fast it would be, before anything is loaded or downloaded."""
+"""localllm plan: predicts a model's memory and speed without loading or downloading it."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localllm.measure.explain import Explanation
     from localllm.settings import Settings
 
-COMPARED_TOKENS = 4096  # of the conversation that every quantisation is planned with
+COMPARED_TOKENS = 4096  # context with which every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
@@ -99,7 +99,7 @@ def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: boo
 
 
 def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":
-    """The formulas for the place that holds most of the weights. Raises UnsupportedModelError."""
+    """The formulas for the device that holds most of the weights. Raises UnsupportedModelError."""
     from localllm.measure.explain import Explanation, machine_here, machine_named
     from localllm.roofline.kept import kept_limits
     from localllm.roofline.work import work_in_header
@@ -117,9 +117,9 @@ def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagi
 
 @contextmanager
 def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Preview | None, Sequence[Path]]]":
-    """The file of a model, or of one that is not here its header, and the projectors that are stored with it.
+    """A local model's file and stored projectors; for any other model, a file with its header, and its preview.
 
-    Raises as find and a pull do.
+    Raises what `find` and a pull raise.
     """
     from gguf_io import open_model
     from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -143,7 +143,7 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
 
 
 def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
-    """What is to be said below the table."""
+    """The lines below the table."""
     yield from found.plan.notes
     yield f"the longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
     if found.expected is not None:
@@ -158,7 +158,7 @@ def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
 
 
 def _data(found: "Advice", preview: "Preview | None") -> dict[str, Any]:
-    """The same for programs."""
+    """The plan as plain data for --json."""
     here = {"backend": found.choice.name, "backend_reason": found.choice.reason} if found.choice else {}
     return {
         **asdict(found.plan),
@@ -213,7 +213,7 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
 
 
 def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str, ...]:
-    """A row of the comparison. Speeds are tokens a second."""
+    """A row of the comparison. Speeds are in tokens per second."""
     first = "*" if best else "", preview.name.rpartition(":")[2], human_bytes(preview.size)
     if found is None:
         return *first, "-", "unknown", "-", "-", "-"

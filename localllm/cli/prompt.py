@@ -1,4 +1,4 @@
-"""Reading a prompt from arguments, files and standard input."""
+"""Reads a prompt from arguments, files and standard input."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from localllm.errors import RequestError
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Join argument, file and standard input by empty lines, without empty ones.
+    """Join the non-empty ones of argument, file and standard input by empty lines.
 
     Standard input is read unless it is a terminal. The final newline of a file or of standard input is dropped. Raises
     RequestError if a source cannot be read or all are empty.

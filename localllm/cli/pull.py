@@ -1,4 +1,4 @@
-"""localllm pull, and the pulling that other commands do for a name that is not here yet."""
+"""localllm pull, and pulling on behalf of other commands."""
 
 from collections import deque
 from time import monotonic
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.library.pull import PullProgress, PullStatus
     from localllm.settings import Settings
 
-# Speed is what came in these last seconds, so that a stall shows.
+# The speed is an average over these last seconds, so that a stall shows.
 WINDOW_S = 5.0
 
 Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, or a URL.", show_default=False)]
@@ -37,12 +37,12 @@ def pull(name: Name, debug: Debug = False) -> None:
 
 
 def obtain(name: str, settings: "Settings") -> "LibraryModel":
-    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
+    """Find a model by name, or pull it if it is not on this machine. Raises LibraryError."""
     from localllm.library.errors import ModelNotFoundError
     from localllm.library.lookup import find
 
     try:
-        return find(name, settings)  # without what pulling imports
+        return find(name, settings)  # avoids the imports for pulling
     except ModelNotFoundError:
         from localllm.library.pull import find_or_pull
 
@@ -50,7 +50,7 @@ def obtain(name: str, settings: "Settings") -> "LibraryModel":
 
 
 def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") -> "LibraryModel":
-    """Pull and show how far it is, on terminals. Ctrl-C ends the command; what has arrived is kept."""
+    """Pull and show progress on terminals. Ctrl-C ends the command and keeps the partial download."""
     meter = Meter()
     with StatusLine() as status:
         try:
@@ -62,19 +62,19 @@ def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") 
 
 
 class Meter:
-    """Turns progress into a line with speed and time left."""
+    """Formats pull progress with speed and time left."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def text(self, told: "PullStatus", now: float) -> str:
-        """One line. now: seconds of a clock that never goes back."""
+        """One line of progress. now: a monotonic time in seconds."""
         if not told.total:
             return told.status
         return f"{told.status}: {told.completed / told.total:.0%} of {self.detail(told, now)}"
 
     def detail(self, told: "PullStatus", now: float) -> str:
-        """The size of the whole, and speed and time left once they are known."""
+        """The total size, and speed and time left once they are known."""
         self._seen.append((now, told.completed))
         while self._seen[0][0] < now - WINDOW_S:
             self._seen.popleft()

@@ -1,4 +1,4 @@
-"""localllm perplexity, localllm quantize: what quantising costs, and quantising."""
+"""localllm perplexity, localllm quantize: measures the loss from quantising, and quantises."""
 
 import json
 from dataclasses import asdict
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localllm.quality.perplexity import Divergence, Perplexity
     from localllm.settings import Settings
 
-# Beside one chunk, pages that are rounded up and the least that the memory plan takes.
+# KV cache tokens beyond one chunk, for rounding up to pages and the memory plan's minimum.
 SPARE_TOKENS = 1024
 
 

@@ -12,7 +12,7 @@ from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
 from localllm.text import human_bytes
 
-FOREVER_S = 365 * 86400  # servers give models that stay a date in the far future
+FOREVER_S = 365 * 86400  # servers report an expiry far in the future for models that stay loaded
 
 Host = Annotated[
     str | None, typer.Option("--host", metavar="ADDRESS", help="A server elsewhere, localllm's or Ollama's.")
@@ -35,7 +35,7 @@ def ps(host: Host = None, as_json: AsJson = False, debug: Debug = False) -> None
 
 
 def until(row: Mapping[str, Any], now: datetime) -> str:
-    """When a model of /api/ps is unloaded, or its load's progress."""
+    """When a model of /api/ps will be unloaded, or the progress of its load."""
     if loading := row.get("loading"):
         return f"loading, {loading['share']:.0%}"
     seconds = max((datetime.fromisoformat(row["expires_at"]) - now).total_seconds(), 0)

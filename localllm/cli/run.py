@@ -33,7 +33,7 @@ KEPT_PROMPT_TOKENS = 256  # shorter prompts are recomputed faster than they are 
 
 @contextlib.contextmanager
 def _without_collector() -> "Iterator[None]":
-    """Begin without the garbage collector: a start leaves hardly any garbage, and looking takes a seventh of it."""
+    """Start with garbage collection off: startup creates little garbage, and collecting takes a seventh of its time."""
     gc.disable()
     try:
         yield
@@ -178,7 +178,7 @@ def begin_answer(
     flags: "Mapping[str, object]",
     progress: "Callable[[str, float], None]",
 ) -> "contextlib.AbstractContextManager[generation.Started]":
-    """Start the answer of a model in this process, or on the remote server. settings: what the flags and others set."""
+    """Start a model's answer in this process, or on the remote server. settings: loaded with `flags`."""
     if settings.remote:
         return _started_remotely(model, request, settings, flags)
     return _started_here(model, request, settings, flags, progress)
@@ -209,7 +209,7 @@ def _started_here(
     behaviour = behaviour_of(found)
     if behaviour.settings:
         settings = load_settings(flags, model=behaviour.settings)
-    if not has_images(request.messages) and flags["mmproj"] is None:  # without images, the native engine can run it
+    if not has_images(request.messages) and flags["mmproj"] is None:  # lets the native engine run it
         settings = replace(settings, mmproj=WITHOUT)
     sampling = changed(SamplingParams.of(settings))
     request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)
@@ -227,7 +227,7 @@ def _started_here(
 def _started_remotely(
     model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
-    """Start the answer on the remote server. Only parameters set by flag, variable or file are sent.
+    """Start the answer on the remote server. Sends only parameters set by flag, variable or file.
 
     Raises RequestError for flags that do not apply to a remote server.
     """

@@ -97,7 +97,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def _local_models(
     served: "Sequence[str]", settings: "Settings", options: "ServerOptions"
 ) -> "Callable[[], ServedModels[Any]]":
-    """The models of this machine. Raises LocalLLMError if a named one cannot be served."""
+    """A factory for the models of this machine. Raises LocalLLMError if a named one cannot be served."""
     from localllm.server.catalog import Catalog
     from localllm.server.loading import MemoryLoader
     from localllm.server.local_models import LocalModels
@@ -108,7 +108,7 @@ def _local_models(
 
 
 def _remote_models(settings: "Settings", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
-    """The models of the remote server."""
+    """A factory for the models of the remote server."""
     from localllm.remote.openai import OpenAIServer
     from localllm.server.remote_models import RemoteModels
 

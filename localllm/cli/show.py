@@ -1,4 +1,4 @@
-"""localllm show: what a model is."""
+"""localllm show: describes a model."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, objec
 
 
 def _json_value(value: "Value") -> object:
-    """Long arrays (a vocabulary, say) are replaced by their length; JSON has no infinity and no NaN."""
+    """A metadata value for JSON: long arrays become their length, infinities and NaN become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | int | float | bool):
@@ -91,7 +91,7 @@ def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
 
 
 def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
-    """What a manifest, Ollama's or our own, adds to the file."""
+    """What a manifest (Ollama's or our own) adds to the file."""
     if defaults is None:
         return
     if defaults.parameters:

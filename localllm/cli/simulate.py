@@ -1,4 +1,4 @@
-"""localllm simulate: the engine under load on a machine that need not be here, in virtual time."""
+"""localllm simulate: simulates the engine under load on any machine, in virtual time."""
 
 import json
 import time
@@ -163,7 +163,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 class _Figures:
-    """What the flags say of the machine, in their units."""
+    """The machine's figures from the flags, in SI units; None for those not given."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Figures:
         self.overhead = overhead / 1e3
 
     def machine(self) -> "Machine":
-        """The machine to simulate. Raises RequestError where figures are missing."""
+        """The machine to simulate. Raises RequestError if figures are missing."""
         from localllm.measure.simulate.machines import from_bench, named, of_figures
 
         if self.bench is not None:
@@ -192,7 +192,7 @@ class _Figures:
         return named(self.name or _DEFAULT_MACHINE, self.bandwidth, self.peak, self.memory, self.overhead)
 
     def memory_here(self) -> float:
-        """The memory given, else what is free here."""
+        """The given memory, else the free memory of this machine, in bytes."""
         from cpu_kernels.limits import available_memory
 
         return self.memory or float(available_memory())
@@ -201,7 +201,7 @@ class _Figures:
 def _costs(
     model: str | None, measure: bool, kv_type: str | None, figures: _Figures, status: StatusLine
 ) -> "tuple[ModelShape, Machine, StepTimes]":
-    """The model's shape, the machine, and what its steps take."""
+    """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
     from localllm.engine.backends import open_runner
     from localllm.errors import RequestError

@@ -1,6 +1,6 @@
-"""How commands speak: answers on stdout, everything else on stderr, and at the end an exit code.
+"""Output of commands: answers on stdout, everything else on stderr, and an exit code at the end.
 
-Nothing here depends on the width of a terminal. Progress is drawn on terminals only, colour on terminals without
+Nothing here depends on the width of a terminal. Progress is drawn on terminals only; colour only on terminals without
 NO_COLOR (https://no-color.org).
 """
 
@@ -25,34 +25,34 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnreadError(Exception):
-    """Whoever read the command's result has gone: `head` has its lines."""
+    """The reader of the command's output has closed the pipe, as `head` does."""
 
 
 def answer(text: str) -> None:
-    """Write a piece of the command's result to stdout at once; a terminal gets no control characters in it.
+    """Write a piece of the command's result to stdout and flush; on terminals, replace control characters.
 
-    Raises UnreadError where nobody reads it any more.
+    Raises UnreadError if the reader has closed the pipe.
     """
     try:
         sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what Python flushes at exit
         raise UnreadError from error
 
 
 def note(text: str) -> None:
-    """Tell the user something that is no part of the result."""
+    """Tell the user something that is not part of the result."""
     _tell(harmless(text))
 
 
 def warn(text: str) -> None:
-    """Tell the user that something is not as it should be, while the command goes on."""
+    """Warn the user; the command continues."""
     _tell(f"{_coloured('warning:', 33)} {harmless(text)}")
 
 
 def fail(text: str, error: BaseException | None = None) -> None:
-    """Tell the user why the command ends; with --debug, also where the error came from."""
+    """Tell the user why the command ends; with --debug, also print the traceback."""
     _tell(f"{_coloured('error:', 31)} {harmless(shortened(text, LONGEST_MESSAGE))}")
     if error and logging.getLogger().isEnabledFor(logging.DEBUG):
         sys.stderr.write("".join(traceback.format_exception(error)))
@@ -61,11 +61,11 @@ def fail(text: str, error: BaseException | None = None) -> None:
 def log_to_stderr(debug: bool) -> None:
     """Show log messages as warnings and errors; with debug, all of them and with tracebacks."""
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[_LogHandler()], force=True)
-    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of every byte code it compiles
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it logs every bytecode it compiles
 
 
 class _LogHandler(logging.Handler):
-    """Log records in the words of this module."""
+    """Prints log records through note, warn and fail."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.WARNING:
@@ -77,7 +77,7 @@ class _LogHandler(logging.Handler):
 
 
 class StatusLine:
-    """One line on stderr that is drawn over and over, and leaves nothing behind. Silent where stderr is no terminal."""
+    """One line on stderr that is redrawn and finally removed. Silent if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._active = sys.stderr.isatty()
@@ -97,14 +97,14 @@ class StatusLine:
             self._shown = text
 
     def share(self, what: str, done: float) -> None:
-        """Replace the line by what is being done and how much of it is done, 0 to 1; at 1 the line goes."""
+        """Show an activity and its completed fraction, 0 to 1; at 1, remove the line."""
         if done < 1:
             self.show(f"{what}: {done:.0%}")
         else:
             self.clear()
 
     def clear(self) -> None:
-        """Remove the line. Twice is fine."""
+        """Remove the line. Idempotent."""
         if self._shown:
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
@@ -112,7 +112,7 @@ class StatusLine:
 
 
 def _tell(line: str) -> None:
-    # A status line may stand where this line goes.
+    # Overwrite a status line that may be on this line.
     start = CLEAR_LINE if sys.stderr.isatty() else ""
     sys.stderr.write(f"{start}{line}\n")
 
@@ -124,9 +124,9 @@ def _coloured(text: str, colour: int) -> str:
 
 
 class ExitCode(IntEnum):
-    """DONE: the answer is complete. FAILED: something broke inside localllm. REFUSED: the request cannot be served.
+    """DONE: the answer is complete. FAILED: an error inside localllm. REFUSED: the request cannot be served.
 
-    INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays. UNREAD: the reader closed the pipe (128 + SIGPIPE).
+    INTERRUPTED: Ctrl-C (128 + SIGINT); text already written stays. UNREAD: the reader closed the pipe (128 + SIGPIPE).
     """
 
     DONE = 0
@@ -138,10 +138,10 @@ class ExitCode(IntEnum):
 
 @contextlib.contextmanager
 def errors_told() -> Iterator[None]:
-    """End the program where there is an error: one sentence on stderr and an exit code; --debug adds the traceback."""
+    """On an error, exit with one sentence on stderr and an exit code; --debug adds the traceback."""
     try:
         yield
-    except (UnreadError, io.UnsupportedOperation):  # the latter where stdout was closed from the start
+    except (UnreadError, io.UnsupportedOperation):  # the latter if stdout was closed at startup
         sys.exit(ExitCode.UNREAD)
     except (LocalLLMError, VariableError) as error:
         fail(str(error), error)

@@ -1,4 +1,4 @@
-"""localllm run --tools: the model calls tools that the command line allows, and nobody is asked."""
+"""localllm run --tools: the model calls tools that the command line allows, without asking the user."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,18 +21,18 @@ from localllm.tools.folder import Folder
 from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 
-OWNER = "localllm run"  # of changes in the journal
+OWNER = "localllm run"  # the owner of its changes in the journal
 
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """The tools that rules name, and the rules, without which nothing runs."""
+    """The tools named by rules, and the rules; a call that no rule covers is rejected."""
 
     toolbox: Toolbox
     approvals: Approvals
 
     def result(self, call: ToolCall) -> tuple[str, str | None]:
-        """Carry out a call if a rule covers it; returns the model's text, and the tool of a malformed call."""
+        """Run a call if a rule covers it; returns the text for the model, and the tool to retry if it was malformed."""
         try:
             action = self.toolbox.plan(call)
             if not self.approvals.covers(action):
@@ -46,7 +46,7 @@ class RunTools:
 
 @contextmanager
 def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
-    """The tools of the current folder and of MCP servers that rules name. Raises RequestError for an unknown tool."""
+    """The tools named by rules, of the current folder and MCP servers. Raises RequestError for an unknown tool."""
     folder = Folder(Path.cwd())
     tools = builtin_tools(folder, Journal(journal_path(), folder.root, OWNER))
     names = {rule.partition(" ")[0] for rule in rules}
@@ -68,9 +68,9 @@ def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
 def answer_with_tools(
     started: generation.Started, tools: RunTools, status: StatusLine, silent: bool
 ) -> generation.Printed:
-    """Read an answer, carry out its calls and ask again, until nothing is called or MAX_ROUNDS are reached.
+    """Read an answer, run its calls and ask again, until there are no calls or MAX_ROUNDS are reached.
 
-    Returns the last answer. What is called goes to stderr.
+    Returns the last answer. Calls are logged to stderr.
     """
     request, stream = started.request, started.stream
     messages: list[Message] = list(request.messages)

@@ -1,4 +1,4 @@
-"""localllm warm: an agent's system text and tools, computed before they are needed."""
+"""localllm warm: computes an agent's system text and tools ahead of time."""
 
 import contextlib
 import json
@@ -105,7 +105,7 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
 
 
 def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a program on a terminal of its own: some have other system text where they are not on one."""
+    """Start a program on a new pseudo-terminal, because some use another system text without one. log: its output."""
     import pty
     import termios
     import threading
@@ -117,7 +117,7 @@ def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> 
 
     def keep() -> None:
         with log.open("wb") as said, contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as read:
-            while data := read.read(65536):  # which raises OSError when the program has ended
+            while data := read.read(65536):  # raises OSError when the program has ended
                 said.write(data)
 
     threading.Thread(target=keep, daemon=True).start()
@@ -125,7 +125,7 @@ def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> 
 
 
 def _count(name: str, model: str, tokens: int) -> None:
-    """Remember how long a program's prompt is for a model, for `launch`."""
+    """Store the token count of a program's prompt for a model, for `launch`."""
     path = folder_of(name) / "warm.json"
     counted = json.loads(path.read_bytes()) if path.exists() else {}
     path.write_text(json.dumps({**counted, model: tokens}))

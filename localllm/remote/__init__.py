@@ -1,5 +1,4 @@
 """Models on remote servers: `openai` for OpenAI's protocol, `ollama` for Ollama's.
 
-`connection` has HTTP requests that any thread may cancel, `stream` answers in progress, `fields` OpenAI's request
-bodies.
+`connection`: HTTP requests that any thread may cancel. `stream`: running answers. `fields`: OpenAI request bodies.
 """

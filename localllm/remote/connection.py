@@ -1,7 +1,7 @@
-"""HTTP requests whose responses are read line by line, and which any thread may cancel at any moment.
+"""HTTP requests whose responses are read line by line, and which any thread may cancel at any time.
 
-Uses http.client: cancelling must end another thread's blocking read, which needs the socket. Redirects are not
-followed, so that a key is only sent to its own host.
+Uses http.client, because cancelling must interrupt another thread's blocking read, which requires access to the socket.
+Does not follow redirects, so that a key is only sent to its own host.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from localllm.errors import LocalLLMError, reason
 
-CONNECT_S = 10.0  # only connecting is limited: prefill of a long prompt may take minutes
+CONNECT_S = 10.0  # only connecting has a timeout: prefill of a long prompt may take minutes
 LONGEST_LINE = 2**24
 LONGEST_JSON = 2**28
 LONGEST_REFUSAL = 2**14
@@ -26,7 +26,7 @@ DEFAULT_PATH = "/v1"
 
 
 class RemoteError(LocalLLMError):
-    """A server cannot be reached, refuses a request, or fails. The message has its address and its own message.
+    """A server cannot be reached, refuses a request, or fails. The message has its address and error message.
 
     status: the HTTP status of a refusal, else None.
     """
@@ -50,7 +50,7 @@ class Endpoint:
     def parse(
         cls, address: str, key: str | None = None, path: str = DEFAULT_PATH, port: int | None = None
     ) -> "Endpoint":
-        """Parse host:port or a URL. path and port: for an address without them; port None is 80 or 443.
+        """Parse host:port or a URL. path and port: defaults for an address without them; port None is 80 or 443.
 
         Raises RemoteError.
         """
@@ -88,13 +88,13 @@ class Call:
     def __init__(
         self, endpoint: Endpoint, method: str, route: str, body: object = None, patience_s: float | None = None
     ) -> None:
-        """route: below the endpoint's path. body: sent as JSON. patience_s: the longest silence; None: no limit."""
+        """route: below the endpoint's path. body: sent as JSON. patience_s: the socket timeout; None: no limit."""
         self._endpoint = endpoint
         self._method = method
         self._route = route
         self._content = None if body is None else json.dumps(body).encode()
         self._patience_s = patience_s
-        self._lock = threading.Lock()  # guards _wire and _cancelled, so that neither thread misses the other
+        self._lock = threading.Lock()  # guards _wire and _cancelled, so that a cancel while connecting is not lost
         self._wire: socket.socket | None = None
         self._cancelled = False
         self._held = contextlib.ExitStack()  # connection and response
@@ -106,7 +106,7 @@ class Call:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Close the connection, which ends the request at the server and any read that waits here."""
+        """Shut down the connection, which ends the request on the server and any blocking read here."""
         with self._lock:
             self._cancelled = True
             if self._wire is not None:
@@ -114,7 +114,7 @@ class Call:
                     self._wire.shutdown(socket.SHUT_RDWR)
 
     def open(self) -> None:
-        """Send, and wait for the response's head. Raises RemoteError, with the status of a refusal."""
+        """Send the request, and wait for the response's head. Raises RemoteError, with the status of a refusal."""
         endpoint = self._endpoint
         kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
         with contextlib.ExitStack() as held, self._broken():
@@ -125,11 +125,11 @@ class Call:
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """Close connection and response, on the reading thread. Idempotent."""
+        """Close connection and response. Call it on the reading thread. Idempotent."""
         self._held.close()
 
     def json(self) -> dict[str, Any]:
-        """Send, and parse the whole response, a JSON object. Raises RemoteError."""
+        """Send the request and parse the response as a JSON object. Raises RemoteError."""
         text = bytearray()
         for line in self.lines():
             text += line
@@ -145,7 +145,7 @@ class Call:
         return answer
 
     def lines(self) -> Iterator[bytes]:
-        """Send if not done yet, and yield the response's lines as they come. Raises RemoteError."""
+        """Send the request if not sent yet, and yield the response's lines as they arrive. Raises RemoteError."""
         if self._response is None:
             self.open()
         assert self._response is not None
@@ -157,7 +157,7 @@ class Call:
 
     @contextlib.contextmanager
     def _broken(self) -> Iterator[None]:
-        """Convert errors of the connection to RemoteError."""
+        """Convert connection errors to RemoteError."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
@@ -189,7 +189,7 @@ class Call:
 
 
 def refusal(text: str) -> str:
-    """The message in the body of a refusal, in the formats of various servers."""
+    """The error message in a refusal's body, in the formats of various servers."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

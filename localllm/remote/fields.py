@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's requests. Pure functions.
+"""Builds the bodies of OpenAI requests. Pure functions.
 
 https://platform.openai.com/docs/api-reference/chat/create, with the extensions of vLLM, SGLang and llama.cpp.
 """
@@ -14,7 +14,7 @@ from localllm.answer.request import AnswerRequest, Message
 from localllm.engine.request import SETTABLE
 from localllm.errors import RequestError
 
-# Sampling parameters of the protocol, and extensions under their names in various servers.
+# Our sampling parameter -> its names in the protocol and in the extensions of various servers.
 _SAMPLING: dict[str, tuple[str, ...]] = {name: (name,) for name in SETTABLE}
 _SAMPLING["repeat_penalty"] += ("repetition_penalty",)  # vLLM's and SGLang's name
 BANNED = -100  # the logit_bias that bans a token
@@ -63,7 +63,7 @@ def completion_fields(request: AnswerRequest) -> dict[str, Any]:
 
 
 def _limits(request: AnswerRequest) -> dict[str, Any]:
-    """Limits and sampling that the request sets; the rest is left to the server."""
+    """Limits and sampling parameters that the request sets; the server's defaults apply to the others."""
     fields: dict[str, Any] = {}
     for ours, theirs in _SAMPLING.items():
         if (value := request.sampling.get(ours)) is not None:
@@ -91,7 +91,7 @@ def _response_format(format: Any) -> dict[str, Any]:
 def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages in OpenAI's format: every tool call has an id, and every result refers to one.
 
-    Ollama's clients send no ids: a result belongs to the first call without a result, and of its name if it has one.
+    Ollama's clients send no ids: a result is matched to the first call without a result, and with its name if given.
     """
     found = []
     waiting: dict[str, str] = {}  # calls without results: their ids and names

@@ -1,6 +1,6 @@
-"""Models on servers of Ollama's protocol, including localllm's own server.
+"""Models on servers that speak Ollama's protocol, including localllm's own server.
 
-Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Durations are nanoseconds there.
+Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Its durations are in nanoseconds.
 """
 
 import base64
@@ -31,7 +31,7 @@ class OllamaServer:
         self.endpoint = Endpoint.parse(address, key, path="", port=DEFAULT_PORT)
 
     def load(self, name: str, progress: "LoadProgress") -> "OllamaModel":
-        """Make the server load a model, without pulling it. An exception from progress ends the load."""
+        """Make the server load a model, without pulling it. An exception from progress is raised and ends the load."""
         progress(f"{self.endpoint.host} loads {name}", 0.0)
         shown = self.ask("POST", "/api/show", {"model": name})
         # An empty conversation only loads the model. A localllm server reports progress.
@@ -44,7 +44,7 @@ class OllamaServer:
                 progress(f"{self.endpoint.host}: {state['phase']}", state.get("share", 0.0))
         progress(f"{self.endpoint.host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
-        # Old servers do not list capabilities; they refuse what they cannot do.
+        # Old servers do not list capabilities; assume vision, since they reject images that they cannot read.
         capabilities = frozenset(shown.get("capabilities", ("vision",)))
         return OllamaModel(self, name, contexts[0] if contexts else None, capabilities)
 
@@ -60,7 +60,7 @@ class OllamaServer:
             raise RemoteError(f"{self.endpoint} cannot save {name}: {answer['error']}")
 
     def ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The response of a route that does not stream."""
+        """Send a request to a route that does not stream, and return the response."""
         return Call(self.endpoint, method, route, body).json()
 
 
@@ -75,7 +75,7 @@ class OllamaModel:
     most_choices: int = 1
 
     def prepare(self, request: AnswerRequest) -> "OllamaPrompt":
-        """See AnsweringModel. The server renders and tokenises. RequestError for requests that the chat never makes."""
+        """See AnsweringModel. The server renders and tokenises. Raises RequestError for fields the protocol lacks."""
         request.check()
         lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar, request.prompt_logprobs)
         if any(value is not None for value in lacks):
@@ -90,7 +90,7 @@ class OllamaModel:
             "messages": [_message(message) for message in request.messages],
             "options": {name: value for name, value in options.items() if value is not None},
             "stream": True,
-            "progress": True,  # an addition of localllm's server
+            "progress": True,  # an extension of localllm's server
         }
         if logprobs := body["options"].pop("logprobs", None):
             body |= {"logprobs": True, "top_logprobs": logprobs}
@@ -114,7 +114,7 @@ class OllamaPrompt:
     images: int = 0
 
     def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not wait; the stream reports a refusal."""
+        """See Prompt. Does not block; the stream reports a refusal."""
         return RemoteStream(Call(self.model.server.endpoint, "POST", "/api/chat", self.body), _read)
 
 
@@ -175,7 +175,7 @@ def _parts(message: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
 
 
 def _progress(line: Mapping[str, Any]) -> Progress | None:
-    """Progress of prefill, which a localllm server sends."""
+    """Prefill progress, which only localllm servers send."""
     found = line.get("progress")
     if not isinstance(found, dict) or "total" not in found:  # without total: progress of a load
         return None

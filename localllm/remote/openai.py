@@ -1,7 +1,7 @@
-"""Models on servers of OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama and others.
+"""Models on servers that speak OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama and others.
 
-Protocol: https://platform.openai.com/docs/api-reference/chat/create. It lacks reasoning: vLLM, SGLang and llama.cpp
-send it as reasoning_content, Ollama and newer versions of vLLM as reasoning.
+Protocol: https://platform.openai.com/docs/api-reference/chat/create. It has no field for reasoning: vLLM, SGLang and
+llama.cpp send it as reasoning_content, Ollama and newer versions of vLLM as reasoning.
 """
 
 import json
@@ -28,7 +28,7 @@ LIST_PATIENCE_S = 10.0  # for a list of models
 
 
 class OpenAIServer:
-    """A server and its models. Thread-safe: every request has a connection of its own."""
+    """A server and its models. Thread-safe: every request uses its own connection."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -56,7 +56,7 @@ class OpenAIServer:
 
 
 class WithoutTokens:
-    """What a model of a remote server lacks of AnsweringModel, and says so."""
+    """The properties of AnsweringModel that remote models lack; they raise RemoteError."""
 
     __slots__ = ()
 
@@ -146,7 +146,7 @@ class OpenAIModel(WithoutTokens):
         return scores, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """All texts in one request."""
+        """One batch with all texts."""
         return [slice(0, len(sizes))]
 
     def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class OpenAIPrompt:
     images: int = 0
 
     def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not wait; the stream reports a refusal."""
+        """See Prompt. Does not block; the stream reports a refusal."""
         body = {"model": self.model.name, **self.fields, "stream": True, "stream_options": {"include_usage": True}}
         if choice and "seed" in body:
             body["seed"] += choice
@@ -175,7 +175,7 @@ class OpenAIPrompt:
 
 
 def unavailable(what: str) -> RemoteError:
-    """The error for what OpenAI's protocol has no route for."""
+    """The error for a feature that OpenAI's protocol lacks."""
     return RemoteError(f"{what}: not available, since the model is on a remote server of OpenAI's protocol", 501)
 
 
@@ -203,7 +203,7 @@ def _read(call: Call, meter: Meter, top_logprobs: int) -> Iterator[AnswerEvent]:
 
 
 def _events(call: Call) -> Iterator[dict[str, Any]]:
-    """The server-sent events up to [DONE]. Raises RemoteError, also for one that reports an error."""
+    """The server-sent events up to [DONE]. Raises RemoteError, also if an event reports an error."""
     for line in call.lines():
         if not line.startswith(b"data:"):
             continue  # a comment or the blank line between two events
@@ -227,7 +227,7 @@ def _texts(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> list[AnswerPa
 
 
 class _Calls:
-    """Joins streamed tool calls: a name first, then the arguments' JSON in pieces, each with the call's index.
+    """Joins streamed tool calls: first the name, then the arguments' JSON in pieces, each with the call's index.
 
     A call is complete when the next one starts or the answer ends.
     """
@@ -238,7 +238,7 @@ class _Calls:
         self._arguments: list[str] = []
 
     def push(self, deltas: Iterable[Mapping[str, Any]]) -> list[AnswerPart]:
-        """Add pieces; return calls that are now complete."""
+        """Add pieces; return the calls that are now complete."""
         parts: list[AnswerPart] = []
         for delta in deltas:
             index = delta.get("index", 0)

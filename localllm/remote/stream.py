@@ -1,4 +1,4 @@
-"""A remote answer as a stream of events, read on a thread of its own."""
+"""A remote answer as a stream of events, read on a separate thread."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ NO_REASON = (
 
 @dataclass(slots=True)
 class Meter:
-    """Counts and times of an answer, measured here until the server sends its own."""
+    """Counts and times of an answer, measured by the client until the server sends its own."""
 
     began: float
     first: float = 0.0
@@ -34,7 +34,7 @@ class Meter:
 
     @property
     def timings(self) -> Timings:
-        """The times so far."""
+        """The current times."""
         now = time.monotonic()
         first = self.first or now
         return Timings(
@@ -50,7 +50,7 @@ class Meter:
         progress: Progress | None = None,
         finish_reason: FinishReason | None = None,
     ) -> AnswerEvent:
-        """An event with the counts and times so far."""
+        """An event with the current counts and times."""
         return AnswerEvent(parts, self.counts, self.timings, progress, logprobs, finish_reason=finish_reason)
 
 
@@ -86,7 +86,7 @@ class RemoteStream:
         return self._events.__aiter__()
 
     def _wake(self) -> None:
-        """Called when the events' reader has made room, or has cancelled."""
+        """Called when the consumer has taken events from a full queue, or has cancelled."""
         if self._events.cancelled:
             self._call.cancel()
         self._room.set()
@@ -120,7 +120,7 @@ class RemoteStream:
             self.accepted.set_exception(failure)
 
     def _push(self, event: AnswerEvent) -> None:
-        """Pass on an event. If its reader falls behind, wait: the socket fills, and the server pauses."""
+        """Queue an event. While the queue is full, wait: the socket fills up, and the server gets back-pressure."""
         while self._events.full and not self._call.cancelled:
             self._room.wait()
             self._room.clear()

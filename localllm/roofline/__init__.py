@@ -1,1 +1,1 @@
-"""How near a model comes to what this machine can do: limits, speeds, and the share that is reached."""
+"""Roofline analysis: this machine's limits, a model's speeds, and the share of the limits that it reaches."""

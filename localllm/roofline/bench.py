@@ -1,4 +1,4 @@
-"""The benchmark of one model: limits and speeds in turn, for each number of threads."""
+"""The benchmark of one model: alternates limits and speeds, for each thread count."""
 
 import contextlib
 import time
@@ -27,7 +27,7 @@ from localllm.settings import Settings
 from models.errors import kernels_needed
 from models.needs import native_needs
 
-# Steps of which the parts are told: enough for a median.
+# Maximum decoded steps profiled by part: enough for a median.
 _MOST_STEPS = 32
 
 Tell = Callable[[str], None]
@@ -42,9 +42,9 @@ def bench(
     tell: Tell,
     clock: Clock = time.perf_counter,
 ) -> Report:
-    """Measure a model with each number of threads (None: as the runner chooses). tell hears what is being done.
+    """Measure a model with each thread count (None: the runner's choice). tell: called with the current activity.
 
-    Raises RequestError where the wish exceeds the model's context, and what open_runner raises.
+    Raises RequestError if the wish exceeds the model's context, and what open_runner raises.
     """
     context = file.metadata.get_int(f"{file.architecture}.context_length", wish.longest)
     if wish.longest > context:
@@ -54,7 +54,7 @@ def bench(
         )
     others = OthersTime(clock)
     if not tuning.is_measured() and choose_backend(file, settings).backend == "native":
-        with contextlib.suppress(KernelError):  # the model's own kernels decide whether it loads
+        with contextlib.suppress(KernelError):  # ignored here; the model's own kernels decide whether it loads
             _tune(tell)
     reports, backend = [], ""
     for count in threads:
@@ -72,7 +72,7 @@ def bench(
 
 
 def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: Clock = time.perf_counter) -> Report:
-    """Measure this machine's limits with each number of threads (None: as many as a model gets), and no model."""
+    """Measure this machine's limits without a model, with each thread count (None: the default of models)."""
     others, reports = OthersTime(clock), []
     with kernels_needed():
         _tune(tell)
@@ -81,7 +81,7 @@ def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: 
             for number in range(rounds + 1):
                 tell(f"round {number} of {rounds}: the limits of this machine")
                 probes.sample()
-                if not number:  # which warmed up
+                if not number:  # the warm-up round
                     probes.forget()
             reports.append(ThreadReport(probes.threads, probes.limits(), (), ()))
     return Report("", "", "native", str(ISA), rounds, others.cores(), tuple(reports))
@@ -93,7 +93,7 @@ def _tune(tell: Tell) -> None:
 
 
 class OthersTime:
-    """How many cores other programs keep busy, from now on."""
+    """Measures how many cores other programs keep busy, from its creation on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -142,7 +142,7 @@ def _bench_threads(
 
 
 def _rounds(runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, clock: Clock) -> SpeedTest:
-    """All rounds after one that warms up, the limits before each."""
+    """Run a warm-up round, then all rounds, sampling the limits before each."""
     number = 0
     test = SpeedTest(runner, wish, clock, lambda what: tell(f"round {number} of {wish.rounds}: {what}"))
     for number in range(wish.rounds + 1):
@@ -154,7 +154,7 @@ def _rounds(runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, 
 
 
 def _work(file: ModelFile, runner: MeasuredRunner, settings: Settings) -> ModelWork:
-    """What a token costs, told by a step of one row."""
+    """What a token costs, from a recorded step of one row."""
     sequence = runner.create_sequence()
     runner.run([0], [0], [sequence], [0])
     row, logits = runner.last_step().products()
@@ -163,7 +163,7 @@ def _work(file: ModelFile, runner: MeasuredRunner, settings: Settings) -> ModelW
 
 
 def _measures(seconds: Seconds, wish: Wish, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
-    """What was timed, with what it took."""
+    """The timed measures, with the work of each."""
     prompt = None if work is None else work.prefill(wish.prompt, max_rows)
     found = [Measure(f"prefill {wish.prompt}", wish.prompt, 0, tuple(seconds.prefill), prompt)]
     for depth, times in seconds.decode.items():

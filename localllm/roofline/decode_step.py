@@ -1,4 +1,4 @@
-"""Where the time of one decoded token goes, in an engine that serves one request as it always does."""
+"""Profiles where the time of a decoded token goes, in a real engine that serves one request."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -15,22 +15,22 @@ PYTHON = "Python"
 
 
 class MeasuredRunner(Runner, Protocol):
-    """A runner that lets its latest step be looked at."""
+    """A runner that exposes its latest step."""
 
     def last_step(self) -> RecordedStep:
-        """The latest `run`."""
+        """The recording of the latest `run`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Medians in seconds. parts: by kind of operation, and what is not in compiled operations: PYTHON."""
+    """Median times in seconds. parts: by kind of operation, and PYTHON for the time outside compiled operations."""
 
     depth: int
     seconds: float
     parts: dict[str, float]
 
     def share(self, part: str) -> float:
-        """A part of the whole, 0 to 1."""
+        """A part's share of the step's time, 0 to 1."""
         return self.parts[part] / self.seconds
 
 
@@ -41,10 +41,10 @@ def measure_steps(
     steps: int,
     clock: Callable[[], float],
 ) -> list[DecodeStep]:
-    """Time an engine's steps at each depth, whose prompt stands beside it; the engine closes the runner at the end.
+    """Time an engine's steps at each depth. Closes the runner. depths: (depth, prompt) pairs.
 
-    After each step its compiled part runs twice more: whole, and in pieces by kind. Python's part is what the step
-    took longer than the whole. Steps that compute guessed tokens are left out.
+    After each step, its compiled part runs twice more: as a whole, and in pieces by kind. The PYTHON part is the step's
+    time minus that of the whole. Skips steps that verify draft tokens.
     """
     engine = Engine(runner, vocabulary)
     try:

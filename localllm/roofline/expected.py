@@ -1,9 +1,9 @@
-"""The speed that a model should have here, from what was measured of this machine: nothing is run.
+"""Predicts a model's speed on this machine from stored benchmarks, without running it.
 
-A decoded token waits for the bytes that it reads, a prompt for its multiply-adds. Which rates are reached depends on
-the weight format. Where kept benchmarks have measured every format of a model, its speed is put together from them.
-Else the rate of the model most alike counts: of the same type of weights first, then of the nearest size. Without one,
-a usual share of the machine's limits counts.
+Decoding is bound by the bytes read per token, prefill by its multiply-adds. The rates reached depend on the weight
+format. If stored benchmarks have measured every format of a model, its speed is computed from their rates. Otherwise
+the rate of the most similar benchmarked model is used: same main weight type first, then nearest size. Without any, a
+typical share of the machine's limits is used.
 """
 
 import math
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from models.needs import NativeNeeds
 
 PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without flags
-# Shares of the limits where no model was measured: the middle of those that the documentation's benchmarks reach.
+# Shares of the limits if no model was measured: mid-range values of the documentation's benchmarks.
 USUAL_DECODE, USUAL_PREFILL = 0.75, 0.45
-# What a token reads of smaller models may lie in a cache, of which these limits say nothing.
+# Minimum bytes read per token: the weights of smaller models may stay in a CPU cache, which these limits do not cover.
 LEAST_READ = 64 << 20
-# How far off an expectation may be, by the factor between the bytes a token of two models of the same type of weights.
+# Error bounds of a prediction, by the ratio of bytes read per token to a benchmarked model with the same weight type.
 ALIKE_FACTOR, AKIN_FACTOR = 1.5, 4.0
 ALIKE_ERROR, AKIN_ERROR, OTHER_ERROR = 0.15, 0.3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSpeed:
-    """Tokens a second at a short context; prefill of a prompt of 512.
+    """Tokens per second at a short context; prefill for a prompt of 512 tokens.
 
-    error: how far off it may be, as a share. basis: the benchmark that it rests on, in words.
+    error: the relative error bound. basis: describes the benchmark behind the prediction.
     """
 
     decode: float
@@ -49,11 +49,11 @@ class ExpectedSpeed:
 def expected_speed(
     file: ModelFile, kept: KeptLimits, kv_types: tuple[str, str] = ("f16", "f16")
 ) -> ExpectedSpeed | None:
-    """What the native engine should reach, from a model's header.
+    """The speed that the native engine should reach, from a model's header.
 
-    None for a model that it does not compute, and for one so small that it may lie in a cache.
+    None for an unsupported model, and for one so small that it may stay in a CPU cache.
     """
-    # These take a moment, and lists that expect nothing need none of them.
+    # Slow imports, not needed by lists without stored benchmarks.
     from localllm.roofline.work import work_of
     from models.errors import UnsupportedModelError
     from models.native_runner import MAX_ROWS
@@ -80,9 +80,9 @@ def expected_speed(
 
 
 def expected_prompt_s(file: ModelFile, tokens: int, threads: int | None) -> float | None:
-    """Seconds that the native engine should take for a prompt; None where nothing is known of model or machine.
+    """Seconds that the native engine should take for a prompt; None if model or machine are unknown.
 
-    To what a short prompt takes comes attention, whose products grow with the square of the length.
+    Adds attention, whose cost grows with the square of the length, to the per-token time of a short prompt.
     """
     kept = kept_limits(threads)
     expected = expected_speed(file, kept) if kept else None
@@ -94,9 +94,9 @@ def expected_prompt_s(file: ModelFile, tokens: int, threads: int | None) -> floa
 
 
 def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
-    """A function from a model's header to the tokens a second that decoding should reach here, None where not known.
+    """A function that predicts decoding speed in tokens per second from a model's header; None if unknown.
 
-    threads: of the settings.
+    threads: as in the settings.
     """
     kept = kept_limits(threads)
 
@@ -108,7 +108,7 @@ def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
 
 
 def expected_decode(read: float, weights: str, kept: KeptLimits) -> tuple[float, str]:
-    """Tokens a second of a model of which a token reads so many bytes, most of them of this type, and the basis."""
+    """Tokens per second for a model that reads `read` bytes per token, mostly of type `weights`; and the basis."""
     model = _most_alike(read, weights, kept)
     if model is None:
         return USUAL_DECODE * kept.read / read, "this machine's limits"
@@ -116,7 +116,7 @@ def expected_decode(read: float, weights: str, kept: KeptLimits) -> tuple[float,
 
 
 def main_type(file: ModelFile) -> str:
-    """The type that holds most bytes of a model's weights."""
+    """The tensor type that holds the most bytes of a model's weights."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
@@ -124,7 +124,7 @@ def main_type(file: ModelFile) -> str:
 
 
 def _by_formats(needs: "NativeNeeds", read: float, kept: KeptLimits) -> ExpectedSpeed | None:
-    """The speed by each format's rate in the model of nearest size that has it; None where one was never measured."""
+    """The speed from each format's rate in the nearest-sized model that has it; None if a format was not measured."""
     measured = [model for model in kept.models if model.rates]
     measured.sort(key=lambda model: abs(math.log(model.read / read)))
     read_rates: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""The rates that matrix products of each weight format reach in a model, and what all else takes.
+"""The rates that a model's matrix products reach in each weight format, and the time of everything else.
 
-Formats differ in what unpacking costs: where one waits for memory, another computes. So the speed of a model that was
-never run is put together from the formats that it has, each at the rate that it reached in another model.
+Formats differ in dequantization cost: one is memory-bound where another is compute-bound. So the speed of a model that
+was never run is computed from its formats, each at the rate that it reached in another model.
 """
 
 import statistics
@@ -20,11 +20,11 @@ _PROMPT, _STEPS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class FormatRates:
-    """Of one model with so many threads; by weight format.
+    """The rates of one model at one thread count, by weight format.
 
-    read: bytes a second of a decoded token's products. compute: operations a second of a prompt's. step: seconds that
-    a decoded token takes beside them, for each operation of the program. row: those of a prompt's token, for each value
-    of its residual stream in each layer.
+    read: bytes per second in a decoded token's products. compute: operations per second in a prompt's products. step:
+    a decoded token's time outside products, in seconds per operation of the program. row: a prompt token's time outside
+    products, in seconds per value of its residual stream in each layer.
     """
 
     read: dict[str, float] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class FormatRates:
         yield from self.compute.values()
 
     def decode_seconds(self, needs: "NativeNeeds") -> float:
-        """A decoded token's time at a short context. Raises KeyError for a format that is not among the rates."""
+        """A decoded token's time at a short context, in seconds. Raises KeyError for a format without a rate."""
         read = _together(needs.row, needs.logits)
         return sum(cost.weight_bytes / self.read[name] for name, cost in read.items()) + needs.operations * self.step
 
     def prefill_seconds(self, needs: "NativeNeeds", tokens: int) -> float:
-        """The time of a prompt of so many tokens, as many at once as were measured. Raises KeyError."""
+        """The time of a prompt of `tokens` tokens, in seconds, with the measured batch size. Raises KeyError."""
         of_row = sum(_operations(cost) / self.compute[name] for name, cost in needs.row.items())
         last = sum(cost.weight_bytes / self.read[name] for name, cost in needs.logits.items())
         return tokens * (of_row + needs.values * self.row) + last
@@ -52,7 +52,7 @@ class FormatRates:
 def measure_formats(
     runner: "MeasuredRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
 ) -> FormatRates:
-    """Time steps of one row and of a prompt, whole and by format: medians, after a round that warms up."""
+    """Time decoding steps and prompts, in total and by format; returns rates from medians, after a warm-up round."""
     rows = min(_PROMPT, runner.info.max_rows, runner.info.max_context)
     steps: list[tuple[float, dict[str, float]]] = []
     prompts: list[tuple[float, dict[str, float]]] = []
@@ -74,7 +74,7 @@ def measure_formats(
 
 
 def _timed(runner: "MeasuredRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of the first rows of a sequence, and those of its products by format."""
+    """Seconds for a step that computes the first `rows` tokens of a sequence, and for its products by format."""
     sequence = runner.create_sequence()
     began = clock()
     runner.run([1] * rows, range(rows), [sequence] * rows, [rows - 1])
@@ -85,7 +85,7 @@ def _timed(runner: "MeasuredRunner", rows: int, clock: Callable[[], float]) -> t
 
 
 def _medians(timed: Sequence[tuple[float, dict[str, float]]]) -> tuple[dict[str, float], float]:
-    """Of each format's seconds, and of what is left of the whole, at least a tick each."""
+    """Median seconds of each format, at least 1 ns, and of the remainder of the step, at least 0."""
     formats = {name: max(statistics.median(parts[name] for _, parts in timed), 1e-9) for name in timed[0][1]}
     return formats, max(0.0, statistics.median(whole for whole, _ in timed) - sum(formats.values()))
 

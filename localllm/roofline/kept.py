@@ -1,7 +1,7 @@
-"""What was measured of this machine, kept in a small file of the user's data folder, and reused to expect speeds.
+"""Stored benchmarks of this machine, in a small file in the user's data folder, for predicting speeds.
 
-`localllm bench` writes it, and nothing else does. An entry belongs to a processor, the instruction set that kernels are
-compiled for, and a number of threads.
+Only `localllm bench` writes the file. The key of an entry is the processor, the instruction set that kernels are
+compiled for, and the thread count.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_MODELS = 32  # of an entry; the oldest go
+MOST_MODELS = 32  # per entry; the oldest are dropped
 MOST_BYTES = 1 << 20
 
 
@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 20
 class KeptModel:
     """What a model reached. read: bytes that a decoded token reads. format: the type of most of its weights.
 
-    read_rate: bytes a second in decoding. int8_rate, floats_rate: operations a second in a prompt, None where none was
+    read_rate: bytes per second in decoding. int8_rate, floats_rate: operations per second in prefill, None if not
     measured. deviation: the largest of its speeds, see Spread. rates: None in entries of older versions.
     """
 
@@ -48,7 +48,10 @@ class KeptModel:
 
 @dataclass(frozen=True, slots=True)
 class KeptLimits:
-    """This machine with so many threads. read: bytes a second; int8, floats: operations a second. day: ISO date."""
+    """A machine's limits at one thread count. read: bytes per second; int8, floats: operations per second.
+
+    day: the ISO date of the benchmark.
+    """
 
     processor: str
     instruction_set: str
@@ -61,31 +64,31 @@ class KeptLimits:
 
     @property
     def of_here(self) -> bool:
-        """Whether it was measured on this processor, with the instruction set that is used now."""
+        """Whether it was measured on this processor with the current instruction set."""
         return (self.processor, self.instruction_set) == (processor_name(), str(ISA))
 
 
 def kept_path() -> Path:
-    """The file, e.g. ~/.local/share/localllm/speeds.json. It need not exist."""
+    """The file, e.g. ~/.local/share/localllm/speeds.json. It may not exist."""
     return sessions_path().with_name("speeds.json")
 
 
 def kept_limits(threads: int | None = None) -> KeptLimits | None:
-    """What was kept for this machine and this many threads (None: as many as a model gets); None for nothing."""
+    """The entry for this machine and thread count (None: the default of models); None if there is none."""
     wanted = min(threads or usable_cores(), usable_processors())
     return next((kept for kept in _read() if kept.of_here and kept.threads == wanted), None)
 
 
 def all_kept() -> list[KeptLimits]:
-    """Everything that was kept for this machine, by threads."""
+    """All entries for this machine, sorted by thread count."""
     return sorted((kept for kept in _read() if kept.of_here), key=lambda kept: kept.threads)
 
 
 def keep(report: "Report", name: str, weights: str) -> None:
-    """Keep what a benchmark found of a model of this name, most of whose weights are of this type.
+    """Store a benchmark's results. name: the model's; weights: the type of most of its weights.
 
-    Both are "" where the limits were measured alone. Newer limits replace older ones of the same threads; what other
-    models reached stays. Raises OSError where the folder cannot be written.
+    Both are "" if only the limits were measured. Limits replace those of the same thread count; entries of other models
+    stay. Raises OSError if the folder cannot be written.
     """
     entries = {(kept.processor, kept.instruction_set, kept.threads): kept for kept in _read()}
     for run in report.threads:
@@ -123,7 +126,7 @@ def _read_model(content: dict[str, Any]) -> KeptModel:
 
 
 def _read() -> Iterator[KeptLimits]:
-    """All entries, also of other machines. A file that cannot be read counts as none, with a warning."""
+    """All entries, including those of other machines. Logs a warning and yields none if the file cannot be read."""
     path = kept_path()
     try:
         with path.open("rb") as file:

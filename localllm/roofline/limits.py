@@ -1,4 +1,4 @@
-"""The limits of this machine, measured on as many threads as a model is."""
+"""This machine's limits, measured with the same thread count as a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from cpu_kernels.threads import ThreadTeam
 from localllm.roofline.spread import Spread
 from models.errors import kernels_needed
 
-# A buffer of so many times the largest cache, and at least so many bytes: what is left in the cache hardly counts.
+# The read buffer: a multiple of the largest cache, and a minimum of bytes, so that cache hits hardly count.
 _CACHES, _LEAST_BYTES = 4, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes read from memory a second; operations a second on bytes and on floats, a multiply-add being two."""
+    """Bytes read from memory per second; int8 and float operations per second. A multiply-add is two operations."""
 
     read: Spread
     int8: Spread
@@ -24,7 +24,7 @@ class Limits:
 
 
 class LimitProbes:
-    """Measures the limits, a sample of each at a time, so that they can alternate with what is compared with them."""
+    """Measures the limits one sample at a time, so that samples can alternate with the measurements to compare."""
 
     def __init__(self, threads: int, clock: Callable[[], float]) -> None:
         self.threads = threads
@@ -40,16 +40,16 @@ class LimitProbes:
         self._samples: dict[str, list[float]] = {name: [] for name in self._probes}
 
     def sample(self, *names: str) -> None:
-        """Measure what is named, or everything, once; of several ways to do the same, the fastest counts."""
+        """Take one sample of the named limits, or of all. If a limit has several probes, the fastest counts."""
         for name in names or self._probes:
             self._samples[name].append(max(self._rate(probe) for probe in self._probes[name]))
 
     def limits(self) -> Limits:
-        """What the samples say. Raises ValueError before the first one."""
+        """The limits from all samples. Raises ValueError if there are none."""
         return Limits(**{name: Spread.of(samples) for name, samples in self._samples.items()})
 
     def forget(self) -> None:
-        """Begin anew, where later samples belong to something else."""
+        """Discard all samples."""
         for samples in self._samples.values():
             samples.clear()
 

@@ -1,4 +1,4 @@
-"""The report of a benchmark: figures with their units, as a table for people and as plain data for programs."""
+"""The report of a benchmark, as a table and as plain data."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,15 +11,15 @@ from localllm.roofline.work import Work
 from localllm.text import counted, table
 
 GIGA = 1e9
-# More than this between rounds, as Spread.deviation tells it, and the figures are those of a busy machine.
+# A larger Spread.deviation between rounds means that the machine was busy.
 LARGE_DEVIATION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One thing measured: tokens, and the seconds that they took in each round. depth: tokens that came before.
+    """One measurement: tokens, and their seconds in each round. depth: tokens in the sequence before them.
 
-    work: what a token takes; None where nobody counted.
+    work: the work per token; None if unknown.
     """
 
     name: str
@@ -30,25 +30,25 @@ class Measure:
 
     @property
     def speed(self) -> Spread:
-        """Tokens a second."""
+        """Tokens per second."""
         return Spread.of(self.tokens / seconds for seconds in self.seconds)
 
     @property
     def read_rate(self) -> float | None:
-        """Bytes a second, from the median speed."""
+        """Bytes per second, from the median speed."""
         return None if self.work is None else self.work.read * self.speed.median
 
     @property
     def compute_rate(self) -> float | None:
-        """Operations of matrix products a second, from the median speed."""
+        """Operations of matrix products per second, from the median speed."""
         return None if self.work is None else (self.work.int8 + self.work.floats) * self.speed.median
 
     def of_read(self, limits: Limits | None) -> float | None:
-        """Share of the read bandwidth, 0 to 1; more than 1 where what is read stays in a cache."""
+        """Share of the read bandwidth, 0 to 1; more than 1 if the data stays in a cache."""
         return self.read_rate / limits.read.median if limits and self.read_rate is not None else None
 
     def of_compute(self, limits: Limits | None) -> float | None:
-        """Share of the multiply-adds: how long they would take at the limits, against how long the tokens took."""
+        """Share of the arithmetic limits: the operations' time at the limits, relative to the measured time."""
         if self.work is None or limits is None:
             return None
         least = self.work.int8 / limits.int8.median + self.work.floats / limits.floats.median
@@ -57,7 +57,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class ThreadReport:
-    """Everything measured with one number of threads. limits, steps and rates: of the native engine only."""
+    """Everything measured with one thread count. limits, steps and rates: native engine only."""
 
     threads: int
     limits: Limits | None
@@ -68,9 +68,9 @@ class ThreadReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark of one model, or of the limits alone, with "" for the model and no measures.
+    """A benchmark of one model, or of the limits alone; then model is "" and there are no measures.
 
-    others_cores: how many cores other programs kept busy meanwhile, on average.
+    others_cores: the average number of cores that other programs kept busy during it.
     """
 
     model: str
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def noisy(self) -> bool:
-        """Whether the rounds differ so much that something else was running."""
+        """Whether the rounds differ so much that other programs must have interfered."""
         speeds = [measure.speed for report in self.threads for measure in report.measures]
         if not speeds:
             limits = [run.limits for run in self.threads if run.limits]
@@ -92,7 +92,7 @@ class Report:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Plain data. Rates are in 10^9 bytes or operations a second, shares from 0 to 1; null where nobody counted."""
+    """Plain data. Rates are in 10^9 bytes or operations per second, shares from 0 to 1; None if unknown."""
     return {
         "model": report.model,
         "architecture": report.architecture,
@@ -145,7 +145,7 @@ _HEADINGS = ("threads", "measure", "tok/s", "±", "GB/s", "of read", "GOP/s", "o
 
 
 def as_text(report: Report) -> str:
-    """The tables and what must be known to read them."""
+    """The tables, with notes on how to read them."""
     lines = [f"This machine's limits ({report.instruction_set})", ""]
     if rows := [_row(run, measure) for run in report.threads for measure in run.measures]:
         lines = [f"{report.model}: {report.architecture} on {report.backend} ({report.instruction_set})", ""]

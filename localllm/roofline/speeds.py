@@ -1,4 +1,4 @@
-"""How long a runner takes for prompts and for tokens after them."""
+"""Times a runner's prefill and decoding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,23 +26,23 @@ class Wish:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of the sequences that are alive at once, with pages that are not full."""
+        """KV cache tokens for all simultaneous sequences, including partly filled pages."""
         return max(self.depths) + max(self.prompt, self.tokens) + 1024
 
 
 @dataclass(slots=True)
 class Seconds:
-    """Seconds of each round: of whole prompts, and of `tokens` decoded at each depth."""
+    """Seconds of each round: for the whole prompt, and for decoding Wish.tokens tokens at each depth."""
 
     prefill: list[float] = field(default_factory=list)
     decode: dict[int, list[float]] = field(default_factory=dict)
 
 
 class SpeedTest:
-    """Measures one runner, a round at a time. Every round computes the same tokens, random ones of a fixed seed."""
+    """Measures one runner, a round at a time. Every round computes the same random tokens, from a fixed seed."""
 
     def __init__(self, runner: Runner, wish: Wish, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
-        """tell is called with what is being done. Fills a sequence for each depth."""
+        """Fill a sequence for each depth. tell: called with the current activity."""
         self._runner, self._wish, self._clock, self._tell = runner, wish, clock, tell
         self.seconds = Seconds(decode={depth: [] for depth in wish.depths})
         generator = np.random.default_rng(_SEED)
@@ -56,7 +56,7 @@ class SpeedTest:
         runner.free_sequence(longest)
 
     def round(self, counts: bool = True) -> None:
-        """Measure everything once; a round that does not count warms up."""
+        """Measure everything once. counts: False for a warm-up round, whose times are discarded."""
         self._tell(f"prefill of {self._wish.prompt} tokens")
         sequence = self._runner.create_sequence()
         took = self._timed(sequence, [self.tokens[: self._wish.prompt]])
@@ -75,7 +75,7 @@ class SpeedTest:
         self._filled.clear()
 
     def _timed(self, sequence: int, pieces: Sequence[Sequence[int]]) -> float:
-        """Seconds to append pieces one after the other to a sequence, which is freed."""
+        """Seconds to append pieces to a sequence, one after the other. Frees the sequence."""
         began = self._clock()
         for piece in pieces:
             self._append(sequence, piece)
@@ -84,7 +84,7 @@ class SpeedTest:
         return took
 
     def _append(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Compute tokens, as many at a time as the runner takes, with logits of the last."""
+        """Compute tokens in batches of at most max_rows, with logits for the last token."""
         for first in range(0, len(tokens), self._runner.info.max_rows):
             piece = tokens[first : first + self._runner.info.max_rows]
             start, last = self._runner.sequence_length(sequence), first + len(piece) == len(tokens)

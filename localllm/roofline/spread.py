@@ -1,4 +1,4 @@
-"""What several measurements of the same thing say."""
+"""Summary statistics of repeated measurements."""
 
 import statistics
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, lowest and highest of some measurements."""
+    """Median, lowest and highest value of repeated measurements."""
 
     median: float
     lowest: float
@@ -16,7 +16,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Raises ValueError where there are none."""
+        """Summarize values. Raises ValueError if there are none."""
         ordered = sorted(values)
         if not ordered:
             raise ValueError("nothing was measured")
@@ -24,5 +24,5 @@ class Spread:
 
     @property
     def deviation(self) -> float:
-        """Half of the way from the lowest to the highest, as a share of the median."""
+        """Half the range from lowest to highest, relative to the median."""
         return (self.highest - self.lowest) / 2 / self.median if self.median else 0.0

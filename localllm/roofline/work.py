@@ -1,4 +1,4 @@
-"""How much reading and computing a token takes, whoever does it how fast."""
+"""The bytes read and operations computed per token, independent of the hardware."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from models.weights import padded
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Bytes read and operations of matrix products (a multiply-add is two), on bytes and on floats."""
+    """Bytes read, and int8 and float operations of matrix products. A multiply-add is two operations."""
 
     read: float
     int8: float
@@ -22,10 +22,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What a row, the logits of a row, and stored tokens cost.
+    """The cost of a row, of a row's logits, and of reading stored tokens.
 
-    row, logits: as RecordedStep.products tells them. looks: for each layer, the most tokens that a row looks back, and
-    the bytes that it reads of each.
+    row, logits: as in RecordedStep.products. looks: for each layer, the number of previous tokens that a row reads at
+    most, and the bytes that it reads of each.
     """
 
     row: Products
@@ -33,16 +33,16 @@ class ModelWork:
     looks: tuple[tuple[float, int], ...]
 
     def decode(self, depth: int, tokens: int) -> Work:
-        """A token of `tokens` that are decoded one by one after `depth` others, on average."""
+        """The average work per token when `tokens` tokens are decoded one by one after `depth` others."""
         stored = sum(self._kv(depth + 1 + i) for i in range(tokens)) / tokens
         both = self.row + self.logits
         return Work(both.weight_bytes + stored, both.int8_operations, both.float_operations)
 
     def prefill(self, tokens: int, max_rows: int) -> Work:
-        """A token of a prompt of `tokens`, computed max_rows at a time, on average; of the last one come logits.
+        """The average work per token of a prompt of `tokens` tokens, in batches of max_rows, with logits for the last.
 
-        Read are the weights, and the keys and values so far, once a pass: the least that it takes. A pass may use
-        more experts than the one row by which they were counted.
+        A lower bound: counts reading the weights, and the keys and values so far, once per batch. A batch may use more
+        experts than the single row from which weights were counted.
         """
         passes = -(-tokens // max_rows)
         stored = sum(self._kv(min(tokens, (i + 1) * max_rows)) for i in range(passes))
@@ -52,15 +52,15 @@ class ModelWork:
         return Work(read / tokens, int8 / tokens, floats / tokens)
 
     def _kv(self, length: int) -> float:
-        """Bytes of keys and values that a row at the end of so many tokens looks at."""
+        """Bytes of keys and values that the last row of a sequence of `length` tokens reads."""
         return sum(min(length, window) * each for window, each in self.looks)
 
 
 def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[tuple[float, int], ...]:
-    """For each layer, how many tokens a row looks back, and the bytes that it reads of each.
+    """For each layer, the number of previous tokens that a row reads at most, and the bytes that it reads of each.
 
-    It is infinity, or the width of a window or of a convolution. Layers that share keys and values read them each.
-    Gated delta networks and selective scans are left out: they store states, and nothing for each token.
+    The number is infinity, or the width of a window or convolution. Layers that share keys and values each read them.
+    Gated delta networks and selective scans are left out: they store a state, and nothing per token.
     """
     config, architecture = read_config(file), find_architecture(file.architecture)
     types = stored_types(config, kv_types)
@@ -75,22 +75,23 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
 
 
 def attention_operations(file: ModelFile, tokens: int) -> float:
-    """Operations of all attention in a prompt: a product with each key that a row sees, and one with each value."""
+    """Operations of all attention layers for a prompt: a product with each key and each value that a row attends to."""
     config = read_config(file)
     ends = (min(float(tokens), window) for window, _ in looks(file))
-    seen = sum(end * (tokens - end / 2) for end in ends)  # over all rows: up to the window's end they see ever more
+    seen = sum(end * (tokens - end / 2) for end in ends)  # over all rows; grows until the window is full
     return 4 * config.heads * config.head_size * seen
 
 
 def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
-    """What the native engine's tokens cost, from the header alone: nothing is loaded, no tensor is read.
+    """The native engine's work per token, from the header alone: loads nothing and reads no tensor.
 
-    Raises UnsupportedModelError for what the native engine does not compute, ModelFileError for incomplete metadata.
+    Raises UnsupportedModelError for models that the native engine does not support, ModelFileError for incomplete
+    metadata.
     """
     return work_of(file, native_needs(file, kv_types), kv_types)
 
 
 def work_of(file: ModelFile, needs: NativeNeeds, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
-    """The same from a file's needs."""
+    """`work_in_header`, from a file's needs that are already known."""
     row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
     return ModelWork(row, logits, looks(file, kv_types))

@@ -1,1 +1,1 @@
-"""Tools that a model may call: files and commands of one folder, and MCP servers. Nothing is changed unasked."""
+"""Tools that a model may call: files and commands in one folder, and MCP servers. Changes need approval."""

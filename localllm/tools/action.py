@@ -1,4 +1,4 @@
-"""Tools and the actions that their calls become, which are shown before they run."""
+"""Tools, and the actions planned from their calls, which can be shown before they run."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.errors import LocalLLMError
 
 MAX_RESULT_CHARS = 16_000  # of a result that goes to the model
-MAX_ROUNDS = 16  # answers with calls, before the user is asked to go on
+MAX_ROUNDS = 16  # consecutive answers with calls; then the user must continue
 
 
 class ToolError(LocalLLMError):
@@ -22,11 +22,11 @@ class MalformedCallError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A checked call. run: carries it out and returns the result's text; setting the event ends it early.
+    """A checked call. run: executes it and returns the result's text; setting the event ends it early.
 
-    subject: what a rule's pattern is matched against, e.g. the path. preview: what the user is shown, a unified diff if
-    is_diff. asks: whether it needs approval. pattern: offered for rules that cover similar calls; None if a pattern
-    must not cover this call.
+    subject: matched against approval rules' patterns, e.g. the path. preview: shown to the user, a unified diff if
+    is_diff. asks: whether it needs approval. pattern: the suggested pattern of a rule for similar calls; None if a
+    pattern must not cover this call.
     """
 
     tool: str
@@ -38,7 +38,7 @@ class Action:
     is_diff: bool = False
 
     def result(self, stop: threading.Event) -> str:
-        """The text for the model: the result, or what went wrong."""
+        """Run the action and return the text for the model: the result or the error."""
         try:
             return shortened_result(self.run(stop))
         except ToolError as error:
@@ -58,7 +58,7 @@ class Tool:
 
 
 class Toolbox:
-    """The tools that a model is offered."""
+    """The tools offered to a model."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -79,7 +79,7 @@ class Toolbox:
         ]
 
     def plan(self, call: ToolCall) -> Action:
-        """Check a call against its tool's schema and what the tool may touch. Changes nothing. Raises ToolError."""
+        """Check a call against its tool's schema and restrictions. Changes nothing. Raises ToolError."""
         tool = self._tools.get(call.name)
         if tool is None:
             raise MalformedCallError(f"There is no tool {call.name[:64]!r}. There are: {', '.join(self._tools)}.")
@@ -90,7 +90,7 @@ class Toolbox:
             raise ToolError(f"{error.filename or call.name}: {error.strerror or error}") from error
 
     def must_call(self, call: ToolCall) -> str | None:
-        """The tool_choice under which a malformed call is repeated: constrained to the schema. None: unknown tool."""
+        """The tool_choice that constrains the retry of a malformed call to its schema; None for an unknown tool."""
         return call.name if call.name in self._tools else None
 
 
@@ -107,12 +107,12 @@ def _check(arguments: dict[str, Any], tool: Tool) -> None:
 
 
 def failure(error: ToolError) -> str:
-    """What a model reads of a call that failed."""
+    """The text that a model gets for a failed call."""
     return shortened_result(f"Error: {error}")
 
 
 def shortened_result(text: str) -> str:
-    """The beginning and the end of a long text, with a line between them that says how much is missing."""
+    """The start and the end of a long text, with a line between them that says how much was left out."""
     if len(text) <= MAX_RESULT_CHARS:
         return text
     half = MAX_RESULT_CHARS // 2

@@ -1,7 +1,7 @@
-"""What the user has allowed: rules for this chat, and rules that are kept for a folder.
+"""The user's approval rules: for this chat, and saved ones for a folder.
 
-A rule is a tool's name, alone for all its calls, or followed by a pattern for what it acts on: `edit_file src/*.py`,
-`run_command git status *`. A * stands for anything. Rules come from the user alone; nothing that a model or a tool
+A rule is a tool's name, which covers all its calls, or a name and a pattern for the call's subject: `edit_file
+src/*.py`, `run_command git status *`. A * matches anything. Only the user creates rules; nothing that a model or a tool
 writes is read as one.
 """
 
@@ -18,15 +18,15 @@ from localllm.tools.action import Action
 
 
 def approvals_path() -> Path:
-    """Where lasting rules are kept, e.g. ~/.config/localllm/approvals.json. It need not exist."""
+    """The file of saved rules, e.g. ~/.config/localllm/approvals.json. It may not exist."""
     return config_path().parent / "approvals.json"
 
 
 class Approvals:
-    """The rules for one folder. given: rules that hold for this chat or this run."""
+    """The rules for one folder. given: rules for this chat or this run."""
 
     def __init__(self, folder: Path, file: Path | None = None, given: Sequence[str] = ()) -> None:
-        """file: of the lasting rules; None for none. Raises SettingsError if it is damaged."""
+        """file: holds the saved rules; None for none. Raises SettingsError if it is damaged."""
         self.rules = list(given)
         self._folder, self._file = str(Path(os.path.realpath(folder))), file
         if file is not None:
@@ -41,7 +41,7 @@ class Approvals:
         return any(_covers(rule, action) for rule in self.rules)
 
     def add(self, action: Action, lasting: bool) -> None:
-        """Allow what the action's pattern covers. Raises SettingsError if a lasting rule cannot be kept."""
+        """Allow what the action's pattern covers. lasting: also save the rule. Raises SettingsError if that fails."""
         rule = rule_for(action)
         assert rule is not None
         self.rules.append(rule)
@@ -57,7 +57,7 @@ class Approvals:
 
 
 def rule_for(action: Action) -> str | None:
-    """The rule that the user is offered; None if only this one call can be allowed."""
+    """The rule to offer the user; None if only this one call can be allowed."""
     return None if action.pattern is None else f"{action.tool} {action.pattern}".strip()
 
 

@@ -15,16 +15,16 @@ from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError
 from localllm.tools.folder import Folder
 
 LIMIT_S = 120
-MAX_OUTPUT_BYTES = 16 * 2**20  # written by a command; then it is ended
+MAX_OUTPUT_BYTES = 16 * 2**20  # a command that writes more is killed
 POLL_S = 0.05
 
-# Only commands without quotes, variables, wildcards or several parts may be covered by a pattern.
+# A pattern may only cover commands without quotes, variables, wildcards or several parts.
 _PLAIN = re.compile(r"[\w./:=@%+,-]+(?: [\w./:=@%+,-]+)*")
 _WORD = re.compile(r"\w[\w./-]*")
 
 
 def command_tool(folder: Folder) -> Tool:
-    """run_command. A command runs with the user's rights; approval is what protects the machine."""
+    """run_command. Commands run with the user's rights; only approval protects the machine."""
     return Tool(
         "run_command",
         f"Run a shell command in the folder and return what it prints. It gets no input and {LIMIT_S} s. "
@@ -51,7 +51,7 @@ def _plan(folder: Folder, arguments: dict[str, Any]) -> Action:
 
 
 def pattern_of(command: str) -> str | None:
-    """Covers the same command, with any arguments after a subcommand; None if a pattern must not cover it."""
+    """A pattern for the same command with any arguments after a subcommand; None if no pattern may cover it."""
     words = command.split(" ")
     if not _PLAIN.fullmatch(command) or "=" in words[0]:
         return None
@@ -61,7 +61,7 @@ def pattern_of(command: str) -> str | None:
 def _run(command: str, folder: Folder, stop: threading.Event) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCALLLM_")}
     with tempfile.TemporaryFile() as output:
-        # In a session of its own: it has no terminal, and all that it starts can be ended together.
+        # In a new session: it has no terminal, and its whole process group can be killed together.
         process = subprocess.Popen(
             command,
             shell=True,
@@ -94,10 +94,10 @@ def _run(command: str, folder: Folder, stop: threading.Event) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and what it started, and wait for it."""
+    """Kill the command and its process group (on Windows, only the command), and wait for it."""
     if sys.platform == "win32":
         process.kill()
     else:
-        with contextlib.suppress(ProcessLookupError):  # all of it has ended
+        with contextlib.suppress(ProcessLookupError):  # the whole group has ended
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()

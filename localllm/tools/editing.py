@@ -1,4 +1,4 @@
-"""The tool that changes files: one text in place of another, or a new file."""
+"""The tool that changes files: replaces one text by another, or creates a file."""
 
 import difflib
 import glob
@@ -12,7 +12,7 @@ from localllm.tools.journal import Journal
 
 
 def editing_tool(folder: Folder, journal: Journal) -> Tool:
-    """edit_file. Every change is in the journal before it is made."""
+    """edit_file. Every change is written to the journal before it is made."""
     text = {"type": "string"}
     return Tool(
         "edit_file",
@@ -40,7 +40,7 @@ def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action
     def run(stop: threading.Event) -> str:
         if stop.is_set():
             raise ToolError("Stopped by the user.")
-        # Resolved again: a folder on the way may have become a link since the user looked.
+        # Resolve again: a parent folder may have become a link since the user approved.
         if folder.resolve_for_writing(arguments["path"]) != path:
             raise ToolError(f"{name}: leads to another file now; nothing was changed.")
         journal.write(path, before, after)
@@ -61,7 +61,7 @@ def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
         raise ToolError(f"{name}: is not UTF-8 text.") from error
     if not old:
         raise ToolError(f"{name}: exists already. Give the old_text to replace.")
-    if "\r\n" in text and "\r\n" not in old:  # models write line ends of one character
+    if "\r\n" in text and "\r\n" not in old:  # models write LF line endings
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
     count = text.count(old)
     if count != 1:
@@ -77,18 +77,18 @@ def _encoded(text: str) -> bytes:
 
 
 def diff(name: str, before: bytes | None, after: bytes | None) -> str:
-    """A unified diff; None is a file that does not exist."""
+    """A unified diff; None means that the file does not exist."""
     old, new = ([] if data is None else data.decode("utf-8", "replace").splitlines() for data in (before, after))
     source, target = ("/dev/null" if data is None else name for data in (before, after))
     lines = list(difflib.unified_diff(old, new, source, target, lineterm=""))
-    if not lines:  # line ends alone, or an empty file
+    if not lines:  # only line endings differ, or a file is empty
         what = "new file, empty" if before is None else "removed" if after is None else "only line ends differ"
         lines = [f"--- {source}", f"+++ {target}", f"({what})"]
     return "\n".join(lines)
 
 
 def _pattern(name: str) -> str:
-    """Covers the files of the same folder and kind."""
+    """A pattern for files with the same folder and extension."""
     path = PurePosixPath(name)
     folder = "" if path.parent == PurePosixPath(".") else f"{glob.escape(path.parent.as_posix())}/"
     return f"{folder}*{glob.escape(path.suffix)}" if path.suffix else glob.escape(name)

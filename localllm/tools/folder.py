@@ -8,17 +8,17 @@ from localllm.files import TEMPORARY
 from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
-MAX_FILE_BYTES = 4 * 2**20  # of a file that is read or edited
+MAX_FILE_BYTES = 4 * 2**20  # of a file to read or edit
 
 
 class Folder:
-    """A folder. Paths outside it are refused, also through .. and symbolic links."""
+    """A folder. Refuses paths outside it, including those through .. and symbolic links."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
 
     def resolve(self, text: str) -> Path:
-        """The real path of a name relative to the folder. It need not exist. Raises ToolError if it is outside."""
+        """The real path of a name relative to the folder; it may not exist. Raises ToolError if it is outside."""
         if "\0" in text:
             raise ToolError("A path cannot contain a NUL character.")
         path = Path(os.path.realpath(self.root / text))
@@ -31,11 +31,11 @@ class Folder:
         return path.relative_to(self.root).as_posix()
 
     def is_hidden(self, path: Path) -> bool:
-        """Whether a part of the path begins with a dot; such files often hold secrets or settings."""
+        """Whether a part of the path starts with a dot; such files often hold secrets or settings."""
         return is_hidden(path.relative_to(self.root))
 
     def resolve_for_writing(self, text: str) -> Path:
-        """`resolve`, for a file to change. Raises ToolError for files that Git or localllm act upon."""
+        """`resolve` for a file to change. Raises ToolError for folders and for the files of Git and localllm."""
         path = self.resolve(text)
         own = [Path(os.path.realpath(place.parent)) for place in (config_path(), sessions_path())]
         if ".git" in (part.lower() for part in path.parts) or any(place in path.parents for place in own):
@@ -46,13 +46,13 @@ class Folder:
 
 
 def is_hidden(path: PurePath) -> bool:
-    """Whether a part of a relative path begins with a dot."""
+    """Whether a part of a relative path starts with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 
 def read_bytes(path: Path) -> bytes:
-    """A regular file's content. Raises ToolError for other kinds and for large files, OSError if it cannot be read."""
-    # Without waiting for the writer of a pipe; the path is real, so a link is one that was put there since.
+    """A regular file's content. Raises ToolError for other types and large files, OSError if it cannot be read."""
+    # O_NONBLOCK: do not wait for a pipe's writer. O_NOFOLLOW: the path was resolved, so a link was placed there since.
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(fd, "rb") as file:
         status = os.fstat(fd)
@@ -64,7 +64,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A text file's content, line ends as they are. Raises what read_bytes does, and ToolError if it is not UTF-8."""
+    """A text file's content with its line endings. Raises what read_bytes does, and ToolError if it is not UTF-8."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -72,5 +72,5 @@ def read_text(path: Path) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is one of localllm's unfinished ones."""
+    """Whether a file is one of localllm's temporary files."""
     return name.startswith(TEMPORARY)

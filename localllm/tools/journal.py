@@ -1,7 +1,7 @@
-"""The journal of changes: what a file was is stored before it is changed, so that every change can be taken back.
+"""The journal of file changes: stores a file's content before it is changed, so that every change can be undone.
 
-It survives a process that is killed at any moment: a change is in the journal before the file is touched, files are
-replaced in one step, and taking back looks at what the file is now.
+It is safe to kill the process at any moment: a change is in the journal before the file is touched, files are replaced
+by an atomic rename, and undo checks the file's current content.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ NEW_FILE_MODE = 0o666  # less the umask
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a file. before: its content, None if there was no file. owner: the chat that made it."""
+    """A file change. before: the previous content, None if there was no file. owner: the chat that made it."""
 
     id: int
     owner: str
@@ -38,12 +38,12 @@ class Change:
 
 
 def journal_path() -> Path:
-    """Where changes are journalled, e.g. ~/.local/share/localllm/changes.db. It need not exist."""
+    """The journal's file, e.g. ~/.local/share/localllm/changes.db. It may not exist."""
     return sessions_path().parent / "changes.db"
 
 
 class Journal:
-    """The changes made in one folder. owner: who makes them from now on. Thread-safe; methods raise ToolError."""
+    """The changes made in one folder. owner: recorded with new changes. Thread-safe; methods raise ToolError."""
 
     def __init__(self, file: Path, folder: Path, owner: str = "") -> None:
         self.file = file
@@ -51,10 +51,10 @@ class Journal:
         self.owner = owner
 
     def write(self, path: Path, before: bytes | None, after: bytes) -> None:
-        """Change a file from one content to another, both in the journal first. Folders are made where needed.
+        """Record a file's old and new content in the journal, then write the new one. Creates missing folders.
 
-        Raises ToolError, and changes nothing, if the file is not as it was or the journal cannot be written; OSError if
-        the file cannot be written.
+        Raises ToolError, and changes nothing, if the file's content is not `before` or the journal cannot be written;
+        OSError if the file cannot be written.
         """
         if _content(path) != before:
             raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
@@ -76,7 +76,7 @@ class Journal:
             raise
 
     def newest(self) -> Change | None:
-        """The last change in the folder, whoever made it."""
+        """The last change in the folder by any owner; None if there is none."""
         with self._open() as db:
             row = db.execute(
                 "SELECT id, owner, path, before, after, at FROM change WHERE folder = ? ORDER BY id DESC LIMIT 1",
@@ -85,9 +85,9 @@ class Journal:
         return None if row is None else Change(row[0], row[1], Path(row[2]), row[3], row[4], row[5])
 
     def undo(self, change: Change) -> bool:
-        """Make the file what it was, content and mode, and forget the change; False if it was never made.
+        """Restore the file's content and mode, and delete the change; False if it had never been applied.
 
-        Raises ToolError, and changes nothing, if the file was changed by something else since.
+        Raises ToolError, and changes nothing, if the file has been changed since.
         """
         with self._open() as db:
             row = db.execute("SELECT mode, temporary, made FROM change WHERE id = ?", (change.id,)).fetchone()
@@ -107,7 +107,7 @@ class Journal:
                 sync_folder(change.path.parent)
             temporary.unlink(missing_ok=True)  # left by a process that was killed
             for folder in made:
-                with contextlib.suppress(OSError):  # something else is in it by now, or it was never made
+                with contextlib.suppress(OSError):  # not empty, or never created
                     Path(folder).rmdir()
         except OSError as error:
             raise ToolError(f"{change.path}: cannot be taken back: {error.strerror}.") from error
@@ -117,7 +117,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The database, in one transaction that is on disk when the block is left."""
+        """The database in one transaction, which is on disk when the block exits."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.file.touch(mode=0o600)
@@ -149,7 +149,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _replace(path: Path, data: bytes, mode: int, temporary: Path) -> None:
-    """Replace a file in one step; the temporary file is in the journal, should the process be killed."""
+    """Replace a file atomically. The journal has the temporary file's name, in case the process is killed."""
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -166,7 +166,7 @@ def _replace(path: Path, data: bytes, mode: int, temporary: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """The process's umask; reading it requires setting it briefly."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,8 +1,8 @@
 """Tools of MCP servers (https://modelcontextprotocol.io), through the official client, the extra `mcp`.
 
-The servers are those of mcp.json in localllm's configuration folder, in the format of other programs:
+Servers are configured in mcp.json in localllm's configuration folder, in the format that other programs use:
 {"mcpServers": {"NAME": {"command": ..., "args": [...], "env": {...}, "cwd": ...}, "OTHER": {"url": ..., "headers":
-{...}}}}. No other file is read: one in a folder that somebody else made could start programs.
+{...}}}}. No other file is read: an untrusted project folder must not be able to start programs.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult
 
-START_S = 30.0  # for a server to start and to list its tools
+START_S = 30.0  # for a server to start and list its tools
 CALL_S = 120.0
 CLOSE_S = 5.0  # for a server to end
 POLL_S = 0.05
-MAX_TOOLS = 128  # of a server
+MAX_TOOLS = 128  # per server
 MAX_DESCRIPTION = 1000  # characters
 
 
 def servers_path() -> Path:
-    """Where the servers are named, e.g. ~/.config/localllm/mcp.json. It need not exist."""
+    """The servers' configuration file, e.g. ~/.config/localllm/mcp.json. It may not exist."""
     return config_path().parent / "mcp.json"
 
 
 def read_servers(file: Path) -> dict[str, Mapping[str, Any]]:
-    """The servers of a file by name; none if there is no file. Raises SettingsError for one that is wrong."""
+    """The servers in a file by name, without disabled ones; {} if there is no file. Raises SettingsError if invalid."""
     try:
         servers = json.loads(file.read_bytes()).get("mcpServers", {})
         checked = {str(name): _checked(server) for name, server in servers.items() if not server.get("disabled")}
@@ -63,7 +63,7 @@ def _checked(server: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class McpServers:
-    """Running servers and their tools. `close` ends them. problems: what kept servers from starting, for the user."""
+    """Running servers and their tools. `close` ends them. problems: messages about servers that did not start."""
 
     def __init__(self, servers: Mapping[str, Mapping[str, Any]]) -> None:
         """Start all servers at once and wait for them. Raises SettingsError if the extra is not installed."""
@@ -74,7 +74,7 @@ class McpServers:
         if not servers:
             return
         try:
-            import mcp  # noqa: F401 - without it there is no use in starting
+            import mcp  # noqa: F401 - fail early if it is missing
         except ImportError as error:
             raise SettingsError(
                 "The servers in mcp.json need the package mcp, which is not installed. Install it for this Python, or "
@@ -88,7 +88,7 @@ class McpServers:
                 self.tools += ready.result(START_S)
             except FutureTimeoutError:
                 self.problems.append(f"MCP server {name}: did not start within {START_S:.0f} s.")
-            except Exception as error:  # whatever a server of somebody else's does is a problem to show
+            except Exception as error:  # any failure of a third-party server is shown as a problem
                 self.problems.append(f"MCP server {name}: {_why(error)}")
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class McpServers:
         for stop in self._stops:
             self._loop.call_soon_threadsafe(stop.set)
         for running in self._running:
-            with contextlib.suppress(Exception):  # it failed long ago, or does not end: the process ends without it
+            with contextlib.suppress(Exception):  # it has failed, or does not end; closing continues
                 running.result(CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=CLOSE_S)
@@ -120,7 +120,7 @@ class McpServers:
     async def _serve(
         self, name: str, server: Mapping[str, Any], ready: "Future[list[Tool]]", stop: asyncio.Event
     ) -> None:
-        """Hold the connection until `stop`; one task opens and closes it, as anyio demands."""
+        """Keep the connection open until `stop`; one task opens and closes it, as anyio requires."""
         try:
             async with _connected(server) as client:
                 found: list[Tool] = []
@@ -181,7 +181,7 @@ async def _connected(server: Mapping[str, Any]) -> "AsyncIterator[Client]":
             http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.get("headers", {}))))
             transport = streamable_http_client(server["url"], http_client=http)
         else:
-            # What a server says on stderr would tear the screen.
+            # A server's stderr output would corrupt the screen.
             silent = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
             names = ("command", "args", "env", "cwd")
             given = {key: server[key] for key in names if key in server}
@@ -190,7 +190,7 @@ async def _connected(server: Mapping[str, Any]) -> "AsyncIterator[Client]":
 
 
 def _why(error: BaseException) -> str:
-    """The first reason in a group of errors."""
+    """The message of an error; of the first one in an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return reason(error) if isinstance(error, Exception) else repr(error)

@@ -1,4 +1,4 @@
-"""Tools that read: a file, the names in a folder, the lines that contain a text."""
+"""Read-only tools: read a file, list files, search for text."""
 
 import fnmatch
 import glob
@@ -11,7 +11,7 @@ from typing import Any
 from localllm.tools.action import Action, Tool, ToolError
 from localllm.tools.folder import Folder, is_temporary, read_text
 
-LINES = 400  # read at once unless the call says otherwise
+LINES = 400  # returned per call
 MAX_NAMES = 500
 MAX_HITS = 100
 MAX_SEARCHED = 20_000  # files
@@ -21,7 +21,7 @@ _TEXT = {"type": "string"}
 
 
 def reading_tools(folder: Folder) -> list[Tool]:
-    """read_file, list_files and search_files. Files with a dot at the front are read only with approval."""
+    """read_file, list_files and search_files. Hidden files and folders (leading dot) need approval."""
     return [
         Tool(
             "read_file",
@@ -50,7 +50,7 @@ def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 
 def _action(folder: Folder, tool: str, path: Path, run: Any, preview: str) -> Action:
-    """An action on a path; it asks where the path is hidden."""
+    """An action on a path; it needs approval if the path is hidden."""
     hidden = folder.is_hidden(path)
     name = folder.name(path)
     return Action(tool, name, preview, run, asks=hidden, pattern=None if hidden else glob.escape(name))
@@ -95,7 +95,7 @@ def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
                 return "\n".join([*hits, f"[stopped after {MAX_SEARCHED} files: name a folder or a pattern]"])
             try:
                 text = read_text(file)
-            except (ToolError, OSError):  # no text, too large, or gone: there are no lines to find
+            except (ToolError, OSError):  # skip files that are not text, too large, or gone
                 continue
             for line, words in enumerate(text.splitlines(), 1):
                 if wanted in words.casefold():
@@ -108,7 +108,7 @@ def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
 
 
 def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> Iterator[Path]:
-    """The regular files below a path, in order, without hidden ones. Links are not followed. Raises ToolError."""
+    """The regular files below a path, sorted, without hidden ones. Does not follow links. Raises ToolError."""
     if path.is_file():
         yield path
         return

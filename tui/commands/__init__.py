@@ -1,1 +1,1 @@
-"""What the user can have done: each by a slash command, from the palette, and most by a key."""
+"""The chat's commands: each is a slash command and a palette entry, and most have a key."""

@@ -1,4 +1,4 @@
-"""Commands on messages: answer again, go on, edit, copy."""
+"""Commands on messages: regenerate, continue, edit, copy."""
 
 import re
 from functools import partial
@@ -26,7 +26,7 @@ async def regenerate(chat: ChatScreen, _argument: str) -> None:
 async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     messages = chat.conversation.messages
     _require_idle(chat)
-    if messages and messages[-1].role is Role.TOOL:  # the tools came to their bound, or the program ended
+    if messages and messages[-1].role is Role.TOOL:  # the tool rounds hit their limit, or the program ended
         chat.begin_answer()
         return
     view = _answer(chat)
@@ -36,7 +36,7 @@ async def continue_answer(chat: ChatScreen, _argument: str) -> None:
 
 
 async def compact(chat: ChatScreen, argument: str) -> None:
-    """Let the model's own summary stand for the oldest turns; undo: let it read them again."""
+    """Replace the oldest turns in requests by the model's own summary; undo: send them again."""
     _require_idle(chat)
     if argument == "undo":
         message = chat.conversation.summed()
@@ -76,7 +76,7 @@ async def _summarise(chat: ChatScreen) -> None:
 
 
 async def edit(chat: ChatScreen, _argument: str) -> None:
-    """Edit an earlier message in the prompt; sending it makes a variant."""
+    """Edit an earlier message in the prompt; sending it creates a variant."""
     view = _selected(chat, Role.USER)
     _require_idle(chat)
     chat.editing = view.message
@@ -97,7 +97,7 @@ async def fork(chat: ChatScreen, _argument: str) -> None:
 
 
 async def find(chat: ChatScreen, argument: str) -> None:
-    """Search in the messages of this chat; again: go to the match before."""
+    """Search the messages of this chat; repeating it goes to the previous match."""
     chat.find.open(chat.conversation.messages, argument)
 
 

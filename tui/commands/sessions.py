@@ -26,7 +26,7 @@ async def browse(chat: ChatScreen, argument: str) -> None:
     from tui.screens.sessions import SessionsScreen
 
     async def opened(session_id: int | None) -> None:
-        for tab in chat.tabs.all:  # their chats may have been deleted, or have other names now
+        for tab in chat.tabs.all:  # their chats may have been deleted or renamed
             if tab.conversation.is_deleted:
                 await new(tab, "")
             else:
@@ -38,7 +38,7 @@ async def browse(chat: ChatScreen, argument: str) -> None:
 
 
 async def open_session(chat: ChatScreen, session_id: int) -> None:
-    """Open a stored chat, or go to the tab that has it; the model stays."""
+    """Open a stored chat, or switch to the tab that shows it. Does not change the model."""
     if tab := next((tab for tab in chat.tabs.all if tab.conversation.session_id == session_id), None):
         await chat.tabs.show(tab)
         return
@@ -48,7 +48,7 @@ async def open_session(chat: ChatScreen, session_id: int) -> None:
 
 
 async def _show(chat: ChatScreen) -> None:
-    """Show a conversation that took another one's place, and what it took of the context."""
+    """Redraw after the conversation was replaced, including its context usage."""
     messages = chat.conversation.messages
     chat.status_line.facts.recall(messages[-1].stats if messages else {})
     chat.status_line.redraw()
@@ -57,7 +57,7 @@ async def _show(chat: ChatScreen) -> None:
 
 
 async def rename(chat: ChatScreen, argument: str) -> None:
-    """Rename the chat; without a title, put the present one into the prompt."""
+    """Rename the chat; without a title, put the current one into the prompt."""
     session_id = _stored(chat)
     if not argument:
         chat.prompt.put(f"/rename {chat.conversation.title}")
@@ -67,7 +67,7 @@ async def rename(chat: ChatScreen, argument: str) -> None:
 
 
 async def tag(chat: ChatScreen, argument: str) -> None:
-    """Add tags to the chat, or remove those that follow a minus; without any, show those that there are."""
+    """Add tags to the chat, or remove those with a leading minus; without an argument, list all tags."""
     store = chat.conversation.store
     if argument:
         change_tags(store, _stored(chat), argument)
@@ -87,7 +87,7 @@ async def delete(chat: ChatScreen, _argument: str) -> None:
 
 
 async def undo(chat: ChatScreen, _argument: str) -> None:
-    """Bring back the chat that was deleted last, else take back the last change of a file."""
+    """Restore the last deleted chat; if there is none, undo the last file change."""
     if chat.deleted is None:
         if chat.busy:
             raise RequestError("An answer is on its way. Esc stops it.")
@@ -119,7 +119,7 @@ async def export(chat: ChatScreen, argument: str) -> None:
 
 
 async def leave(chat: ChatScreen, _argument: str) -> None:
-    """Leave; an answer on its way is kept as far as it has come."""
+    """Quit; a running answer is saved as it is."""
     await chat.app.action_quit()
 
 
@@ -130,7 +130,7 @@ def _stored(chat: ChatScreen) -> int:
 
 
 def as_markdown(title: str, messages: Sequence[Message]) -> str:
-    """The conversation to read: reasoning folded, attached files in fences that their text cannot close."""
+    """The conversation as Markdown: reasoning folded, attached files in fences that their text cannot close."""
     parts = [f"# {title}\n"]
     for message in messages:
         if message.role is Role.TOOL:
@@ -151,7 +151,7 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
 
 
 def as_json(title: str, messages: Sequence[Message]) -> str:
-    """Everything that is stored of the shown path."""
+    """All stored fields of the given messages as JSON."""
     return json.dumps(
         {"title": title, "messages": [asdict(message) for message in messages]}, ensure_ascii=False, indent=2
     )
@@ -162,7 +162,7 @@ async def open_tab(chat: ChatScreen, _argument: str) -> None:
 
 
 async def close_tab(chat: ChatScreen, _argument: str) -> None:
-    """Close this tab; its chat stays in the list. An answer on its way is stopped, and saved as far as it has come."""
+    """Close this tab; its chat stays in the list. A running answer is stopped and saved as it is."""
     if len(chat.tabs.all) == 1:
         raise RequestError("This is the only tab. /new starts a new chat in it, /quit leaves.")
     await chat.stop()
@@ -170,7 +170,7 @@ async def close_tab(chat: ChatScreen, _argument: str) -> None:
 
 
 async def next_tab(chat: ChatScreen, argument: str) -> None:
-    """Go to the next tab, or to one by its number."""
+    """Go to the next tab, or to the tab with the given number."""
     tabs = chat.tabs
     if not argument:
         await tabs.step(1)

@@ -1,4 +1,4 @@
-"""Commands on the model and on how it answers, saved prompts and personas among them."""
+"""Commands on the model, its parameters, tools, saved prompts and personas."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
 
 
 async def use_tools(chat: ChatScreen, argument: str) -> None:
-    """Let the model use tools in this chat, or not; without an argument, show them and what they may do."""
+    """Turn tools on or off in this chat, and show them with their approval rules."""
     if argument:
         await set_parameter(chat, f"tools {argument}")
     tools = chat.tools
@@ -92,7 +92,7 @@ async def use_tools(chat: ChatScreen, argument: str) -> None:
 
 
 async def ask_folder(chat: ChatScreen, argument: str) -> None:
-    """Answer from the documents of a folder from now on, or not; without an argument, show which and what is known."""
+    """Answer from a folder's documents, or turn that off; without an argument, show the current folder's index."""
     from tui.screens.folder import folder_note
 
     if argument == "off":
@@ -121,13 +121,13 @@ async def inspect(chat: ChatScreen, _argument: str) -> None:
 
 
 async def notify(chat: ChatScreen, argument: str) -> None:
-    """Say whether an answer that ends while the terminal is not looked at is told by its bell and a notification."""
+    """Turn on or off the bell and notification for answers that end while the terminal lacks focus."""
     on = _switched(chat, "notify", argument, usually=True)
     chat.notify(f"Notifications are {'on' if on else 'off'}, where the terminal tells what it shows.")
 
 
 async def vim(chat: ChatScreen, argument: str) -> None:
-    """Use vim's keys in all tabs, or not."""
+    """Turn vim key bindings on or off in all tabs."""
     on = _switched(chat, "vim", argument, usually=False)
     if argument:
         for tab in chat.tabs.all:
@@ -136,7 +136,7 @@ async def vim(chat: ChatScreen, argument: str) -> None:
 
 
 def _switched(chat: ChatScreen, name: str, argument: str, usually: bool) -> bool:
-    """Whether what a command turns on and off is on; "on" or "off" as the argument is remembered for all chats."""
+    """Whether a switch is on. An argument "on" or "off" sets it for all chats. Raises RequestError for any other."""
     if argument not in ("", "on", "off"):
         raise RequestError(f"/{name} on or /{name} off.")
     store = chat.conversation.store
@@ -155,7 +155,7 @@ async def theme(chat: ChatScreen, argument: str) -> None:
 
 
 async def prompt(chat: ChatScreen, argument: str) -> None:
-    """Write a saved prompt into the field, save the last one that was asked, or list them."""
+    """Put a saved prompt into the input field, save the given text or the last question as one, or list them."""
     name, to_save, text = _parsed(argument)
     if to_save:
         asked = [message.content for message in chat.conversation.messages if message.role is Role.USER]
@@ -171,7 +171,7 @@ async def prompt(chat: ChatScreen, argument: str) -> None:
 
 
 async def persona(chat: ChatScreen, argument: str) -> None:
-    """Answer as a saved persona, save the present system prompt and parameters as one, or list them."""
+    """Answer as a saved persona, save the current system prompt and parameters as one, or list them."""
     conversation = chat.conversation
     name, to_save, _ = _parsed(argument)
     if to_save:
@@ -188,7 +188,7 @@ async def persona(chat: ChatScreen, argument: str) -> None:
 
 
 def _parsed(argument: str) -> tuple[str, bool, str]:
-    """A name, whether something is saved under it, and the text that follows it."""
+    """Parse "NAME" or "save NAME TEXT": the name, whether to save, and the text. Raises RequestError."""
     first, _, rest = argument.strip().partition(" ")
     if first != "save":
         if rest:

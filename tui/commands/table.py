@@ -1,4 +1,4 @@
-"""All commands in one table: slash commands, keys, the palette and the help are made from it."""
+"""The table of all commands, from which slash commands, keys, the palette and the help are built."""
 
 import difflib
 import re
@@ -13,10 +13,10 @@ from tui.widgets.frame import key_names
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """name is written after the slash; argument says what may follow, "" for nothing.
+    """name follows the slash; argument describes the argument, "" for none.
 
-    run gets the screen and what follows the name. key is the default, "" for none; label is its name in the footer, ""
-    keeps it out of there.
+    run takes the screen and the argument text. key is the default binding, "" for none; label is shown in the footer,
+    "" hides it.
     """
 
     name: str
@@ -82,7 +82,7 @@ COMMANDS: tuple[Command, ...] = (
 
 _NAMES = [command.name for command in COMMANDS]
 
-# Keys without a command: the binding's name, its usual keys, what they do.
+# Keys without a command: the binding's id, its default keys, what they do.
 _KEYS = (
     ("prompt.send", "enter", "Send"),
     ("prompt.newline", "ctrl+j,shift+enter", "New line"),
@@ -100,15 +100,15 @@ _KEYS = (
 )
 
 
-# Other names that people try; Ollama's among them.
+# Aliases, including Ollama's names.
 _ALSO = {"?": "help", "clear": "new", "exit": "quit", "bye": "quit", "q": "quit"}
-# What alone on a line can only mean to leave.
+# Words that quit if they are the whole line, without a slash.
 _LEAVING = frozenset({"exit", "quit", ":q", "bye"})
 _COMMAND = re.compile(r"/([\w?-]+)(?:\s+(.*))?", re.DOTALL)
 
 
 def find_command(text: str) -> tuple[str, str] | None:
-    """The command's name and argument that a line begins with, or None."""
+    """The name and argument of the command in a line; None if it is not a command."""
     if text.lower() in _LEAVING:
         return "quit", ""
     match = _COMMAND.fullmatch(text)
@@ -117,7 +117,7 @@ def find_command(text: str) -> tuple[str, str] | None:
 
 
 def unknown_command(text: str) -> str | None:
-    """What is wrong with a line that looks like a command but is not. A blank before it makes it a message."""
+    """An error message for a line that looks like a command but is none; None for any other line."""
     match = _COMMAND.fullmatch(text.rstrip())
     if match is None:
         return None

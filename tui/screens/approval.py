@@ -1,4 +1,4 @@
-"""The question whether a tool may do what a model asks for. It shows all of it; nothing but the user answers it."""
+"""The approval dialog for a tool call. It shows the whole action; only the user can approve it."""
 
 import threading
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _QUESTIONS = {
 
 
 class Decision(StrEnum):
-    """What the user decided: to refuse, or to allow this call, what its rule covers in this chat, or always."""
+    """The user's decision: refuse, allow this call, or allow what its rule covers in this chat or always."""
 
     REFUSE = "refuse"
     ONCE = "once"
@@ -41,9 +41,9 @@ class Decision(StrEnum):
 
 
 class ApprovalScreen(ModalScreen[Decision]):
-    """Returns the decision. What is typed goes to the prompt behind it.
+    """Returns the decision. Typed text goes to the prompt behind the dialog.
 
-    Nothing is marked at first, so that an Enter meant for the prompt approves nothing.
+    No option is highlighted at first, so that an Enter meant for the prompt approves nothing.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -54,7 +54,7 @@ class ApprovalScreen(ModalScreen[Decision]):
     ]
 
     def __init__(self, action: Action, stop: threading.Event, typed: Callable[[str], object]) -> None:
-        """stop: refuses when it is set. typed: gets what is typed."""
+        """stop: setting it refuses. typed: called with each typed character."""
         super().__init__()
         self._action, self._stop, self._typed = action, stop, typed
         self._preview = VerticalScroll(Static(preview(action.preview, action.is_diff), markup=False), id="preview")
@@ -88,11 +88,11 @@ class ApprovalScreen(ModalScreen[Decision]):
             self.dismiss(Decision.REFUSE)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """More is offered where there is more to see."""
+        """Offer scrolling only if the preview overflows."""
         return self._preview.max_scroll_y > 0 if action == "scroll" else True
 
     def on_key(self, event: Key) -> None:
-        """Typing goes on in the prompt."""
+        """Forward printable keys to the prompt."""
         if event.is_printable and event.character:
             event.stop()
             self._typed(event.character)

@@ -1,4 +1,4 @@
-"""The chat: messages above, the prompt below, and what the machine does in one line."""
+"""The chat screen: messages above, the prompt below, and a status line."""
 
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -38,7 +38,7 @@ MEMORY_EVERY_S = 2.0
 
 
 class ChatScreen(Screen[None]):
-    """Owns the conversation and the answer on its way; `tui.commands` act through its public methods."""
+    """Owns the conversation and the running answer; `tui.commands` act through its public methods."""
 
     AUTO_FOCUS = "#prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -62,9 +62,9 @@ class ChatScreen(Screen[None]):
         commands: Sequence[Suggestion] = (),
         folder: Path | None = None,
     ) -> None:
-        """mode: the application's, whose base this screen is. pull: whether the first model is pulled where it is not
-        here. keys: the user's own, by binding. commands: what the prompt completes. folder: the one that tools act on;
-        None for the current one.
+        """mode: the application mode whose base screen this is. pull: whether to pull the first model if it is not on
+        this machine. keys: the user's key bindings by id. commands: completed by the prompt. folder: the folder that
+        tools act on; None for the current directory.
         """
         super().__init__()
         self.conversation = conversation
@@ -87,10 +87,10 @@ class ChatScreen(Screen[None]):
         self.tools = ChatTools(folder, conversation, self, mode, (self.transcript, self.status_line, self.prompt))
         self.folder = ChatFolder(conversation, backend, self.status_line)
         self._begun = False
-        self._unread = False  # an answer has ended while another tab was seen
+        self._unread = False  # an answer has ended while another tab was visible
         self.stopping = threading.Event()
         self.writer = AnswerWriter(self.place, backend, loader, self.tools, self.latency, self.stopping)
-        self._missing = ""  # a text that names files which do not exist, refused once
+        self._missing = ""  # a text that was rejected because it names missing files; resending it is accepted
         self._work: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -113,7 +113,7 @@ class ChatScreen(Screen[None]):
         self.loader.join(self.place, self._pull)
 
     def on_unmount(self) -> None:
-        """Leave nothing behind: the answer is kept as far as it has come."""
+        """Save the partial answer and free all resources."""
         self.loader.leave(self.place)
         self.writer.keep()
         self.stopping.set()
@@ -122,16 +122,16 @@ class ChatScreen(Screen[None]):
 
     @property
     def info(self) -> ModelInfo | None:
-        """The model that answers; None while one is loading."""
+        """The current model; None while one is loading."""
         return None if self.loader.busy else self.backend.info
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is on its way, from the moment it was asked for."""
+        """Whether an answer or a summary is running, from the moment it was requested."""
         return self._begun
 
     def mark(self) -> TabMark:
-        """What a tab shows of this chat: its title, and whether it asks, answers, has answered, has a draft."""
+        """The tab's title, and whether the chat asks for approval, answers, has an unread answer, or has a draft."""
         states = (
             (self.tools.asking, "?", "$warning"),
             (self.busy, "●", "$accent"),
@@ -145,13 +145,13 @@ class ChatScreen(Screen[None]):
         self._unread = False
 
     def show_title(self) -> None:
-        """Show the title and the tags as they are now."""
+        """Show the current title and tags."""
         self.title_bar.title = self.conversation.title
         self.title_bar.tags = self.conversation.tags
         self.post_message(TabChanged())
 
     async def show_conversation(self) -> None:
-        """Draw the conversation as it is now, from its end on."""
+        """Redraw the conversation, scrolled to its end."""
         self.show_title()
         self.find.shut()
         show = self.transcript.show if self.conversation.messages else self.transcript.welcome
@@ -160,7 +160,7 @@ class ChatScreen(Screen[None]):
     # Typing always reaches the prompt, whatever is selected.
 
     def on_key(self, event: Key) -> None:
-        """Give what is typed elsewhere to the prompt."""
+        """Forward keys typed elsewhere to the prompt."""
         if event.is_printable and event.character and self.focused is not self.prompt:
             event.stop()
             self.prompt.focus()
@@ -170,13 +170,13 @@ class ChatScreen(Screen[None]):
                 self.prompt.press(event.character)
 
     def on_paste(self, event: Paste) -> None:
-        """Give what is pasted elsewhere to the prompt."""
+        """Forward text pasted elsewhere to the prompt."""
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
 
     def on_prompt_wanted(self, event: Prompt.Wanted) -> None:
-        """What a key of vim's normal mode asks for."""
+        """Handle vim normal-mode commands that search or scroll the messages."""
         transcript, lines = self.transcript, self.transcript.size.height // 2
         if event.what == "find":
             self.find.open(self.conversation.messages, then=self.prompt)
@@ -189,7 +189,7 @@ class ChatScreen(Screen[None]):
             transcript.scroll_relative(y=step, animate=False)
 
     def send(self, text: str) -> None:
-        """Ask the model, if it can be asked now; else the text goes back into the prompt."""
+        """Send a text to the model; if that is not possible now, put it back into the prompt."""
         if self.busy:
             self.notify("An answer is on its way. Esc stops it.", severity="warning")
         elif self.info is None and not self.loader.busy:
@@ -232,7 +232,7 @@ class ChatScreen(Screen[None]):
         self.begin(partial(self.answer, view))
 
     def begin(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do what keeps the model busy, until it ends or Esc sets `stopping`."""
+        """Run work that occupies the model; it should end when Esc sets `stopping`."""
 
         async def whole() -> None:
             try:
@@ -248,7 +248,7 @@ class ChatScreen(Screen[None]):
         self._work = self.run_worker(whole)
 
     async def stop(self) -> None:
-        """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
+        """Stop the running answer, even while it waits for its model to load, and wait until it is saved."""
         self.stopping.set()
         self.writer.cancel()
         if self._work:
@@ -266,7 +266,7 @@ class ChatScreen(Screen[None]):
         return at_work
 
     async def answer(self, view: AnswerView | None = None) -> None:
-        """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
+        """Have the model answer the conversation and call tools; with a view, continue its incomplete answer."""
         message = await self.tools.answer(self.writer.write, view, self.stopping)
         self._unread = self.tabs.current is not self
         self.post_message(Answered(self.conversation.title))
@@ -275,7 +275,7 @@ class ChatScreen(Screen[None]):
             self.run_worker(self._make_title(), exclusive=True, group="title")
 
     async def _make_title(self) -> None:
-        """Ask the model for a title. It stays the first prompt's words if anything is in the way."""
+        """Ask the model for a title. If that fails, the title stays the start of the first prompt."""
         try:
             await make_title(self.conversation, self.backend)
         except LocalLLMError as error:
@@ -283,7 +283,7 @@ class ChatScreen(Screen[None]):
         self.show_title()
 
     def load_model(self, name: str) -> None:
-        """Load another model for all tabs; conversations stay, answers on their way end."""
+        """Load another model for all tabs; conversations stay, running answers are cancelled."""
         for chat in self.tabs.all:
             chat.writer.cancel()
         self.loader.begin(name, self.place)
@@ -293,7 +293,7 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
 
     def action_back(self) -> None:
-        """Leave what is being done and go back to the prompt; close what is below the messages."""
+        """Close notes and the find bar, abandon an edit, and return to the prompt."""
         self.transcript.query(Note).remove()
         self.find.shut()
         if self.editing:
@@ -302,7 +302,7 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Stop is offered while there is something to stop, Back while there is somewhere to go back from."""
+        """Enable Stop only while work is running, and Back only if it would change something."""
         at_work = self.busy or self.loader.busy
         finding = self.find.display
         if action in ("stop", "back") and self.prompt.takes_escape:
@@ -322,7 +322,7 @@ class ChatScreen(Screen[None]):
         scroll(animate=False)
 
     def action_select(self, step: int) -> None:
-        """Give the focus to the next message up or down; past the last one it goes back to the prompt."""
+        """Focus the next message up or down; past the last one, focus the prompt."""
         if not self.transcript.select(step):
             self.prompt.focus()
 
@@ -341,11 +341,11 @@ class ChatScreen(Screen[None]):
             self.transcript.views[index].focus()
 
     def show_error(self, text: str) -> None:
-        """Say what is wrong, and what to do, where the user looks."""
+        """Show an error below the messages."""
         self.transcript.show_error(text)
 
     def show_note(self, content: Content | str | Sequence[Row]) -> None:
-        """Show something that is no part of the conversation."""
+        """Show a note that is not part of the conversation."""
         self.run_worker(self.transcript.note(Note(content)))
 
     def _measure(self) -> None:

@@ -1,4 +1,4 @@
-"""The folder of documents that a chat asks, and everything that goes with a message."""
+"""The folder of documents that a chat searches, and the attachments of a message."""
 
 import asyncio
 import threading
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from localllm.documents.embeddings import MeaningSearch
     from localllm.documents.index import DocumentIndex, Report
 
-EMBED_S = 30.0  # of embedding when a folder is opened; the rest is found by its words
-ASSUMED_CONTEXT = 8192  # tokens, of a server that does not tell
+EMBED_S = 30.0  # embedding time when a folder is opened; remaining chunks are found by keyword only
+ASSUMED_CONTEXT = 8192  # tokens, for a server that does not report its context
 _REDRAW_S = 0.1
 
 
 @dataclass(slots=True)
 class _Opened:
-    """meaning: None without an embedding model. unseen: chunks that it has not embedded yet."""
+    """meaning: None without an embedding model. unseen: number of chunks not embedded yet."""
 
     index: "DocumentIndex"
     report: "Report"
@@ -37,7 +37,7 @@ class _Opened:
 
 
 class ChatFolder:
-    """The folder of the conversation's parameters, opened and indexed when it is first needed. `close` frees it."""
+    """The folder set in the conversation's parameters, opened and indexed on first use. `close` frees it."""
 
     def __init__(self, conversation: Conversation, backend: Backend, status_line: StatusLine) -> None:
         self._conversation, self._backend, self._status_line = conversation, backend, status_line
@@ -46,7 +46,7 @@ class ChatFolder:
         self._stop = threading.Event()
 
     async def attachments(self, text: str, known: Sequence[Attachment], strict: bool) -> tuple[Attachment, ...]:
-        """The files that a text names, and excerpts of the folder that fit it. See find_attachments for the rest."""
+        """The files that a text names, and matching excerpts from the folder. For the rest, see find_attachments."""
         counts = self._backend.count_tokens, self._backend.picture_tokens
         plain = [file for file in known if not file.line]
         named = await in_thread(lambda: find_attachments(text, *counts, plain, strict))
@@ -60,7 +60,7 @@ class ChatFolder:
         return (*found, *named)
 
     async def open(self, folder: str) -> _Opened:
-        """Index what has changed in a folder, with what is done in the status line. Raises RequestError."""
+        """Index what has changed in a folder, with progress in the status line. Raises RequestError."""
         facts = self._status_line.facts
         work = asyncio.ensure_future(in_thread(lambda: self._open(folder)))
         try:
@@ -73,7 +73,7 @@ class ChatFolder:
             self._status_line.redraw()
 
     def close(self) -> None:
-        """End what is at work, and free everything. Idempotent."""
+        """Stop running work and free everything. Idempotent."""
         self._stop.set()
         if self._lock.acquire(timeout=1):
             self._close()
@@ -120,7 +120,7 @@ class ChatFolder:
 
         info, count = self._backend.info, self._backend.count_tokens
         context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
-        room = context // (4 if self._conversation.messages else 2)  # a chat has further turns
+        room = context // (4 if self._conversation.messages else 2)  # leave space for other turns
         with self._lock:
             found = find_excerpts(opened.index, question, opened.meaning, room=room, tokens=count)
         return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found]

@@ -1,4 +1,4 @@
-"""The inspector: the machine at work, drawn from the engine's own data, and what its steps would cost elsewise."""
+"""The inspector: charts of the engine's own data, and forecasts of step costs under other settings."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tui.status import Latency
 from tui.widgets.frame import KeyBar, Notice
 
 REFRESH_S = 0.25
-# Pages, their pictures and these pictures' titles.
+# Page -> chart -> the chart's title.
 PAGES: Mapping[str, Mapping[str, str]] = {
     "Engine": {
         "schedule": "Schedule: rows of each step",
@@ -42,20 +42,20 @@ PAGES: Mapping[str, Mapping[str, str]] = {
 NO_ENGINE = "No engine to look into: no model is loaded yet, or a server answers that is not localllm's."
 NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
 NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
-WIDE = 100  # columns for two pictures beside each other
-# Of a picture with its frame; a page of more pictures scrolls.
+WIDE = 100  # minimum columns for two charts side by side
+# Minimum rows of a chart with its frame; a page with too little space scrolls.
 LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
 USUAL_ROWS = 9
-_FRAME = 2, 4  # rows and columns that a picture's frame takes
+_FRAME = 2, 4  # rows and columns of a chart's frame
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
 _MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
 
 
 class InspectorScreen(Screen[None]):
-    """Draws until it is closed.
+    """Redraws until it is closed.
 
-    ask returns what will hold a snapshot, or None where no engine can be looked into; costs, which may block, what the
-    model's steps cost.
+    ask: returns a future of a snapshot, or None if no engine can be inspected. costs: returns the costs of the model's
+    steps; may block.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -93,8 +93,8 @@ class InspectorScreen(Screen[None]):
         self._costs: ModelCosts | None = None
         self._other: Setting | None = None
         self._absent = NO_ENGINE
-        self._looks = True  # until there is no engine
-        # Held, not looked for: a look into the engine may come when they have left the screen.
+        self._looks = True  # whether there is an engine to inspect
+        # Kept as attributes, not queried: a snapshot may arrive after the widgets have been unmounted.
         self._pictures = {name: Static("", id=name) for names in PAGES.values() for name in names}
 
     def compose(self) -> ComposeResult:
@@ -119,7 +119,7 @@ class InspectorScreen(Screen[None]):
         self.call_after_refresh(self._arrange)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The laboratory's keys work on its page alone."""
+        """Enable the laboratory's keys only on its page."""
         if action in ("change", "kv_type", "bits", "draft"):
             return self._page == "page-laboratory" and self._other is not None
         return True
@@ -178,10 +178,10 @@ class InspectorScreen(Screen[None]):
         self._draw()
 
     def _arrange(self) -> None:
-        """Two columns where there is room; the rows fill the page, or it scrolls."""
+        """Lay out two columns if they fit; the rows fill the page, or it scrolls."""
         pane = self.query_one(f"#{self._page}", TabPane)
         pictures = [box for box in pane.query(".picture") if box.display]
-        beside = self.size.width >= WIDE and self._page != "page-timeline"  # time goes across
+        beside = self.size.width >= WIDE and self._page != "page-timeline"  # time runs horizontally
         columns = 2 if beside and len(pictures) > 1 else 1
         scroll = pane.query_one(VerticalScroll)
         scroll.focus()
@@ -190,7 +190,7 @@ class InspectorScreen(Screen[None]):
         grid = pane.query_one(Grid)
         grid.styles.grid_size_columns = columns
         grid.styles.height = max(space, lines * LEAST_ROWS.get(self._page, USUAL_ROWS))
-        # Of three pictures the first has a column to itself.
+        # With three charts, the first gets its own column.
         tall = columns == 2 and len(pictures) == 3
         pictures[0].styles.row_span = 2 if tall else 1
         self.refresh_bindings()
@@ -213,7 +213,7 @@ class InspectorScreen(Screen[None]):
             else:
                 try:
                     self._snapshot = await asyncio.wrap_future(asked)
-                except LocalLLMError as error:  # a server that has no such route, or is gone
+                except LocalLLMError as error:  # the server lacks the route or is gone
                     self._snapshot, self._absent = None, str(error)
                 except asyncio.CancelledError:
                     if not asked.cancelled():  # this worker, not the engine, is ending
@@ -225,7 +225,7 @@ class InspectorScreen(Screen[None]):
             await asyncio.sleep(REFRESH_S)
 
     def _show_boxes(self) -> None:
-        """Where there is no engine to look into, the first box of a page says so; the answers' page needs none."""
+        """Without an engine, show only the first box of each page, which says so; the Answers page needs no engine."""
         for page, names in PAGES.items():
             for name in list(names)[1:]:
                 if (box := self._pictures[name].parent) is not None:
@@ -233,7 +233,7 @@ class InspectorScreen(Screen[None]):
         self._arrange()
 
     def _draw(self) -> None:
-        """The pictures of the page that is shown."""
+        """Redraw the charts of the visible page."""
         for name, picture in self._pictures.items():
             box = picture.parent
             if picture.size.width and isinstance(box, Vertical):
@@ -302,7 +302,7 @@ class InspectorScreen(Screen[None]):
     def _forecasts(
         self,
     ) -> tuple[ModelCosts, tuple[float, float], tuple[Setting, Forecast], tuple[Setting, Forecast]] | None:
-        """Costs, rates, and both settings with their forecasts; None where the costs or the rates are not known."""
+        """Costs, rates, and both settings with their forecasts; None if costs or rates are unknown."""
         rates = self._forecast_rates()
         if self._costs is None or self._other is None or rates is None:
             return None
@@ -327,7 +327,7 @@ class InspectorScreen(Screen[None]):
         return Reached.by(self._costs, self._snapshot) if self._snapshot else Reached(None, None)
 
     def _now(self) -> Setting:
-        """What runs: as many sequences as decoded in the last steps, and the longest request's context."""
+        """The current setting: the batch size of the last decoding steps, and the longest request's context."""
         assert self._costs is not None
         requests = self._snapshot.requests if self._snapshot else ()
         longest = max((request.tokens for request in requests), default=0)
@@ -338,14 +338,14 @@ class InspectorScreen(Screen[None]):
         )
 
     def _rates(self) -> tuple[float, float] | None:
-        """Bytes and operations a second at best: as measured by `bench`, else the best that steps reached."""
+        """Peak bytes and operations per second: as measured by `bench`, else the best that steps reached."""
         assert self._costs is not None
         if self._costs.bandwidth is not None and self._costs.peak is not None:
             return self._costs.bandwidth, self._costs.peak
         return self._forecast_rates()
 
     def _forecast_rates(self) -> tuple[float, float] | None:
-        """Bytes and operations a second as steps reached them, so that a forecast of what runs agrees with it."""
+        """Bytes and operations per second that steps reached, so that a forecast of the current load matches it."""
         if self._costs is None:
             return None
         reached = self._reached()

@@ -1,4 +1,4 @@
-"""Loading models behind the chat: one at a time, stopped by Esc, and the first one of a user who has none yet."""
+"""Loads models in the background, one at a time, and offers a choice to a user who has none yet. Esc stops a load."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ BUILT_IN = "built-in"  # a ModelChoice's source
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A chat that the model answers, and what shows there how a load goes."""
+    """A chat, and the widgets that show there how a load progresses."""
 
     screen: Screen[None]
     conversation: Conversation
@@ -34,30 +34,30 @@ class Place:
 
 
 class ModelLoader:
-    """Loads one model at a time, for all places. A load that begins ends the one before; conversations stay."""
+    """Loads one model at a time, for all places. Starting a load abandons the previous one; conversations stay."""
 
     def __init__(self, backend: Backend, app: App[None], remembered_as: str) -> None:
-        """app: runs the work. remembered_as: the store's name for the last model."""
+        """app: runs the work. remembered_as: the store's key for the last loaded model."""
         self._backend, self._app = backend, app
         self._remembered_as = remembered_as
         self._places: list[Place] = []
-        self._place: Place | None = None  # where the load was asked for
+        self._place: Place | None = None  # where the load was requested
         self._work: Worker[None] | None = None
         self._stopped = threading.Event()
         self._name = ""
         self._fallback = ""
-        self._loaded = ""  # the name under which the present model was loaded
+        self._loaded = ""  # the name under which the current model was loaded
         self.busy = False
 
     def join(self, place: Place, pull: bool) -> None:
-        """Add a place. With the first one, its conversation's model is loaded, or the user chooses one.
+        """Add a place. If no model is loaded, load its conversation's model, or let the user choose one.
 
-        pull: whether that model is pulled where it is not on this machine.
+        pull: whether to pull that model if it is not on this machine.
         """
         self._places.append(place)
         info = self._backend.info
         if self.busy:
-            return  # the next progress is shown there too
+            return  # it will show the next progress too
         if info is not None:
             self._show_model(place, info)
             self._use(place, self._loaded, info)
@@ -67,15 +67,15 @@ class ModelLoader:
             place.screen.call_after_refresh(lambda: place.screen.run_worker(self.offer(place)))
 
     def leave(self, place: Place) -> None:
-        """Remove a place; a load that it asked for goes on."""
+        """Remove a place; a load that it requested continues unless it was the last place."""
         self._places.remove(place)
         if not self._places:
             self._stopped.set()
 
     def begin(self, name: str, place: Place, fallback: str = "", pull: bool = True) -> None:
-        """Load a model. place: where what goes wrong is shown. fallback: loaded if it cannot be had and none is there.
+        """Load a model. place: where errors are shown. fallback: loaded if the load fails and no model is loaded.
 
-        pull: whether a model that is not on this machine is pulled.
+        pull: whether to pull a model that is not on this machine.
         """
         self._end()
         self._name, self._place, self._fallback, self.busy = name, place, fallback, True
@@ -84,18 +84,18 @@ class ModelLoader:
             each.title_bar.model = short
         self._show_activity(f"loading {short}", 0.0)
         place.screen.refresh_bindings()
-        # What loading imports must not hold up the first picture.
+        # The imports that loading triggers must not delay the first frame.
         place.screen.call_after_refresh(self._start, place, pull, self._stopped)
 
     def stop(self) -> None:
-        """Give the load up. The model before it stays, unless it has been freed already."""
+        """Abandon the load. The previous model stays, unless it has already been freed."""
         self._end()
         self._settle()
         if self._place is not None:
             self._fall_back(self._place, f"{self._name} was not loaded: stopped.", failed=False)
 
     async def offer(self, place: Place) -> None:
-        """Let a user who has named no model choose one, and take the built-in one where they do not."""
+        """Let the user choose a model; load the built-in one if they choose none."""
         from tui.screens.models import ModelsScreen
 
         try:
@@ -112,7 +112,7 @@ class ModelLoader:
         self._app.push_screen(ModelsScreen(self._backend, None, _heading(choices)), chosen)
 
     def _end(self) -> None:
-        """Abandon the load on its way: its thread ends at its next progress."""
+        """Abandon the running load; its thread ends at its next progress call."""
         self._stopped.set()
         self._stopped = threading.Event()
         if self._work is not None:
@@ -175,7 +175,7 @@ class ModelLoader:
         place.screen.refresh_bindings()
 
     def _use(self, place: Place, name: str, info: ModelInfo) -> None:
-        """Have a conversation answered by the model that was loaded under a name."""
+        """Switch a conversation to the model that was loaded under this name."""
         conversation = place.conversation
         if info.settings is not None:
             conversation.set_defaults(Parameters.from_settings(info.settings))
@@ -188,9 +188,9 @@ class ModelLoader:
             place.screen.notify(text, markup=False)
 
     def _fall_back(self, place: Place, why: str, failed: bool) -> None:
-        """Say why the model is not there; load the fallback if there is no other."""
+        """Show why the load failed; load the fallback if no model is loaded."""
         if not self._places:
-            return  # the chat was left
+            return  # the user has quit
         if place not in self._places:
             place = self._places[0]  # its tab was closed
         fallback = self._fallback

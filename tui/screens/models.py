@@ -1,4 +1,4 @@
-"""The model picker: what is at hand and what could be pulled, how large it is, whether it fits."""
+"""The model picker: local models and models to pull, with their size and whether they fit in memory."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -36,7 +36,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._present = present
         self._heading = heading
         self._all: Sequence[ModelChoice] = ()
-        # Held, not looked for: models may be found, and rows be fitted, when they have left the screen.
+        # Kept as attributes, not queried: results and layout callbacks may come after the widgets have been unmounted.
         self._field = Input(placeholder="Search, or type a name, a URL or a path")
         self._entries = OptionList(markup=False)
         self._memory = Static("Looking …", id="memory", markup=False)
@@ -61,14 +61,14 @@ class ModelsScreen(ModalScreen[str | None]):
         self._list()
 
     def on_resize(self) -> None:
-        """Fit the rows into the new width, which the list has after its next layout."""
+        """Fit the rows to the new width, which is known after the next layout."""
         self.call_after_refresh(self._list)
 
     def on_input_changed(self) -> None:
         self._list()
 
     def action_choose(self) -> None:
-        # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
+        # Priority keys overtake queued characters. Queueing on the field, then here, waits for them and their effects.
         self._field.call_later(self.call_later, self._choose)
 
     def _choose(self) -> None:
@@ -102,7 +102,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
 
 def _option(choice: ModelChoice, free: int, width: int) -> Option:
-    """Two lines: the name and what is to know of the choice, then what it is made of."""
+    """Two lines: name, use or source, and speed; then size, quantization, context, licence and memory."""
     name = harmless(choice.name.rpartition("/")[2])
     speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""
     right = (_fitting([choice.suits or choice.source, speed], width - columns_of(name) - 2), MUTED)
@@ -120,7 +120,7 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
 
 
 def _fitting(facts: Iterable[str], room: int) -> str:
-    """As many facts as fit whole, from the first one on."""
+    """Join as many leading facts as fit without cutting one."""
     known = [harmless(fact) for fact in facts if fact]
     while len(known) > 1 and columns_of(" · ".join(known)) > room:
         known.pop()
@@ -128,12 +128,12 @@ def _fitting(facts: Iterable[str], room: int) -> str:
 
 
 def _context(tokens: int) -> str:
-    """As models' cards have it: 32K is 32768."""
+    """A context size as in model cards: 32K is 32768."""
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
 def _line(left: tuple[str, str], right: tuple[str, str], width: int) -> Content:
-    """One line, a part at each end; the left one gives way, down to half of the line, then the right one."""
+    """One line with a part at each end. The left part is shortened first, down to half the line, then the right."""
     start, end = Content.styled(*left), Content.styled(*right)
     end = end.truncate(max(width - min(start.cell_length, width // 2) - 2, 8), ellipsis=True)
     text = start.truncate(max(width - end.cell_length - 2, 8), ellipsis=True)

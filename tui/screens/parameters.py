@@ -1,4 +1,4 @@
-"""The parameters panel: every setting of the sampler and the limits, presets, the system prompt."""
+"""The parameters panel: sampler settings, limits, presets and the system prompt."""
 
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ _HINTS = {
 
 
 class ParametersScreen(ModalScreen[Parameters | None]):
-    """Returns the new parameters, or None. An empty field takes that of defaults, which are the model's."""
+    """Returns the new parameters, or None. An empty field uses the model's default."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Back", id="list.back", priority=True),
@@ -53,13 +53,13 @@ class ParametersScreen(ModalScreen[Parameters | None]):
             for name, text in texts.items()
         }
         self._error = Static("", classes="error", markup=False)
-        self._left = self._texts()  # what is dropped without a word: nothing was changed, or the user was warned
+        self._left = self._texts()  # discarded without a warning: unchanged texts, or those already warned about
 
     def _texts(self) -> list[str]:
         return [self._system.text, *(field.value for field in self._fields.values())]
 
     def action_leave(self) -> None:
-        """Go back; changes are dropped only by a second time."""
+        """Go back; if there are changes, the first call only warns."""
         if self._texts() == self._left:
             self.dismiss(None)
             return
@@ -91,7 +91,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
         self.action_keep()
 
     def action_keep(self) -> None:
-        """Check all fields and return them; the first wrong one gets the focus and the reason is shown."""
+        """Check all fields and return them; focus the first invalid one and show the reason."""
         parameters = self._parameters
         for name in NAMES:
             text = self._system.text if name == "system" else self._fields[name].value

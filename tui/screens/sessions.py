@@ -21,7 +21,7 @@ from tui.status import MUTED
 from tui.widgets.frame import KeyBar, Notice
 
 _SEARCH = "Search titles and messages; #tag"
-AROUND = 24  # characters of a message shown before what was found; twice as many behind it
+AROUND = 24  # characters of a message shown before a match; twice as many after it
 
 
 class SessionsScreen(ModalScreen[int | None]):
@@ -44,9 +44,9 @@ class SessionsScreen(ModalScreen[int | None]):
         self._search = search
         self._sessions: list[SessionSummary] = []
         self._deleted: list[int] = []
-        self._edited: int | None = None  # the session whose title or tags the field takes
+        self._edited: int | None = None  # the session whose title or tags the field edits
         self._edit: Callable[[int, str], None] = store.rename
-        # Held, not looked for: a key may be heard when they have left the screen.
+        # Kept as attributes, not queried: a key may arrive after the widgets have been unmounted.
         self._field = Input(search, placeholder=_SEARCH)
         self._entries = OptionList(markup=False)
 
@@ -66,8 +66,8 @@ class SessionsScreen(ModalScreen[int | None]):
             self._list()
 
     def action_open(self) -> None:
-        """Open the marked session, or take the new title or tags."""
-        # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
+        """Open the highlighted session, or accept the new title or tags."""
+        # Priority keys overtake queued characters. Queueing on the field, then here, waits for them and their effects.
         self._field.call_later(self.call_later, self._open)
 
     def _open(self) -> None:
@@ -114,7 +114,7 @@ class SessionsScreen(ModalScreen[int | None]):
             self.notify(f"Deleted {marked.title!r}. Ctrl+Z brings it back.", markup=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Undo is offered where there is something to bring back."""
+        """Enable Undo only if there is a deleted session to restore."""
         return bool(self._deleted) if action == "undo" else True
 
     def action_undo(self) -> None:
@@ -155,10 +155,10 @@ class SessionsScreen(ModalScreen[int | None]):
 
 
 def snippet(text: str, search: str) -> tuple[str, str, str]:
-    """One line of a text around what was searched for: before it, itself, behind it."""
+    """One line of context around the match: the text before it, the match, the text after it."""
     line = " ".join(text.split())
     at = line.casefold().find(" ".join(search.split()).casefold())
-    if at < 0:  # it lay across a line's end
+    if at < 0:  # no match within the normalized line
         return line[: 2 * AROUND], "", ""
     end = at + len(" ".join(search.split()))
     before = line[max(at - AROUND, 0) : at]

@@ -1,4 +1,4 @@
-"""The tools of a chat: asking the user, and the rounds in which a model calls them."""
+"""The tools of a chat: approval by the user, and the rounds of model answers and tool calls."""
 
 import os
 import threading
@@ -32,14 +32,14 @@ from tui.widgets.transcript import Transcript
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."
 
-# Asks the model once, to continue the answer of a view or under a tool_choice; returns what was saved, if anything.
+# Asks the model once: (the view whose answer to continue, tool_choice) -> the saved answer, if any.
 AskModel = Callable[[AnswerView | None, str | None], Awaitable[Message | None]]
 
 
 class ChatTools:
-    """The tools of a folder and of the MCP servers, opened when they are first needed. `close` ends the servers.
+    """The tools of a folder and of the MCP servers, opened on first use. `close` ends the servers.
 
-    Methods that ask the user run in a worker. problems: what kept servers from starting.
+    Call methods that ask the user from a worker. problems: why servers did not start.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ChatTools:
         mode: str,
         shown: tuple[Transcript, StatusLine, Prompt],
     ) -> None:
-        """folder: None is the current one. mode: the application's, in which the user is asked."""
+        """folder: None is the current directory. mode: the application mode in which the user is asked."""
         self.folder = Folder(folder or _current_folder())
         self.problems: list[str] = []
-        self.rounds = 0  # of calls since the user asked
-        self.asking = False  # the user, who may look at another tab
+        self.rounds = 0  # rounds of tool calls since the user's last message
+        self.asking = False  # whether an approval dialog is open, perhaps in a hidden tab
         self._conversation, self._screen, self._mode = conversation, screen, mode
         self._transcript, self._status_line, self._prompt = shown
         self._lock = threading.Lock()
@@ -65,14 +65,14 @@ class ChatTools:
 
     @property
     def approvals(self) -> Approvals:
-        """The rules for this chat. Raises SettingsError if the lasting ones cannot be read."""
+        """The approval rules of this chat. Raises SettingsError if the saved ones cannot be read."""
         session_id = self._conversation.session_id
         if session_id not in self._approvals:
             self._approvals[session_id] = Approvals(self.folder.root, approvals_path())
         return self._approvals[session_id]
 
     def open(self) -> Toolbox:
-        """The tools; starts the MCP servers. May block. Raises SettingsError for a wrong configuration."""
+        """The tools; the first call starts the MCP servers. May block. Raises SettingsError if misconfigured."""
         with self._lock:
             if self._toolbox is None:
                 self._servers = McpServers(read_servers(servers_path()))
@@ -81,7 +81,10 @@ class ChatTools:
             return self._toolbox
 
     async def offered(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """What the model is offered, nothing if tools are off. Raises RequestError if it calls none, SettingsError."""
+        """The tools offered to the model; [] if tools are off.
+
+        Raises RequestError if the model cannot call tools or document excerpts are in the chat, and SettingsError.
+        """
         if not self._conversation.parameters.tools:
             return []
         if self._conversation.has_excerpts:
@@ -96,10 +99,10 @@ class ChatTools:
             self._servers.close()
 
     async def answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
-        """Ask the model and carry out what it calls, until it calls nothing more or MAX_ROUNDS are reached.
+        """Ask the model and run its tool calls, until it makes no more calls or MAX_ROUNDS are reached.
 
-        A malformed call is repeated under the constraint of its tool's schema. What goes wrong is shown. Returns the
-        last answer, None if it was stopped or there is none.
+        A malformed call is repeated, constrained by its tool's schema. Errors are shown. Returns the last answer, None
+        if it was stopped or there is none.
         """
         self.rounds = 0
         try:
@@ -109,7 +112,7 @@ class ChatTools:
             return None
 
     async def _answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
-        # An answer whose calls met the bound goes on with them.
+        # An answer that stopped at MAX_ROUNDS continues with its pending calls.
         waits = view is not None and self._calls(view.message)
         message = view.message if view is not None and waits else await ask_model(view, None)
         while message is not None and self._calls(message):
@@ -123,9 +126,9 @@ class ChatTools:
         return message
 
     async def undo(self) -> str:
-        """Take back the newest change of a file in the folder, asking first if another chat made it.
+        """Undo the newest file change in the folder; ask first if another chat made it.
 
-        Returns its diff, "" if the user refuses. Raises RequestError if there is none, ToolError.
+        Returns the diff, "" if the user refuses. Raises RequestError if there is nothing to undo, and ToolError.
         """
         journal, chat = self._journal, self._owner
         while change := await in_thread(journal.newest):
@@ -148,7 +151,7 @@ class ChatTools:
         return ended and bool(message.calls) and self._conversation.parameters.tools
 
     async def _answer_calls(self, message: Message, stop: threading.Event) -> str | None:
-        """Append a result for each call; returns the tool whose call was malformed, if there is one."""
+        """Append a result for each call; returns the name of a tool whose call was malformed, if any."""
         facts, must_call = self._status_line.facts, None
         toolbox = await in_thread(self.open)
         self._journal.owner = self._owner
@@ -184,7 +187,7 @@ class ChatTools:
         return await in_thread(lambda: action.result(stop))
 
     async def _ask(self, action: Action, stop: threading.Event) -> Decision:
-        """Show an action and wait for the decision; it is refused if `stop` is set meanwhile."""
+        """Show an action and wait for the decision; setting `stop` refuses it."""
         self.asking = True
         self._screen.post_message(TabChanged())
         try:
@@ -198,5 +201,5 @@ class ChatTools:
 def _current_folder() -> Path:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # it was removed; the chat works, and tools say that there is no such folder
+    except FileNotFoundError:  # it was removed; the chat still works, and tools report the missing folder
         return Path(os.environ.get("PWD", os.sep))

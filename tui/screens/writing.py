@@ -1,4 +1,4 @@
-"""One answer of the model: asked for, drawn and saved while it comes."""
+"""Requests one answer of the model, and draws and saves it while it streams."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ class AnswerWriter:
         latency: Latency,
         stopping: threading.Event,
     ) -> None:
-        """latency: gets the times of all answers. stopping: set where the user wants no more."""
+        """latency: records the times of all answers. stopping: set when the user stops the answer."""
         self._screen: Screen[None] = place.screen
         self._conversation, self._transcript, self._status_line = (
             place.conversation,
@@ -43,21 +43,21 @@ class AnswerWriter:
         self._latency = latency
         self._answer: AnswerStream | None = None
         self._message: Message | None = None
-        self._heard_at = 0.0  # when the answer on its way last said something
+        self._heard_at = 0.0  # when the running answer last produced data
 
     @property
     def silent_s(self) -> float:
-        """For how long the answer on its way has said nothing."""
+        """Seconds since the running answer last produced data."""
         return time.monotonic() - self._heard_at
 
     def cancel(self) -> bool:
-        """End the answer that the model is giving; False if there is none."""
+        """Cancel the running answer; False if there is none."""
         if self._answer:
             self._answer.cancel()
         return self._answer is not None
 
     async def write(self, view: AnswerView | None, tool_choice: str | None = None) -> Message | None:
-        """Write an answer, or continue that of a view; returns it once it is saved, None if there is none."""
+        """Write an answer, or continue that of a view. Returns the saved answer, None if there is none."""
         facts, conversation, stopping = self._status_line.facts, self._conversation, self._stopping
         facts.answering, facts.speed, facts.progress = True, 0.0, None
         self._heard()
@@ -94,7 +94,7 @@ class AnswerWriter:
         return await self._end(view)
 
     def keep(self) -> None:
-        """Store the answer on its way as far as it has come: the program is about to end."""
+        """Save the partial answer, because the program or the chat is about to end."""
         if self._message is None:
             return
         message, self._message = self._message, None
@@ -105,12 +105,12 @@ class AnswerWriter:
             self._screen.log.error(str(error))
 
     def _heard(self) -> None:
-        """The answer on its way has said something."""
+        """Record that the running answer has produced data."""
         self._heard_at, self._status_line.facts.silent_s = time.monotonic(), 0.0
         self._status_line.redraw()
 
     async def _model_loaded(self) -> ModelInfo:
-        """Wait for a model that is being loaded. Raises RequestError if it does not come or the answer was stopped."""
+        """Wait for a model that is loading. Raises RequestError if the load fails or the answer was stopped."""
         while self._loader.busy and not self._stopping.is_set():
             await asyncio.sleep(FLUSH_S)
         info = self._backend.info

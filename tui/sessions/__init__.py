@@ -1,4 +1,4 @@
-"""Conversations that are kept: an SQLite file, written as they happen."""
+"""Stored conversations: an SQLite file, written as the conversation proceeds."""
 
 from tui.sessions.records import Attachment, Message, Role, SessionSummary
 from tui.sessions.store import SessionStore

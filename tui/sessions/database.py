@@ -1,4 +1,4 @@
-"""The SQLite file of the chats: how it is recognised and opened, its schema, and how its errors reach the user."""
+"""The chats' SQLite file: recognising and opening it, its schema, and the translation of its errors."""
 
 import contextlib
 import sqlite3
@@ -9,9 +9,9 @@ from urllib.parse import quote
 from localllm.errors import LocalLLMError
 from localllm.files import sync_folder
 
-# Another instance writes for milliseconds; waiting longer would freeze the typing.
+# Another instance holds the lock for milliseconds; waiting longer would block typing.
 BUSY_S = 0.25
-# In the file's header (https://www.sqlite.org/fileformat.html#application_id), so that nobody else's file is changed.
+# In the file's header (https://www.sqlite.org/fileformat.html#application_id), to avoid changing a foreign file.
 APPLICATION_ID = int.from_bytes(b"lllm", "big")
 _HEADER, _ID_AT = b"SQLite format 3\0", slice(68, 72)
 _WRITING = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
@@ -23,11 +23,11 @@ class SessionError(LocalLLMError):
 
 
 class UnwritableError(SessionError):
-    """Sessions cannot be written now; what is stored can likely be read."""
+    """Sessions cannot be written now; stored ones may still be readable."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the database, or make it. Raises SessionError, also for a file that is not a chat database."""
+    """Open the database, creating it if needed. Raises SessionError, also for a file that is not a chat database."""
     with explained(path):
         try:
             if not path.exists():
@@ -52,10 +52,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
-    """A copy in memory of a database that can be read but not written; empty where there is nothing to read."""
+    """An in-memory copy of a database that cannot be written; empty if it cannot be read either."""
     memory = sqlite3.connect(":memory:", isolation_level=None)
     if isinstance(source, Path):
-        for mode in ("mode=ro", "immutable=1"):  # the latter where not even a lock can be written
+        for mode in ("mode=ro", "immutable=1"):  # immutable=1 if not even a lock file can be written
             with contextlib.suppress(sqlite3.Error):
                 readable = sqlite3.connect(f"file:{quote(str(source))}?{mode}", uri=True)
                 with contextlib.closing(readable):
@@ -70,11 +70,11 @@ def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise what reading or writing the database can raise as SessionError; UnwritableError where writing failed."""
+    """Convert errors from reading or writing the database to SessionError, or UnwritableError if a write failed."""
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without the extended code
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # the primary result code
         if code in _BUSY:
             raise UnwritableError(f"{path}: chats cannot be saved: another program is writing to it.") from error
         if code in _WRITING:
@@ -85,21 +85,21 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    db.text_factory = lambda data: data.decode(errors="replace")  # one damaged letter must not hide a chat
+    db.text_factory = lambda data: data.decode(errors="replace")  # one damaged byte must not hide a chat
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.create_function("has", 2, lambda text, folded: folded in str(text).casefold(), deterministic=True)
 
 
 def _is_new(path: Path) -> bool:
-    """Whether the file is empty. Raises SessionError, before anything is written, for a file of another program."""
+    """Whether the file is empty. Raises SessionError, before writing anything, if another program made the file."""
     with path.open("rb") as file:
         header = file.read(100)
     if not header:
         return True
     if header.startswith(_HEADER) and int.from_bytes(header[_ID_AT], "big") != APPLICATION_ID:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?immutable=1", uri=True)) as db:
-            # Files of the first versions have no id yet.
+            # The first versions wrote files without an id.
             known = db.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('migration', 'session')").fetchone()
         if known[0] == 2:
             return False
@@ -108,7 +108,7 @@ def _is_new(path: Path) -> bool:
     raise SessionError(f"{path}: is not a chat database. Name another file (--sessions), or move this one away.")
 
 
-# The schema, as the steps that led to it: a name, and statements. Steps are only ever appended.
+# The schema as a sequence of migrations: name -> statements. Only ever append.
 MIGRATIONS: Mapping[str, Sequence[str]] = {
     # Sessions, each a tree of messages of which one path, ending in `leaf`, is shown.
     "m001_sessions": (
@@ -145,18 +145,18 @@ MIGRATIONS: Mapping[str, Sequence[str]] = {
         "CREATE INDEX message_parent ON message (parent_id)",
         "CREATE INDEX session_updated ON session (updated)",
     ),
-    # Small things that outlast a run: the theme, prompts that were sent.
+    # State kept between runs: the theme, sent prompts.
     "m002_remembered": (
         "CREATE TABLE remembered (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
         "CREATE TABLE prompt (id INTEGER PRIMARY KEY, text TEXT NOT NULL)",
     ),
-    # Calls of tools, apart from what an answer says.
+    # Tool calls, separate from an answer's text.
     "m003_tool_calls": ("ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",),
-    # The mark by which the file is recognised; new files have it from the start.
+    # Identifies the file as ours; new files have it from the start.
     "m004_application_id": (f"PRAGMA application_id = {APPLICATION_ID}",),
-    # What stands for a message and all before it when the model is asked.
+    # A summary that replaces a message and all before it in requests.
     "m005_summary": ("ALTER TABLE message ADD COLUMN summary TEXT NOT NULL DEFAULT ''",),
-    # Words under which the user files a session.
+    # The user's tags of a session.
     "m006_tags": (
         """
         CREATE TABLE tag (
@@ -170,7 +170,7 @@ MIGRATIONS: Mapping[str, Sequence[str]] = {
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Apply the steps that this database lacks, all or none. Raises SessionError for one of a newer version."""
+    """Apply missing migrations, all or none. Raises SessionError for a database of a newer version."""
     with db:
         db.execute("BEGIN IMMEDIATE")
         db.execute("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""What a stored conversation is made of."""
+"""The records of a stored conversation."""
 
 import base64
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that went with a message. tokens is None where the model could not be asked.
+    """A file attached to a message. tokens: None if the count is unknown.
 
-    picture is a PNG or JPEG as base64, "" for a text. line: the first one's number where it is an excerpt of a
-    document, else 0; page: of a PDF.
+    picture: a PNG or JPEG as base64, "" for a text. line: the number of the first line if this is an excerpt of a
+    document, else 0. page: the PDF page of an excerpt.
     """
 
     name: str
@@ -35,20 +35,20 @@ class Attachment:
 
     @property
     def label(self) -> str:
-        """The name, with the place of an excerpt."""
+        """The name; for an excerpt, with its place in the document."""
         return self.as_excerpt().label if self.line else self.name
 
     def picture_data(self) -> bytes:
-        """The picture's file; empty for a text."""
+        """The picture file's bytes; empty for a text."""
         return base64.b64decode(self.picture)
 
     def as_excerpt(self) -> Excerpt:
-        """The text as something to quote."""
+        """The text as an excerpt that answers can quote."""
         return Excerpt(self.name, self.text, self.line or 1, self.page)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> Self:
-        """Read what was stored. Raises ValueError, TypeError or KeyError for what is damaged."""
+        """Read a stored attachment. Raises ValueError, TypeError or KeyError if it is damaged."""
         attachment = cls(**values)
         for value, kind in (
             (attachment.name, str),
@@ -64,11 +64,11 @@ class Attachment:
 
 @dataclass(slots=True)
 class Message:
-    """One node of a conversation's tree: messages with one parent are variants of each other.
+    """One node of a conversation's tree: messages with the same parent are variants of each other.
 
-    stats are an answer's figures as `tui.answering` notes them: counts, timings and speed. calls are the tools that it
-    asks for. A tool's message has the one call whose result it is. summary: what the model is given in place of this
-    message and all before it; "" for nothing.
+    stats: an answer's counts, timings and speed, as recorded by `tui.answering`. calls: the tool calls of an answer; a
+    tool's message has the one call whose result it is. summary: sent to the model in place of this message and all
+    before it; "" for none.
     """
 
     id: int
@@ -87,7 +87,7 @@ class Message:
     summary: str = ""
 
     def check(self) -> None:
-        """Raise TypeError where a field that was stored is of another type."""
+        """Raise TypeError if a stored field has the wrong type."""
         for text in (self.content, self.reasoning, self.model, self.summary):
             _check(text, str)
         for end in (self.finish_reason, self.error):
@@ -99,7 +99,7 @@ class Message:
             _check(call.arguments, dict)
 
     def for_model(self, sees: bool = True) -> str:
-        """The content with the attached texts before it; a model that sees no pictures is told which there were."""
+        """The content, preceded by the attached texts; if sees is False, also by the names of the pictures."""
         files = [as_file(file.label, file.text) for file in self.attachments if not file.picture]
         unseen = [] if sees else [f"Picture {name}: it cannot be shown to you.\n" for name in self.picture_names]
         return "\n".join([*files, *unseen, self.content])
@@ -114,9 +114,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch.
+    """A session as shown in a list. parameters: empty in lists. updated: seconds since the epoch.
 
-    found: the first message that has what was searched for, "" where the title alone has it. tags: in order.
+    found: the first message that matches the search, "" if only the title matches. tags: sorted.
     """
 
     id: int

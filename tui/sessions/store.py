@@ -17,9 +17,9 @@ from localllm.text import shortened
 from tui.sessions.database import SessionError, UnwritableError, connect, explained, in_memory
 from tui.sessions.records import Attachment, Message, Role, SessionSummary
 
-# A deletion can be undone for so long; then the next start removes it.
+# How long a deletion can be undone; the first start after that removes the session.
 UNDO_S = 7 * 24 * 3600
-RETRY_S = 1.0  # between attempts to save what could not be written
+RETRY_S = 1.0  # between attempts to save pending changes
 HISTORY = 500
 TITLE_CHARS = 60
 
@@ -27,17 +27,18 @@ Statement = tuple[str, Sequence[Any]]
 
 
 class SessionStore:
-    """All sessions of one file. One thread; every method raises SessionError.
+    """All sessions of one file. Not thread-safe; every method raises SessionError.
 
-    Changes are on disk when a method returns and survive a power cut. Where the disk is full or the file cannot be
-    written, the store goes on in memory, `unsaved` says why, and pending changes are written once that works again.
+    Changes are on disk when a method returns and survive a power cut. If the disk is full or the file cannot be
+    written, the store continues in memory, `unsaved` holds the reason, and pending changes are written once writing
+    works again.
     """
 
     def __init__(self, file: Path, *, must_save: bool = True) -> None:
-        """must_save: raise where the file cannot be written, in place of going on in memory from the start."""
+        """must_save: raise if the file cannot be written, instead of starting in memory."""
         self.file = file
         self.unsaved = ""
-        self.on_saving: Callable[[str], None] = lambda _unsaved: None  # called when `unsaved` has changed
+        self.on_saving: Callable[[str], None] = lambda _unsaved: None  # called when `unsaved` changes
         self._pending: list[Statement] = []
         self._retry_at = 0.0
         self._disk: sqlite3.Connection | None = None  # while _db is in memory
@@ -52,7 +53,7 @@ class SessionStore:
         self._write(("DELETE FROM session WHERE deleted < ?", (time.time() - UNDO_S,)))
 
     def close(self) -> None:
-        """Write what is pending, if that is possible, and close the file. Idempotent."""
+        """Write pending changes if possible, and close the file. Idempotent."""
         if self.unsaved:
             self._save_pending()
         for db in (self._db, self._disk):
@@ -60,7 +61,7 @@ class SessionStore:
                 db.close()
 
     def create(self, model: str, parameters: dict[str, Any], title: str = "New chat") -> int:
-        """Begin a session and return its id."""
+        """Create a session and return its id."""
         now, identity = time.time(), self._new_id("session")
         columns = "id, title, model, parameters, created, updated"
         values = (identity, title, model, json.dumps(parameters), now, now)
@@ -68,8 +69,8 @@ class SessionStore:
         return identity
 
     def sessions(self, search: str = "", limit: int = 500, tags: Sequence[str] = ()) -> list[SessionSummary]:
-        """Sessions with messages that have all the tags, newest first; `search` is looked for in titles and messages,
-        without regard to case.
+        """Sessions with messages and all the given tags, newest first. `search` matches titles and messages,
+        case-insensitively.
         """
         folded = search.casefold()
         tagged = "AND EXISTS (SELECT 1 FROM tag WHERE session_id = session.id AND name = ?)" * len(tags)
@@ -91,15 +92,15 @@ class SessionStore:
         return str(rows[0]["content"]) if rows else ""
 
     def tag(self, session_id: int, name: str) -> None:
-        """Give a session a tag, if it does not have it."""
+        """Add a tag to a session, if it does not have it."""
         self._write(("INSERT OR IGNORE INTO tag VALUES (?, ?)", (session_id, name)))
 
     def untag(self, session_id: int, name: str) -> None:
-        """Take a tag away."""
+        """Remove a tag from a session."""
         self._write(("DELETE FROM tag WHERE session_id = ? AND name = ?", (session_id, name)))
 
     def tags(self) -> list[tuple[str, int]]:
-        """All tags in use, with how many sessions have each."""
+        """All tags in use, with the number of sessions that have each."""
         sql = (
             "SELECT name, count(*) FROM tag JOIN session ON session.id = session_id WHERE deleted IS NULL GROUP BY name"
         )
@@ -112,16 +113,16 @@ class SessionStore:
             return replace(_summary(rows[0]), parameters=dict(json.loads(rows[0]["parameters"])))
 
     def rename(self, session_id: int, title: str) -> None:
-        """Give a session a title that is not replaced by one of the model's."""
+        """Set a session's title; the model no longer generates one."""
         self._write(("UPDATE session SET title = ?, titled = 1 WHERE id = ?", (title, session_id)))
 
     def set_parameters(self, session_id: int, model: str, parameters: dict[str, Any]) -> None:
-        """Remember by which model and how a session is answered."""
+        """Store a session's model and parameters."""
         values = (model, json.dumps(parameters), session_id)
         self._write(("UPDATE session SET model = ?, parameters = ? WHERE id = ?", values))
 
     def delete(self, session_id: int) -> None:
-        """Hide a session; `restore` brings it back for UNDO_S."""
+        """Hide a session; `restore` undoes this for UNDO_S."""
         self._write(("UPDATE session SET deleted = ? WHERE id = ?", (time.time(), session_id)))
 
     def restore(self, session_id: int) -> None:
@@ -129,7 +130,7 @@ class SessionStore:
         self._write(("UPDATE session SET deleted = NULL WHERE id = ?", (session_id,)))
 
     def add(self, message: Message) -> Message:
-        """Store a new message as the end of the shown path, and return it with its id and time."""
+        """Store a new message as the end of the shown path, and return it with its id and creation time."""
         now, identity, session = time.time(), self._new_id("message"), message.session_id
         columns = "id, session_id, parent_id, role, created, " + ", ".join(_CHANGING)
         values = (identity, session, message.parent_id, message.role, now, *_changing(message))
@@ -145,7 +146,7 @@ class SessionStore:
         return message
 
     def update(self, message: Message) -> None:
-        """Store what has changed of a message."""
+        """Store a message's changeable fields."""
         columns = ", ".join(f"{name} = ?" for name in _CHANGING)
         self._write((f"UPDATE message SET {columns} WHERE id = ?", (*_changing(message), message.id)))
 
@@ -170,7 +171,7 @@ class SessionStore:
             return [_message(row) for row in rows]
 
     def variants(self, message: Message) -> list[int]:
-        """Ids of the messages that share its parent, itself included, oldest first."""
+        """Ids of the messages with the same parent and role, including this one, oldest first."""
         rows = self._rows(
             "SELECT id FROM message WHERE session_id = ? AND parent_id IS ? AND role = ? ORDER BY id",
             (message.session_id, message.parent_id, message.role),
@@ -193,7 +194,7 @@ class SessionStore:
         self.cut(session_id, rows[0]["leaf"])
 
     def cut(self, session_id: int, message_id: int | None) -> None:
-        """Let the shown path end in this message, or be empty. Nothing is lost."""
+        """End the shown path at this message; None makes it empty. Deletes nothing."""
         self._write(("UPDATE session SET leaf = ? WHERE id = ?", (message_id, session_id)))
 
     def fork(self, session_id: int, message_id: int) -> int:
@@ -211,23 +212,23 @@ class SessionStore:
         return copy
 
     def remember(self, name: str, value: str) -> None:
-        """Keep a small value across runs."""
+        """Store a small value across runs."""
         self._write(("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (name, value)))
 
     def remembered(self, name: str) -> str | None:
-        """What was kept under a name."""
+        """The value stored under a name; None if there is none."""
         rows = self._rows("SELECT value FROM remembered WHERE name = ?", (name,))
         return str(rows[0]["value"]) if rows else None
 
     def add_prompt(self, text: str) -> None:
-        """Add to the history of prompts, of which the last HISTORY are kept."""
+        """Add to the prompt history, which keeps the last HISTORY entries."""
         self._write(
             ("INSERT INTO prompt (text) VALUES (?)", (text,)),
             ("DELETE FROM prompt WHERE id NOT IN (SELECT id FROM prompt ORDER BY id DESC LIMIT ?)", (HISTORY,)),
         )
 
     def prompts(self) -> list[str]:
-        """The history of prompts, oldest first."""
+        """The prompt history, oldest first."""
         return [str(row["text"]) for row in self._rows("SELECT text FROM prompt ORDER BY id")]
 
     def _explained(self) -> AbstractContextManager[None]:
@@ -238,7 +239,9 @@ class SessionStore:
             return self._db.execute(sql, values).fetchall()
 
     def _new_id(self, table: str) -> int:
-        """An id above all others, also above those of another program that writes while this one is in memory."""
+        """An id above all existing ones. Based on the time, so that it does not collide with ids that another instance
+        writes while this one is in memory.
+        """
         (row,) = self._rows(f"SELECT max(id) AS last FROM {table}")
         return max((row["last"] or 0) + 1, time.time_ns() // 1000)
 
@@ -260,7 +263,7 @@ class SessionStore:
         self._pending += clean
 
     def _save_pending(self) -> None:
-        """Write to the disk what was written to memory, and go on there; or leave it for the next attempt."""
+        """Write pending changes to disk and switch back to it; on failure, leave them for the next attempt."""
         self._retry_at = time.monotonic() + RETRY_S
         try:
             disk = self._disk or connect(self.file)
@@ -293,7 +296,7 @@ _SUMMARY = """
     FROM session
 """
 
-# Columns of a message that change while an answer is written, in the order of _changing.
+# Columns of a message that change while its answer streams, in the order of _changing.
 _CHANGING = ("content", "reasoning", "finish_reason", "error", "model", "stats", "attachments", "calls", "summary")
 
 
@@ -312,7 +315,7 @@ def _changing(message: Message) -> tuple[Any, ...]:
 
 
 def _writable(value: Any) -> Any:
-    """Text without lone surrogates, which names of files can have and SQLite refuses."""
+    """Replace lone surrogates in text: file names can contain them, and SQLite rejects them."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
@@ -330,7 +333,7 @@ def _summary(row: sqlite3.Row) -> SessionSummary:
 
 
 def _message(row: sqlite3.Row) -> Message:
-    """A stored message. Raises ValueError, TypeError or KeyError for one that is damaged."""
+    """A stored message. Raises ValueError, TypeError or KeyError if it is damaged."""
     values = dict(row)
     values["role"] = Role(values["role"])
     values["stats"] = dict(json.loads(values["stats"]))
@@ -345,7 +348,7 @@ _TAG = re.compile(r"[\w.+-]{1,32}")
 
 
 def tag_of(word: str) -> str:
-    """The tag that a word stands for, with or without its sign. Raises RequestError if it cannot be one."""
+    """The tag for a word with or without "#". Raises RequestError if it is not a valid tag."""
     name = word.removeprefix("#").casefold()
     if not _TAG.fullmatch(name) or name.startswith("-"):
         raise RequestError(f"{shortened(word)} cannot be a tag: letters, digits and _ . + - make one, 32 at most.")
@@ -353,7 +356,7 @@ def tag_of(word: str) -> str:
 
 
 def change_tags(store: SessionStore, session_id: int, text: str) -> None:
-    """Give a session the tags that a text lists, and take away those with a minus before them. Raises RequestError."""
+    """Add the tags listed in a text to a session, and remove those with a leading minus. Raises RequestError."""
     words = [(word.startswith("-"), tag_of(word.removeprefix("-"))) for word in text.replace(",", " ").split()]
     has = store.summary(session_id).tags
     for removed, name in words:
@@ -363,7 +366,7 @@ def change_tags(store: SessionStore, session_id: int, text: str) -> None:
 
 
 def split_search(text: str) -> tuple[str, list[str]]:
-    """What a search looks for, and the tags that it names by words such as #work."""
+    """Split a search into its text and its tags, which are words such as #work."""
     words = text.split()
     tags = [word[1:].casefold() for word in words if len(word) > 1 and word.startswith("#")]
     return (" ".join(word for word in words if not word.startswith("#")), tags) if "#" in text else (text, [])

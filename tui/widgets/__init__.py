@@ -1,1 +1,1 @@
-"""What the chat's screen is made of."""
+"""The widgets of the chat's screens."""

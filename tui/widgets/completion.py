@@ -1,4 +1,4 @@
-"""What the prompt offers to complete: commands, names of saved prompts, and files."""
+"""The prompt's completions: commands, names of saved prompts and personas, and files."""
 
 import os
 import re
@@ -21,45 +21,45 @@ from tui.saved import saved_names
 from tui.status import MUTED
 
 MOST_SHOWN = 8
-LISTED_S = 10.0  # for so long the folder's files are taken to be the same
+LISTED_S = 10.0  # how long a listing of the folder's files is reused
 COMMAND_COLUMNS, FILE_COLUMNS = 20, 40
 MOST_LISTED = 20_000
-MOST_COUNTED = 256 * 2**10  # bytes of a file whose tokens are counted; of others the size is shown
+MOST_COUNTED = 256 * 2**10  # bytes; tokens of larger files are not counted, their size is shown instead
 
 Suggestion = tuple[str, str, str]
-"""A slash command: its name, what may follow it, and what it does."""
+"""A slash command: its name, its argument, and what it does."""
 
-# What has been written of a mention: a path, or in quotes one that may have blanks.
+# An incomplete mention before the cursor: a path, in quotes if it contains spaces.
 _PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
 _SAVED = re.compile(r"/(prompt|persona) (\S*)")
 
 
 @dataclass(frozen=True, slots=True)
 class FileChoice:
-    """A path to choose. letters: the places in it of those that were searched."""
+    """A path to choose. letters: the indices of the matched characters."""
 
     path: str
     letters: tuple[int, ...] = ()
 
 
 class Completion(OptionList, can_focus=False):
-    """Offers what could complete the word before the cursor. The prompt's keys move in it and take from it."""
+    """Offers completions of the word before the cursor. The prompt's key bindings control it."""
 
     def __init__(self, commands: Sequence[Suggestion], count_tokens: Callable[[str], int | None]) -> None:
-        """count_tokens: of the files that are offered."""
+        """count_tokens: counts the tokens of offered files; returns None if unknown."""
         super().__init__(id="completion", markup=False, compact=True)
         self._commands = commands
         self._count_tokens = count_tokens
         self.display = False
         self._values: list[str] = []
         self._length = 0
-        self._files: Sequence[str] = ()  # of the folder, as it was at _listed
+        self._files: Sequence[str] = ()  # the folder's files, listed at time _listed
         self._listed = -LISTED_S
         self._listing: Worker[None] | None = None
         self._counting: Worker[None] | None = None
 
     def offer(self, before: str, whole: str) -> None:
-        """Show what fits. before: the line up to the cursor; whole: the field's text."""
+        """Show matching completions. before: the line up to the cursor. whole: the field's text."""
         self._values, self._length = [], len(before)
         rows: list[Content] = []
         if whole.startswith("/") and before == whole and " " not in whole:
@@ -84,7 +84,7 @@ class Completion(OptionList, can_focus=False):
             self.highlighted = 0
 
     def _offer_files(self, begun: str, quoted: bool, before: str, whole: str) -> list[Content]:
-        """Paths that go on from what was written, then files of the folder whose paths have its letters in order."""
+        """Paths that start with the typed text, then fuzzy matches among the folder's files."""
         found = [FileChoice(path) for path in matching_paths(begun, MOST_SHOWN)]
         if begun and not begun.startswith(("/", "~", ".")):
             paths = {choice.path for choice in found}
@@ -94,7 +94,7 @@ class Completion(OptionList, can_focus=False):
                 listing = partial(self._list, before, whole)
                 self._listing = self.run_worker(listing, exclusive=True, group="list")
         found = found[:MOST_SHOWN]
-        if quoted or begun not in [choice.path for choice in found]:  # else it is written already
+        if quoted or begun not in [choice.path for choice in found]:  # else it is complete
             self._values = [_mentioned(choice.path, quoted) for choice in found]
             self._counting = self.run_worker(partial(self._count, found), exclusive=True, group="count")
         return [_file_row(choice, self.size.width) for choice in found]
@@ -105,7 +105,7 @@ class Completion(OptionList, can_focus=False):
             self.offer(before, whole)
 
     async def _count(self, found: Sequence[FileChoice]) -> None:
-        """Show how much of the context each file takes, one after the other."""
+        """Show each file's size in tokens, one file after the other."""
         for place, choice in enumerate(found):
             size = await in_thread(lambda choice=choice: size_of(choice.path, self._count_tokens))  # type: ignore[misc]
             if size and place < self.option_count:
@@ -117,11 +117,11 @@ class Completion(OptionList, can_focus=False):
         return bool(self._values)
 
     def move(self, step: int) -> None:
-        """Mark the next or previous entry, around the ends."""
+        """Highlight the next or previous entry, wrapping around."""
         self.highlighted = ((self.highlighted or 0) + step) % len(self._values)
 
     def take(self) -> tuple[int, str]:
-        """How many characters before the cursor the marked entry replaces, and by what."""
+        """How many characters before the cursor the highlighted entry replaces, and its text."""
         return self._length, self._values[self.highlighted or 0]
 
     def shut(self) -> None:
@@ -131,14 +131,14 @@ class Completion(OptionList, can_focus=False):
 
 
 def _mentioned(path: str, quoted: bool) -> str:
-    """A path as a mention has it behind the at sign: blanks need quotes, which a folder's name leaves open."""
+    """A path as written after "@": quoted if it has spaces, with the quote left open for a folder."""
     if not quoted and not any(letter.isspace() for letter in path):
         return path
     return f'"{path}' if path.endswith("/") else f'"{path}"'
 
 
 def _file_row(choice: FileChoice, columns: int, size: str = "") -> Content:
-    """A path with the letters that were written, and what it takes. A path that is too long loses its beginning."""
+    """A row with a path, its matched characters marked, and its size. A path that is too long loses its start."""
     path = Content(harmless(choice.path))
     for place in choice.letters:
         path = path.stylize("bold $accent", place, place + 1)
@@ -149,7 +149,7 @@ def _file_row(choice: FileChoice, columns: int, size: str = "") -> Content:
 
 
 def matching_paths(beginning: str, limit: int) -> list[str]:
-    """Paths that go on from what has been written, folders with a slash; hidden ones only when asked for."""
+    """Paths that start with the given text, folders with a trailing slash; hidden ones only if the name is begun."""
     folder, _, name = beginning.rpartition("/")
     base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
     try:
@@ -162,16 +162,16 @@ def matching_paths(beginning: str, limit: int) -> list[str]:
 
 
 def list_files() -> list[str]:
-    """Paths of the files below the current folder that may hold text, the first MOST_LISTED of them."""
+    """Paths of the first MOST_LISTED files below the current folder that may contain text."""
     from localllm.documents.walk import found_files
 
     return [file.name for file in islice(found_files(Path()), MOST_LISTED)]
 
 
 def ranked(paths: Iterable[str], letters: str, most: int) -> list[FileChoice]:
-    """The paths that have all letters in this order, best first: whole in the name, whole in the path, apart.
+    """The paths that contain all letters in order, best first: substring of the name, of the path, scattered.
 
-    Linear in the lengths; textual.fuzzy tries every way in which the letters fit, of which long paths have millions.
+    Takes linear time; textual.fuzzy tries every alignment of the letters, of which long paths have millions.
     """
     folded = letters.lower()
     apart = re.compile("".join(f"[^{re.escape(each)}]*({re.escape(each)})" for each in folded), re.DOTALL)
@@ -179,7 +179,7 @@ def ranked(paths: Iterable[str], letters: str, most: int) -> list[FileChoice]:
     for path in paths:
         lower = path.lower()
         if len(lower) != len(path):
-            lower = path  # a letter that is two in lower case; places must stay what they are
+            lower = path  # lower-casing changed the length, which would shift the indices
         at = lower.rfind(folded)
         if at >= 0:
             rank, places = int(at < lower.rfind("/")), range(at, at + len(folded))
@@ -192,7 +192,7 @@ def ranked(paths: Iterable[str], letters: str, most: int) -> list[FileChoice]:
 
 
 def size_of(path: str, count_tokens: Callable[[str], int | None]) -> str:
-    """What a file would take: its tokens, else its size; "" for a folder or what cannot be read."""
+    """A file's size for display: in tokens if they can be counted, else in bytes; "" if it is not a readable file."""
     file = user_path(path)
     try:
         size = os.stat(file).st_size

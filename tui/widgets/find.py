@@ -1,4 +1,4 @@
-"""Searching in a chat: a line above the prompt, matches marked in the messages."""
+"""Search within a chat: a find bar above the prompt, with matches highlighted in the messages."""
 
 import re
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 CURRENT = "bold reverse"
 
 Place = tuple[int, int]
-"""A match: the number of its message, and which of the matches in it."""
+"""A match: the index of its message, and its index among the matches in that message."""
 
 
 def find_all(messages: Sequence[Message], pattern: re.Pattern[str]) -> list[Place]:
-    """The matches in what was said and what tools returned, from the first message on."""
+    """All matches in the contents of messages and tool results, first message first."""
     return [
         (number, count)
         for number, message in enumerate(messages)
@@ -37,7 +37,7 @@ def find_all(messages: Sequence[Message], pattern: re.Pattern[str]) -> list[Plac
 
 
 class FindBar(Horizontal):
-    """Takes what is searched, says how often it is there, and goes from match to match."""
+    """Takes the search text, shows the number of matches, and steps through them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "step(-1)", "Previous match", id="find.previous"),
@@ -55,8 +55,8 @@ class FindBar(Horizontal):
         self._at = 0
         self._work: Worker[None] | None = None
         self._then: Widget | None = None
-        self._marked: dict[Static, tuple[Content, Content]] = {}  # as it was, and with its matches
-        self._tables: list[FittedTable] = []  # that have matches
+        self._marked: dict[Static, tuple[Content, Content]] = {}  # original content, and with matches highlighted
+        self._tables: list[FittedTable] = []  # tables with matches
         self.display = False
 
     def compose(self) -> ComposeResult:
@@ -64,9 +64,9 @@ class FindBar(Horizontal):
         yield self._count
 
     def open(self, messages: Sequence[Message], text: str = "", then: Widget | None = None) -> None:
-        """Search in these messages. Where it is open already, go to the match before.
+        """Open the bar to search these messages. If it is already open, go to the previous match.
 
-        then: gets the focus when Enter is pressed; None keeps it here, and Enter goes on.
+        then: gets the focus when Enter is pressed. None keeps the focus here, and Enter goes to the previous match.
         """
         self._then = then
         self._messages = messages
@@ -78,7 +78,7 @@ class FindBar(Horizontal):
         self._field.focus()
 
     def shut(self) -> None:
-        """Take the marks away and hide."""
+        """Remove the highlights and hide the bar."""
         self._unmark()
         self.display = False
         self._pattern, self._places = None, []
@@ -86,7 +86,7 @@ class FindBar(Horizontal):
             self._field.value = ""
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Search while the user types, from the last match on."""
+        """Search while the user types, starting at the last match."""
         text = event.value
         self._pattern = re.compile(re.escape(text), re.IGNORECASE) if text else None
         self._places = find_all(self._messages, self._pattern) if self._pattern else []
@@ -94,14 +94,14 @@ class FindBar(Horizontal):
         self._go()
 
     def on_input_submitted(self) -> None:
-        """Go to the match before, since the search began at the end; or leave the field."""
+        """Go to the previous match, since the search starts at the end; or move the focus to `then`."""
         if self._then is None:
             self.action_step(-1)
         else:
             self._then.focus()
 
     def action_step(self, step: int) -> None:
-        """Go to the next (1) or previous (-1) match, around the ends."""
+        """Go to the next (1) or previous (-1) match, wrapping around."""
         if self._places:
             self._at = (self._at + step) % len(self._places)
             self._go()
@@ -112,7 +112,7 @@ class FindBar(Horizontal):
         self._work = self.run_worker(self._show, exclusive=True, group="find")
 
     async def _show(self) -> None:
-        """Mark the matches of the messages that are mounted, and bring the present one into view."""
+        """Highlight the matches in mounted messages, and scroll the current one into view."""
         self._unmark()
         if self._pattern is None or not self._places:
             return
@@ -122,15 +122,15 @@ class FindBar(Horizontal):
             found = self._mark(view, self._pattern)
             if view is not present:
                 continue
-            if not found:  # what Markdown does not show, such as stars
+            if not found:  # the match is markup that is not rendered, such as asterisks
                 view.scroll_visible(animate=False)
                 continue
             static, start, end = found[min(count, len(found) - 1)]
             self._bring(static, start, end)
 
     def _mark(self, view: MessageView, pattern: re.Pattern[str]) -> list[tuple[Static, int, int]]:
-        """Mark a message's matches; returns what shows each, and from where to where; in a table, 0 to 0."""
-        from tui.widgets.markdown import FittedTable  # as late as the messages import it
+        """Highlight a message's matches; returns (widget, start, end) for each, with 0, 0 for those in a table."""
+        from tui.widgets.markdown import FittedTable  # imported late, as in tui.widgets.messages
 
         found: list[tuple[Static, int, int]] = []
         for static in view.query(Static):
@@ -174,7 +174,7 @@ class FindBar(Horizontal):
 
     def _unmark(self) -> None:
         for static, (before, marked) in self._marked.items():
-            if static.visual is marked:  # else it shows something else by now
+            if static.visual is marked:  # else its content has changed since
                 static.update(before)
         self._marked.clear()
         for table in self._tables:

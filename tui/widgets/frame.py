@@ -1,4 +1,4 @@
-"""What is around the messages: the title, the welcome, notes and notices, the status line."""
+"""The widgets around the messages: title bar, welcome, notes and notices, status line, key bar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a 
 
 
 USUAL_COLUMNS = 80
-_PALETTE = "-command-palette"  # Textual's class for its key
-MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
+_PALETTE = "-command-palette"  # Textual's CSS class for the palette's key
+MATCH = "bold underline $accent"  # style of a search match; bold and underline also work without colours
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
 
 @dataclass(frozen=True, slots=True)
 class TabMark:
-    """A tab as the title bar shows it. sign: of its state, with its style; both "" for none."""
+    """A tab as the title bar shows it. sign, style: of its state; both "" for none."""
 
     title: str
     sign: str = ""
@@ -41,7 +41,7 @@ class TabMark:
 
 
 class TitleBar(Horizontal):
-    """The conversation's title and the model's name; where several chats are open, the titles of all."""
+    """The conversation's title and the model's name; with several chats open, the titles of all instead."""
 
     title = reactive("New chat", init=False)
     model = reactive("", init=False)
@@ -60,7 +60,7 @@ class TitleBar(Horizontal):
         yield self._model
 
     def show_tabs(self, marks: Sequence[TabMark], current: int) -> None:
-        """Show the states of all tabs, in place of the title where there are several."""
+        """Update all tabs; if there are several, they replace the title."""
         self._marks, self._current = marks, current
         self._redraw()
 
@@ -71,7 +71,7 @@ class TitleBar(Horizontal):
         self._redraw()
 
     def on_resize(self) -> None:
-        """Fit the tabs into the new width, which the title has after its next layout."""
+        """Fit the tabs to the new width, which is known after the next layout."""
         self.call_after_refresh(self._redraw)
 
     def watch_model(self, model: str) -> None:
@@ -81,7 +81,7 @@ class TitleBar(Horizontal):
     def _redraw(self) -> None:
         several = len(self._marks) > 1
         if self._model.display is several:
-            self._model.display = not several  # the status line names it too
+            self._model.display = not several  # the status line shows it too
             self.call_after_refresh(self._redraw)
         if several:
             self._title.update(_tab_row(self._marks, self._current, self._title.size.width))
@@ -91,11 +91,11 @@ class TitleBar(Horizontal):
 
 
 def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:
-    """The tabs side by side: number, sign, as much of the titles as fits. A click brings one to the front."""
+    """The tabs side by side: number, sign, and as much of each title as fits. A click brings a tab to the front."""
     room = width - sum(6 if mark.sign else 4 for mark in marks)
     titles = [Content(harmless(mark.title)) for mark in marks]
     shown = dict(enumerate(titles))
-    # Short titles leave room to long ones; the current one may take half of all.
+    # Short titles leave space for long ones; the current one may take half the width.
     by_length = sorted(shown, key=lambda place: (place != current, titles[place].cell_length))
     for before, place in enumerate(by_length):
         most = max(room // (2 if place == current else len(marks) - before), 1)
@@ -111,7 +111,7 @@ def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:
 
 
 class StatusLine(Static):
-    """A Status in one line."""
+    """Shows a Status on one line."""
 
     def __init__(self) -> None:
         super().__init__("", id="status", markup=False)
@@ -125,9 +125,9 @@ class StatusLine(Static):
 
 
 class KeyBar(Footer):
-    """The keys that work now, as many as fit whole. A narrow window leaves the palette out.
+    """As many of the active keys as fit without cutting one. A narrow window omits the palette's key.
 
-    Below a panel it shows those that worked before.
+    While a panel covers the screen, it keeps showing the keys from before.
     """
 
     def __init__(self, show_command_palette: bool = True) -> None:
@@ -135,7 +135,7 @@ class KeyBar(Footer):
         self._keys: list[FooterKey] = []
 
     def compose(self) -> ComposeResult:
-        """The keys in order; the palette's keeps its place on the right."""
+        """The keys in order, with the palette's key on the right."""
         keys = [key for key in super().compose() if isinstance(key, FooterKey)]
         if self.screen.is_active:
             self._keys = keys
@@ -158,7 +158,7 @@ class KeyBar(Footer):
 
 
 def _copy(key: FooterKey) -> FooterKey:
-    """The same key as another widget; one that was removed cannot be shown again."""
+    """The same key as a new widget, because a removed widget cannot be mounted again."""
     classes = _PALETTE if key.has_class(_PALETTE) else ""
     copy = FooterKey(key.key, key.key_display, key.description, key.action, classes=classes)
     copy.compact = key.compact
@@ -166,12 +166,12 @@ def _copy(key: FooterKey) -> FooterKey:
 
 
 def _columns(key: FooterKey) -> int:
-    """What a key takes of the footer, with a blank before, between and behind its parts."""
+    """A key's width in the footer, with a space before, between and after its parts."""
     return columns_of(key.key_display) + columns_of(key.description) + 3
 
 
 class Welcome(Vertical):
-    """The name, and where to begin; shown while there are no messages."""
+    """The logo and hints for getting started; shown while there are no messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,20 +189,20 @@ class Welcome(Vertical):
         yield self._notice
 
     def tell(self, text: str) -> None:
-        """Show what is to be known of the model, below the hints."""
+        """Show a notice about the model below the hints."""
         self._notice.update(text)
         self._notice.display = True
 
 
 Row = tuple[str, str, str]
-"""Of a note: a name, what it is, and something beside it."""
+"""A row of a note: a name, its description, and a muted third column."""
 
 
 class Note(Static):
-    """Help, parameters or an error below the messages, until the conversation goes on."""
+    """Help, parameters or an error below the messages, shown until the next message."""
 
     def __init__(self, content: Content | str | Sequence[Row], failure: bool = False) -> None:
-        """content: a text, or rows that are aligned to the width."""
+        """content: a text, or rows to align in columns. failure: styles it as an error."""
         self._rows = () if isinstance(content, (str, Content)) else content
         text = aligned(self._rows, USUAL_COLUMNS) if self._rows else content
         super().__init__(
@@ -217,7 +217,7 @@ class Note(Static):
 
 
 class Notice(Static):
-    """A line above the prompt that says something in passing, and covers nothing."""
+    """A line above the prompt for temporary notifications; it covers nothing."""
 
     def __init__(self) -> None:
         super().__init__("", id="notice", markup=False)
@@ -238,14 +238,14 @@ class Notice(Static):
 
 
 def aligned(rows: Sequence[Row], width: int) -> Content:
-    """Three columns, as wide as they have to be; what a row has behind its name wraps within its own columns.
+    """Align rows in three columns of minimal width; the second and third wrap together, next to the name.
 
-    A name alone in its row may be longer than the column of names.
+    A name without a description may be wider than the name column.
     """
     first = max((columns_of(name) for name, what, _ in rows if what), default=0) + 2
     second = max((columns_of(what) for _, what, beside in rows if beside), default=0) + 2
     if first + second + max(columns_of(beside) for _, _, beside in rows) > width:
-        second = 0  # what is beside follows at once
+        second = 0  # the third column follows the second without alignment
     lines: list[Content] = []
     for name, what, beside in rows:
         gap = " " * max(second - columns_of(what), 2) if beside else ""
@@ -257,7 +257,7 @@ def aligned(rows: Sequence[Row], width: int) -> Content:
 
 
 def key_names(keys: str) -> str:
-    """Keys as people write them: "ctrl+j,f1" is "Ctrl+J, F1"."""
+    """Key names for display: "ctrl+j,f1" becomes "Ctrl+J, F1"."""
     return ", ".join("+".join(part.capitalize() for part in key.strip().split("+")) for key in keys.split(",") if key)
 
 

@@ -1,4 +1,4 @@
-"""Markdown as answers are written in it: every character shows, code wraps, tables fit into the width."""
+"""Markdown for answers: no text is hidden, code wraps, tables fit the width."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from textual.content import Content
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-# What these rules take for markup would not show: raw HTML, definitions of links, images.
+# Parser rules whose matches would not be displayed: raw HTML, link definitions, images.
 _HIDING = ("html_block", "html_inline", "reference", "image", "autolink")
-_LONG_CELL = 24  # characters; lines between rows tell apart what wraps
+_LONG_CELL = 24  # characters; a table with longer cells gets lines between rows
 _MarkdownTable: Any = Markdown.BLOCKS["table_open"]
 _STYLES = {".strong": "bold", ".em": "italic", ".s": "strike", ".code_inline": "bold"}
 
 
 def parser() -> MarkdownIt:
-    """GitHub's Markdown without what hides text. Line breaks stay, and links show where they lead."""
+    """GitHub-flavoured Markdown without rules that hide text. Keeps line breaks, and shows link targets."""
     markdown = MarkdownIt("gfm-like", {"html": False}).disable(_HIDING)
     markdown.core.ruler.before("text_join", "letter_by_letter", _show_all)
     return markdown
@@ -35,13 +35,13 @@ def _show_all(state: StateCore) -> None:
 
 
 def _shown(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Inline tokens so that nothing of them is lost."""
+    """Rewrite inline tokens so that no text is hidden."""
     link: Token | None = None
     said = ""
     for token in tokens:
         if token.type == "softbreak":
             token.type = "hardbreak"
-        elif token.type == "text_special":  # an entity, or a backslash, which LaTeX and paths are full of
+        elif token.type == "text_special":  # an entity or backslash escape; LaTeX and paths contain many backslashes
             token.content = token.markup
         elif token.type == "link_open" and token.info != "auto":
             link, said = token, ""
@@ -54,7 +54,7 @@ def _shown(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _target(link: Token, said: str) -> str:
-    """Where a link leads, unless its text says so, and its title."""
+    """A link's address, unless it is also the link's text, and its title."""
     address, title = (str(link.attrs.get(name, "")) for name in ("href", "title"))
     shown = " ".join([*([address] if address != said else []), *([f'"{title}"'] if title else [])])
     return f" ({shown})" if shown else ""
@@ -70,10 +70,10 @@ class WrappedCode(MarkdownFence):
 
 
 class FittedTable(_MarkdownTable):  # type: ignore[misc]
-    """A table that is as wide as it needs to be, at most as the screen: then cells wrap. Columns keep their sides."""
+    """A table as wide as its content, at most as the screen; then cells wrap. Keeps the columns' alignment."""
 
     def compose(self) -> Any:
-        """Nothing: the table draws itself."""
+        """No children: the table draws itself."""
         self.update(self._drawn())
         return ()
 
@@ -84,7 +84,7 @@ class FittedTable(_MarkdownTable):  # type: ignore[misc]
             await MarkdownBlock._update_from_block(self, block)
 
     def mark_matches(self, pattern: re.Pattern[str] | None) -> int:
-        """Mark what fits a pattern in the cells, or nothing; returns how many there are."""
+        """Highlight a pattern's matches in the cells; None clears them. Returns the number of matches."""
         headers, rows = self._get_headers_and_rows()
         self.update(self._drawn(pattern))
         cells = [cell for row in (headers, *rows) for cell in row]
@@ -121,7 +121,7 @@ _BLOCKS: dict[str, type[MarkdownBlock]] = {"fence": WrappedCode, "code_block": W
 
 
 class AnswerMarkdown(Markdown):
-    """Markdown of an answer. Links are copied by the chat, never opened."""
+    """An answer's Markdown. The chat copies links and never opens them."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, parser_factory=parser, open_links=False)

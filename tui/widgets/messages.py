@@ -1,4 +1,4 @@
-"""Messages on the screen: what the user says, and what the model answers."""
+"""Message widgets: user messages, answers and tool results."""
 
 import json
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from localllm.documents.quotations import QuotationChecker
 
 MAX_NAMED = 3
-MAX_ARGUMENTS = 300  # characters of a call's arguments; the question for approval shows all of them
+MAX_ARGUMENTS = 300  # characters shown of a call's arguments; the approval dialog shows all of them
 
 
 class MessageView(Vertical, can_focus=True, can_focus_children=False):
-    """A message that keys can act on while it is selected. The keys run commands on it.
+    """A message; while it is selected, key bindings run commands on it.
 
-    It is selected by keys alone: a click or a drag that marks text must not change what keys do. No letter is bound,
-    so that typing always reaches the prompt.
+    Only keys select it: a click or a drag that selects text must not change what keys do. No letter is bound, so that
+    typing always reaches the prompt.
     """
 
     FOCUS_ON_CLICK = False
@@ -47,7 +47,7 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
     ]
 
     def __init__(self, message: Message, variant: tuple[int, int] = (1, 1)) -> None:
-        """variant: which of its variants it is, from 1, and how many there are."""
+        """variant: the message's 1-based position among its variants, and their count."""
         super().__init__(classes=f"message {message.role}")
         self.message = message
         self.variant = variant
@@ -57,10 +57,10 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
 
 
 class UserView(MessageView):
-    """What the user says, and the names of the attached files."""
+    """A user message and the names of its attachments."""
 
     def compose(self) -> ComposeResult:
-        """Plain text: the user's words are no markup."""
+        """Plain text: the user's text is not parsed as markup."""
         yield Static(harmless(self.message.content), markup=False, classes="said")
         excerpts = [file for file in self.message.attachments if file.line]
         if excerpts:
@@ -85,17 +85,17 @@ class UserView(MessageView):
 
 
 class AnswerView(MessageView):
-    """What the model says: Markdown that streams. `add` shows more of it, `finish` ends it."""
+    """An answer, as streaming Markdown. `add` appends to it, `finish` ends it."""
 
     def __init__(
         self, message: Message, variant: tuple[int, int] = (1, 1), checker: "QuotationChecker | None" = None
     ) -> None:
-        """checker: of what it quotes; None where there are no documents to quote."""
-        from tui.widgets.markdown import AnswerMarkdown  # takes a part of the start, when nothing is said yet
+        """checker: checks its quotations; None if there are no documents to quote."""
+        from tui.widgets.markdown import AnswerMarkdown  # slow to import; not needed at startup
 
         super().__init__(message, variant)
         self._stream: MarkdownStream | None = None
-        # Held, not looked for: an answer may still come when they have left the screen.
+        # Kept as attributes, not queried: parts of an answer may arrive after the widgets have been unmounted.
         self._reasoning = Static("", classes="reasoning", markup=False)
         self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
         self._checker = checker
@@ -138,13 +138,13 @@ class AnswerView(MessageView):
             await self._stream.write(harmless(self._checked(text)))
 
     def _checked(self, text: str, whole: bool = False) -> str:
-        """What may be shown of a further part of the answer; whole: nothing follows it."""
+        """The text that can be shown after a further part of the answer. whole: no more parts follow."""
         if self._checker is None:
             return text
         return self._checker.push(text) + (self._checker.flush() if whole else "")
 
     async def finish(self) -> None:
-        """Draw what is still pending, and the figures."""
+        """Draw pending text and the statistics."""
         if self._stream is not None and (rest := self._checked("", whole=True)):
             await self._stream.write(harmless(rest))
         if self._stream is not None:
@@ -157,11 +157,11 @@ class AnswerView(MessageView):
         self._thinking.collapsed = not self._thinking.collapsed
 
     def on_collapsible_expanded(self) -> None:
-        """Folded text is not kept up to date; do it when it is seen."""
+        """Update the reasoning text, which is not updated while collapsed."""
         self._show_thinking(done=self.message.finish_reason is not None)
 
     def show_end(self, variant: tuple[int, int] | None = None) -> None:
-        """Show the figures of a finished answer and what went wrong."""
+        """Show a finished answer's statistics and its error."""
         self.variant = variant or self.variant
         message = self.message
         self._error.display = bool(message.error)
@@ -179,7 +179,7 @@ class AnswerView(MessageView):
             self._reasoning.update(harmless(self.message.reasoning.strip()))
 
     def _show_calls(self) -> None:
-        """The tool calls of the answer; where they run, their results follow it."""
+        """Show the answer's tool calls; their results are separate messages."""
         self._calls.display = bool(self.message.calls)
         lines = [
             Content.assemble(
@@ -212,10 +212,10 @@ class AnswerView(MessageView):
 
 
 class ToolView(MessageView):
-    """What a tool returned, folded; a change of a file is open."""
+    """A tool's result, collapsed unless it is a file change."""
 
     def compose(self) -> ComposeResult:
-        """A line that names the call, the result below it."""
+        """A title that names the call, with the result below it."""
         (call,) = self.message.calls
         text = self.message.content
         failed = text.startswith("Error: ")
@@ -232,7 +232,7 @@ class ToolView(MessageView):
 
 
 def _verdict(checker: "QuotationChecker") -> Content:
-    """How many quotations of an answer are in the documents."""
+    """How many of an answer's quotations are in the documents."""
     missing = sum(each.place is None for each in checker.quotations)
     count = len(checker.quotations)
     if not count:
@@ -244,7 +244,7 @@ def _verdict(checker: "QuotationChecker") -> Content:
 
 
 def without(pictures: Sequence[str]) -> str:
-    """Pictures by their names, or how many where that would be long."""
+    """The names of the pictures, or their count if there are more than MAX_NAMED."""
     return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
 
 

@@ -1,6 +1,6 @@
-"""Pictures in the messages, where the terminal draws them: by sixels or kitty's protocol, through textual-image.
+"""Pictures in messages, on terminals that support sixels or kitty's protocol, through textual-image.
 
-An extra. Without it, or on another terminal, a picture is its name and size.
+textual-image is an optional extra. Without it, or on other terminals, only a picture's name and size are shown.
 """
 
 import importlib.util
@@ -9,13 +9,13 @@ from io import BytesIO
 
 from textual.widget import Widget
 
-MOST_PIXELS = (1600, 1200)  # more than any message has room for
+MOST_PIXELS = (1600, 1200)  # larger than any message's area
 
 _drawing: Callable[..., Widget] | None = None  # draws a PIL image
 
 
 def ask_terminal() -> None:
-    """Find out whether the terminal draws pictures. Before the application starts: later, its keys are read by it."""
+    """Detect whether the terminal draws pictures. Call before the application starts and reads the terminal's input."""
     global _drawing  # noqa: PLW0603 - a fact about the process's terminal
     if importlib.util.find_spec("textual_image") is None:
         return
@@ -26,7 +26,7 @@ def ask_terminal() -> None:
 
 
 def drawn(data: bytes) -> Widget | None:
-    """A picture's widget; None where the terminal draws none, or where the file is damaged."""
+    """A picture's widget; None if the terminal cannot draw pictures or the file is damaged."""
     if _drawing is None:
         return None
     from PIL import Image

@@ -1,4 +1,4 @@
-"""Where the user writes: a field that grows with its lines, with a history and completions."""
+"""The prompt: an input field that grows with its text, with history, completions and vim keys."""
 
 import asyncio
 import hashlib
@@ -19,17 +19,17 @@ from tui.background import in_thread
 from tui.sessions import Attachment
 from tui.widgets.completion import Completion, Suggestion
 
-# A longer text that is pasted would push the question out of the field.
+# Longer pasted texts become attachments: they would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
 
-PAUSE_S = 0.3  # in the typing, before they are counted
+PAUSE_S = 0.3  # pause in typing before tokens are counted
 
 _JOINERS = frozenset("\u200c\u200d")
 
 
 class Prompt(TextArea):
-    """Enter sends, Shift+Enter, Alt+Enter or Ctrl+J begin a new line; Up and Down at the edges walk the history."""
+    """Enter sends; Shift+Enter, Alt+Enter or Ctrl+J insert a line break; Up and Down at the edges recall history."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "complete", "Complete", priority=True, id="prompt.complete", show=False),
@@ -46,20 +46,20 @@ class Prompt(TextArea):
 
     @dataclass
     class Sent(Message):
-        """The user has finished a prompt."""
+        """The user has submitted a prompt."""
 
         text: str
 
     @dataclass
     class Wanted(Message):
-        """A key of the normal mode asks for something outside the field. what: see tui.widgets.vim."""
+        """A normal-mode key requests an action outside the field. what: one of the values of _WANTED."""
 
         what: str
 
     def __init__(
         self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
     ) -> None:
-        """commands: offered while a line begins with a slash. count_tokens: of the text, shown on the border."""
+        """commands: offered when the text starts with a slash. count_tokens: the text's count, shown on the border."""
         super().__init__(
             id="prompt",
             show_line_numbers=False,
@@ -68,29 +68,29 @@ class Prompt(TextArea):
             tab_behavior="focus",
         )
         self.sent: list[str] = []
-        self.pasted: dict[str, Attachment] = {}  # long texts by the names that stand for them
+        self.pasted: dict[str, Attachment] = {}  # long pasted texts by the name that replaces them
         self.completion = Completion(commands, count_tokens)
         self._count_tokens = count_tokens
         self._place: int | None = None
         self._draft = ""
         self._written = False
         self._work: Worker[None] | None = None
-        self._edits = False  # an earlier message
+        self._edits = False  # whether an earlier message is being edited
         self._vim: NormalMode | None = None
-        self.inserts = True  # False in the normal mode of vim's keys
+        self.inserts = True  # False in vim's normal mode
 
     def use_vim(self, wanted: bool) -> None:
-        """Have vim's keys, or not; typing types until Esc."""
+        """Turn vim keys on or off; starts in insert mode."""
         self._vim, self.inserts = NormalMode() if wanted else None, True
         self._show_mode()
 
     @property
     def takes_escape(self) -> bool:
-        """Whether Esc leaves the insert mode."""
+        """Whether Esc leaves insert mode."""
         return self._vim is not None and self.inserts and self.has_focus
 
     def press(self, key: str) -> None:
-        """Act on a key of the normal mode."""
+        """Handle a key in normal mode."""
         assert self._vim is not None
         self.inserts, wanted = self._vim.press(self, key)
         self._show_mode()
@@ -106,13 +106,13 @@ class Prompt(TextArea):
         self._show_mode()
 
     def _show_mode(self) -> None:
-        """Say on the border what typing does, where that is not what it always does."""
+        """Show vim's mode and a running edit on the border."""
         mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
         editing = "Editing an earlier message · Enter sends, Esc gives up" if self._edits else ""
         self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
-        """A file's path, as terminals paste one that is dropped on them, and a long text become attachments."""
+        """Turn a pasted or dropped file path, or a long text, into an attachment."""
         mention = mention_of(event.text)
         lines = event.text.splitlines()
         if mention is None and (len(event.text) > PASTED_CHARS or len(lines) > PASTED_LINES):
@@ -128,9 +128,9 @@ class Prompt(TextArea):
         self.insert(f"{' ' if before and not before.endswith(' ') else ''}{mention} ")
 
     async def _on_key(self, event: Key) -> None:
-        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out.
+        """Accept zero-width joiners, which Persian, Hindi and emoji families need and Textual ignores.
 
-        In the normal mode, keys are commands.
+        In normal mode, keys are commands.
         """
         key = event.character if event.is_printable and event.character else event.key
         if not self.inserts and (event.is_printable or key in KEYS):
@@ -162,8 +162,8 @@ class Prompt(TextArea):
             self.border_subtitle = counted(count, "token")
 
     def action_send(self) -> None:
-        """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""
-        # Keys with priority overtake the characters before them; a callback queues up behind.
+        """Submit the text and clear the field; the screen may return the text with `give_back`."""
+        # Priority keys overtake queued characters; a callback runs after them.
         self.call_later(self._send)
 
     def _send(self) -> None:
@@ -196,17 +196,17 @@ class Prompt(TextArea):
         self._place = None
 
     def give_back(self, text: str) -> None:
-        """Put a text that could not be sent back, before what was written since."""
+        """Restore a text that could not be sent, before anything typed since."""
         self.put(f"{text}\n{self.text}" if self.text else text)
 
     def begin_edit(self, text: str) -> None:
-        """Take an earlier message for editing, and say so on the border."""
+        """Start editing an earlier message, and show that on the border."""
         self._edits = True
         self._show_mode()
         self.put(text)
 
     def end_edit(self, empty: bool = False) -> None:
-        """The edit is sent, or given up: then the text goes."""
+        """Leave editing. empty: the edit was abandoned, so clear the text."""
         self._edits = False
         self._show_mode()
         self._place = None
@@ -214,17 +214,17 @@ class Prompt(TextArea):
             self.text = ""
 
     def put(self, text: str) -> None:
-        """Replace the text, the cursor behind it."""
+        """Replace the text and move the cursor to its end."""
         self.text = text
         self.move_cursor(self.document.end)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Completions take their keys while they are open; the history is reached from the first and last line."""
+        """Give completions their keys only while they are open, and the history only on the first or last line."""
         if action in ("complete", "mark", "shut"):
             return self.completion.is_open
         if action == "normal":
             return self.takes_escape and not self.completion.is_open
-        if action == "leave":  # in a text, the key deletes to the right; in the normal mode, it scrolls
+        if action == "leave":  # with text, Ctrl+D deletes to the right; in normal mode, it scrolls
             return not self.text and self.inserts
         if action == "recall":
             row, last = self.cursor_location[0], self.document.line_count - 1
@@ -233,7 +233,7 @@ class Prompt(TextArea):
         return True
 
     def action_recall(self, step: int) -> None:
-        """Walk the history; past its newest entry stands what was being written."""
+        """Step through the history; after its newest entry comes the unsent draft."""
         if self._place is None:
             self._place, self._draft = len(self.sent), self.text
         self._place = max(self._place + step, 0)
@@ -245,7 +245,7 @@ class Prompt(TextArea):
         self.completion.shut()
 
 
-# In the field: the method of TextArea. Those behind which typing goes on are in _INSERTS too.
+# Normal-mode commands on the field -> TextArea method. Those that switch to insert mode are also in _INSERTS.
 _EDITS = {
     "h": "action_cursor_left",
     "l": "action_cursor_right",
@@ -265,7 +265,7 @@ _EDITS = {
     "i": "",
 }
 _INSERTS = frozenset({"i", "a", "I", "A", "C", "cc"})
-# In the messages, and beside them: what Prompt.Wanted names.
+# Normal-mode commands outside the field -> Prompt.Wanted.what.
 _WANTED = {
     "j": "down",
     "k": "up",
@@ -277,18 +277,18 @@ _WANTED = {
     "n": "find-next",
     "N": "find-previous",
 }
-_FIRST = frozenset({"g", "d", "c"})  # of two letters
+_FIRST = frozenset({"g", "d", "c"})  # first letters of two-letter commands
 KEYS = frozenset({key for key in (*_EDITS, *_WANTED) if len(key) == 1} | _FIRST | {"ctrl+d", "ctrl+u"})
 
 
 @dataclass(slots=True)
 class NormalMode:
-    """What was pressed of a command of two letters."""
+    """vim's normal mode. begun: the first letter of an incomplete two-letter command."""
 
     begun: str = ""
 
     def press(self, field: TextArea, key: str) -> tuple[bool, str]:
-        """Act on a key: whether typing goes on behind it, and what is wanted outside the field, "" for nothing."""
+        """Handle a key. Returns whether to switch to insert mode, and an action outside the field, "" for none."""
         whole, self.begun = self.begun + key, ""
         if whole in _FIRST:
             self.begun = whole

@@ -1,4 +1,4 @@
-"""The messages, scrolled. Only a window of a long conversation is mounted, so that its length costs nothing."""
+"""The scrolling list of messages. Only a window of a long conversation is mounted, so its length costs nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,9 +20,10 @@ WINDOW = 24
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """Shows the end of a conversation and follows it until the user scrolls; scrolling to the top shows earlier ones.
+    """Shows the end of a conversation and follows it until the user scrolls; scrolling up mounts earlier messages.
 
-    variant tells which of its variants a message is, checker what checks its quotations.
+    variant: returns a message's 1-based position among its variants, and their count. checker: returns the checker of
+    an answer's quotations, if any.
     """
 
     def __init__(
@@ -34,10 +35,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self._variant = variant
         self._checker = checker
         self._messages: Sequence[Message] = ()
-        self._first = self._last = 0  # which of the messages are mounted; the last one is not
+        self._first = self._last = 0  # the mounted range of messages, end exclusive
         self._growing = False
         self._following = False
-        self._changing = asyncio.Lock()  # what is shown changes in steps that wait for each other
+        self._changing = asyncio.Lock()  # serializes changes of the mounted messages
 
     @property
     def views(self) -> list[MessageView]:
@@ -45,7 +46,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return list(self.query(MessageView))
 
     def selected(self, role: Role | None = None) -> MessageView | None:
-        """The message that has the focus, else the last one of this role."""
+        """The focused message if it has this role, else the last one of this role."""
         views = [view for view in self.views if role is None or view.message.role is role]
         focused = self.screen.focused
         if isinstance(focused, MessageView) and focused in views:
@@ -53,7 +54,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return views[-1] if views else None
 
     def select(self, step: int) -> bool:
-        """Give the focus to the next message up (-1) or down; False past the last one."""
+        """Focus the next message up (-1) or down (1); False past the last one."""
         views, focused = self.views, self.screen.focused
         index = views.index(focused) if isinstance(focused, MessageView) else len(views)
         index = max(index + step, 0)
@@ -63,7 +64,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     async def show(self, messages: Sequence[Message]) -> None:
-        """Show other messages, from the end on. The sequence is kept, so that earlier ones can follow."""
+        """Replace the messages and go to their end. Keeps a reference, to mount earlier ones on demand."""
         async with self._changing:
             self._messages = messages
             await self._mount_window(max(len(messages) - WINDOW, 0), len(messages))
@@ -75,7 +76,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount_all(self._view(message) for message in self._messages[first:last])
 
     async def reveal(self, number: int) -> MessageView:
-        """Mount a message, if it is not, with some before and behind it; it is not scrolled to."""
+        """Mount a message with some around it, if it is not mounted. Does not scroll to it."""
         async with self._changing:
             self.anchor(False)
             self._following = False
@@ -85,12 +86,12 @@ class Transcript(VerticalScroll, can_focus=False):
             return self.views[number - self._first]
 
     async def append(self, message: Message) -> MessageView:
-        """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
+        """Show a message that was added at the end, and scroll to it. Unmounts the first ones of a long window."""
         view = self._view(message)
         async with self._changing:
             await self.query(Welcome).remove()
-            await self.query(Note).remove()  # the user has read it and goes on
-            if self._last + 1 < len(self._messages):  # an earlier part is shown
+            await self.query(Note).remove()  # a note is dismissed by the next message
+            if self._last + 1 < len(self._messages):  # the window is in an earlier part
                 end = len(self._messages) - 1
                 await self._mount_window(max(end - WINDOW, 0), end)
             await self.mount(view)
@@ -102,7 +103,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return view
 
     async def note(self, note: Note) -> None:
-        """Show something below the messages, from its beginning on, in place of what was shown so before."""
+        """Show a note below the messages, scrolled to its start; replaces an earlier note."""
         async with self._changing:
             await self.query(Note).remove()
             await self.mount(note)
@@ -110,7 +111,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(self._go_to, note)
 
     def show_error(self, text: str) -> None:
-        """Say what is wrong, and what to do, below the messages."""
+        """Show an error note below the messages."""
         self.run_worker(self.note(Note(text, failure=True)))
 
     def _view(self, message: Message) -> MessageView:
@@ -118,20 +119,20 @@ class Transcript(VerticalScroll, can_focus=False):
         return view_of(message, self._variant(message), checker)
 
     def _go_to(self, note: Note) -> None:
-        if note.size.height > self.size.height:  # its end alone would be seen
+        if note.size.height > self.size.height:  # anchored at the end, only its end would be visible
             self.anchor(False)
             self._following = False
         note.scroll_visible(top=True, animate=False, immediate=True)
 
     async def welcome(self, messages: Sequence[Message]) -> None:
-        """Show where to begin, until the first message is appended."""
+        """Show the welcome until the first message is appended."""
         async with self._changing:
             await self.remove_children()
             self._messages, self._first, self._last = messages, 0, 0
             await self.mount(Welcome())
 
     def tell(self, notice: str) -> None:
-        """Say something in passing: where nothing has been said yet, it stands there and covers nothing."""
+        """Show a notice: within the welcome if there are no messages yet, else as a note."""
         welcome = self.query(Welcome)
         if welcome:
             welcome.first().tell(notice)
@@ -139,32 +140,32 @@ class Transcript(VerticalScroll, can_focus=False):
             self.run_worker(self.note(Note(notice)))
 
     def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
-        """A link that a model wrote is copied, never opened."""
+        """Copy a link from an answer; never open it."""
         self.app.copy_to_clipboard(event.href)
         self.notify(f"Copied {harmless(event.href)}", markup=False)
 
     def on_resize(self) -> None:
-        """The messages may have become higher than the screen, or lower."""
+        """Update the anchor: the messages may now overflow the screen, or no longer."""
         self._anchor_if_full()
 
     def watch_virtual_size(self) -> None:
-        """Keep to the end while there is more than the screen holds."""
+        """Update the anchor: the messages may now overflow the screen, or no longer."""
         self._anchor_if_full()
 
     def _follow(self) -> None:
-        """Go to the end and stay there until the user scrolls. Few messages stand at the top."""
+        """Scroll to the end and stay there until the user scrolls. Messages that fit the screen start at its top."""
         self.anchor(False)
         self._following = True
         self.call_after_refresh(self._anchor_if_full)
 
     def _anchor_if_full(self) -> None:
-        # Textual would push what is lower than the screen down to its bottom, and what is added then below it.
+        # Anchored content lower than the screen would be pushed to its bottom, and content added later below it.
         full = self.max_scroll_y > 0
         if self._following and full != self.is_anchored:
             self.anchor(full)
 
     def watch_scroll_y(self, old: float, new: float) -> None:
-        """Mount earlier messages when the first one that is mounted comes into view."""
+        """Mount earlier or later messages when the first or last mounted one comes into view."""
         super().watch_scroll_y(old, new)
         if self._growing:
             return
@@ -184,7 +185,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _grow(self) -> None:
         async with self._changing:
-            if self.scroll_y > 0:  # something else is shown by now
+            if self.scroll_y > 0:  # scrolled away, or other messages are shown
                 self._growing = False
                 return
             begin = max(self._first - WINDOW, 0)
