@@ -7,14 +7,14 @@ i16    16-bit words times a factor (scale) in single precision, one for each tok
        (cpu_kernels.attention_i16). Words come in pairs, because one instruction multiplies two pairs and adds the
        products: keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Then the factors, [token].
 f16    Rows of latents in half precision: keys [D][token].
-q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
-       others are signed bytes, laid out as the words of i16. Behind them the scales, [D / 32][token].
-q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as an
-       IQ4_NL block is: four bits stand for one of 16 levels, times a scale in half precision. A lane of 32 bits has
-       eight, two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token],
-       numbers 2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens
-       0, 2, 1 and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two
-       tokens share a byte. Behind them the scales, [D / 32][token].
+q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block. The
+       values are signed bytes, laid out like the words of i16. Then the scales, [D / 32][token].
+q4_0   Keys and values go through a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored like an
+       IQ4_NL block: four bits select one of 16 levels, times a scale in half precision. A 32-bit lane holds eight
+       numbers, two of which are extracted at a time, from the lower and the upper half of the lane: keys
+       [D / 8][token], numbers 2 i and 2 i + 1 at bits 4 i and 16 + 4 i; values [D / 32][token / 4][16], whose bytes
+       belong to tokens 0, 2, 1 and 3 and hold value i of the 32 in their lower and value i + 16 in their upper half, so
+       that no two tokens share a byte. Then the scales, [D / 32][token].
 """
 
 import math

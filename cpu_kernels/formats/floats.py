@@ -1,8 +1,8 @@
 """F32, F16 and BF16: plain values times plain activations.
 
 Packed group of 32 rows: k vectors of 16 values of the first 16 rows, then those of the others, in the file's own type.
-Products are added in order of k. Both halves are added up side by side where registers hold the sums: few chains of
-dependent additions would wait for themselves, and a token's value is loaded once for two products.
+Products are added in order of k. If the registers hold the sums of both halves, both are computed together: that hides
+the latency of dependent additions, and loads a token's value once for two products.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ _WIDEST = 12 if POLICY.vector_parts == 1 else 4 // POLICY.vector_parts
     lambda like, where: TupleOf(f32x16, 2 * like),
 )
 def load_halves(builder: ir.IRBuilder, like: Values, where: ir.Value) -> Values:
-    """tile_load_f32 of both halves of a group, one behind the other, for as many tokens as `like` has."""
+    """tile_load_f32 of both halves of a group, one after the other, for a tile as wide as `like`."""
     return [vectors.load(builder, at(builder, where, 64 * t), f32x16.llvm, 64) for t in range(2 * len(like))]
 
 
@@ -59,7 +59,7 @@ def _added(total: Tile, low: Any, high: Any, where: int) -> Any:
 
 @operation(_added, 0)
 def fma_halves(builder: ir.IRBuilder, total: Values, low: ir.Value, high: ir.Value, where: ir.Value) -> Values:
-    """tile_fma of both halves. Token by token, so that few of the tokens' values wait in registers."""
+    """tile_fma of both halves, token by token, so that few of the tokens' values occupy registers."""
     width = len(total) // 2
     new = list(total)
     for t in range(width):

@@ -126,10 +126,10 @@ cross_dot2_i16 = cross(
 
 
 def cross_dot2_levels(levels: Sequence[int]) -> Any:
-    """cross_dot2_i8 of nibbles that stand for the numbers 0 to 255 of a table, whose first is 0.
+    """cross_dot2_i8 for nibbles that index a table of 16 numbers in 0..255. Raises ValueError if the first is not 0.
 
-    An intrinsic add(tile, rows, offset, shift, apart, where, stride): of each half of a lane the four bits from
-    `shift` + apart * row on.
+    An intrinsic add(tile, rows, offset, shift, apart, where, stride), which takes four bits of each half of a lane,
+    starting at bit `shift` + apart * row.
     """
     table = tuple(levels)
     if table[0] != 0:
