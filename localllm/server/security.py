@@ -148,8 +148,10 @@ def _own_names() -> Iterable[str]:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read the rest of a refused body, within bounds. Closing at once would reset the connection before the client
-    reads the response."""
+    """Read the rest of a refused body, within bounds.
+
+    Closing at once would reset the connection before the client reads the response.
+    """
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -159,10 +159,10 @@ class Session:
         return trial
 
     async def _search(self, server: Server) -> None:
-        """Find the highest rate at which enough requests meet the SLO: double or halve the rate until it lies between
-        one that does and one that does not, then bisect.
+        """Find the highest rate at which enough requests meet the SLO.
 
-        Starts with the rate at which requests would be served one at a time.
+        Starts with the rate of serving one request at a time, doubles or halves it until one rate meets the SLO and one
+        does not, then bisects.
         """
         if self.alone is None or self.plan.slo is None:
             raise RuntimeError("the search needs an SLO, and one request alone")
