@@ -2,7 +2,7 @@
 
 Format: https://huggingface.co/docs/safetensors (8 bytes with the header's length, little-endian; a JSON object of
 names, dtypes, shapes and offsets; the values). Read here and not by the safetensors library, because NumPy has neither
-BF16 nor FP8. Links that lead out of the folder are followed only as the Hugging Face cache makes them.
+BF16 nor FP8. Links that lead out of the folder are followed only into the blobs of the Hugging Face cache.
 """
 
 import json
@@ -27,7 +27,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Values in a file. shape: rows last but one, as NumPy has it; start, stop: bytes of the file."""
+    """A tensor's values in a file. shape: in NumPy's order, rows second to last; start, stop: byte offsets."""
 
     name: str
     dtype: str
@@ -38,17 +38,17 @@ class StoredTensor:
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Rows and values of a row, with all but the last dimension taken together."""
+        """Rows and values per row, with all dimensions but the last flattened."""
         return prod(self.shape[:-1]), (self.shape[-1] if self.shape else 1)
 
     def raw(self) -> NDArray[Any]:
-        """The values as they are stored, mapped: BF16 as uint16, FP8 as uint8; rows x values of a row."""
+        """The stored values, memory-mapped: BF16 as uint16, FP8 as uint8; rows x values of a row."""
         kind = _DTYPES[self.dtype].stored
         mapped = np.memmap(self.path, np.uint8, "r", self.start, (self.stop - self.start,))
         return np.asarray(mapped).view(kind).reshape(self.row_shape)
 
     def floats(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """What stored values stand for."""
+        """Stored values converted to floats."""
         return _DTYPES[self.dtype].floats(raw)
 
 
@@ -63,7 +63,7 @@ def _bfloat16(raw: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _float8(exponents: int, infinite: bool) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
-    """E4M3 has one NaN and no infinities, E5M2 has both, as IEEE 754 would."""
+    """A decoder of FP8. E4M3 has one NaN and no infinities; E5M2 has both, as in IEEE 754."""
     mantissa = 7 - exponents
     codes = np.arange(256)
     exponent, fraction = (codes >> mantissa) & ((1 << exponents) - 1), codes & ((1 << mantissa) - 1)
@@ -99,10 +99,10 @@ _DTYPES = {
 
 
 class Checkpoint:
-    """A folder's configuration and tensors. config: of the text model, where a model has several parts."""
+    """A folder's configuration and tensors. config: of the text model, if the model has several parts."""
 
     def __init__(self, folder: Path) -> None:
-        """Read headers alone. Raises CheckpointError."""
+        """Read only headers. Raises CheckpointError."""
         self.folder = folder
         self.whole_config = self.json("config.json")
         text = self.whole_config.get("text_config")
@@ -113,7 +113,7 @@ class Checkpoint:
                 if tensor.name in self.tensors:
                     raise CheckpointError(f"{path}: the tensor {shortened(tensor.name)} is in another file too.")
                 self.tensors[tensor.name] = tensor
-        for number in (2, 3):  # what follows the pooling in models of sentence-transformers
+        for number in (2, 3):  # the dense layers after pooling in models of sentence-transformers
             path = folder / f"{number}_Dense" / _SINGLE
             if path.is_file():
                 self._add_dense(number, checked(path, folder))
@@ -122,21 +122,21 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str:
-        """The family's name: of the text model, where a model has several parts."""
+        """The family's name: of the text model, if the model has several parts. Raises CheckpointError."""
         found = self.config.get("model_type")
         if not isinstance(found, str):
             raise CheckpointError(f"{self.folder / 'config.json'}: model_type is missing. Download the folder again.")
         return found
 
     def json(self, name: str) -> dict[str, Any]:
-        """A file's object. Raises CheckpointError where it is missing, too large or none."""
+        """A file's JSON object. Raises CheckpointError if the file is missing, too large or not an object."""
         found = self.optional_json(name)
         if found is None:
             raise CheckpointError(f"{self.folder}: there is no {name}. A folder as Hugging Face has them is needed.")
         return found
 
     def optional_json(self, name: str) -> dict[str, Any] | None:
-        """A file's object, None where it is missing. Raises CheckpointError."""
+        """A file's JSON object; None if the file is missing. Raises CheckpointError."""
         text = self.optional_text(name)
         if text is None:
             return None
@@ -149,13 +149,13 @@ class Checkpoint:
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """A text file, None where it is missing. Raises CheckpointError."""
+        """A file's text; None if the file is missing. Raises CheckpointError."""
         path = self.folder / name
         if not path.is_file():
             return None
         try:
             with checked(path, self.folder).open("rb") as file:
-                data = file.read(min(path.stat().st_size, MAX_JSON_BYTES) + 1)  # as much is set aside at once
+                data = file.read(min(path.stat().st_size, MAX_JSON_BYTES) + 1)  # read allocates this much at once
             if len(data) > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB.")
             return data.decode()
@@ -196,7 +196,7 @@ class Checkpoint:
 
 
 def checked(path: Path, folder: Path) -> Path:
-    """The path, if it leads to a file of the folder, or to a blob of the Hugging Face cache that the folder is in.
+    """The path, if it leads to a file in the folder, or to a blob of the Hugging Face cache that contains the folder.
 
     Raises CheckpointError.
     """
@@ -208,7 +208,7 @@ def checked(path: Path, folder: Path) -> Path:
 
 
 def _read_header(path: Path) -> list[StoredTensor]:
-    """The tensors of a file, whose places are checked against its size. Raises CheckpointError."""
+    """The tensors of a file, with their offsets checked against its size. Raises CheckpointError."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

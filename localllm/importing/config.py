@@ -1,4 +1,4 @@
-"""A checkpoint's config.json, of which every value is checked when it is read."""
+"""A checkpoint's config.json; every value is checked when it is read."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
-# Names of GPT-2's configuration, EXAONE's, the first Nemotron-H's, and Nomic BERT's.
+# Names in the configurations of GPT-2, EXAONE, the first Nemotron-H, and Nomic BERT.
 _OLDER_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -22,7 +22,7 @@ _OLDER_NAMES = {
 
 
 class Config:
-    """A configuration, of which every value is checked when it is read."""
+    """A configuration; every value is checked when it is read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and values.get(name) is None}
@@ -37,21 +37,21 @@ class Config:
         return float(value)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number that is not negative. Raises CheckpointError."""
+        """A non-negative integer below 2^32. Raises CheckpointError."""
         value = self.number(name, default)
         if value != int(value) or not 0 <= value < 1 << 32:
             raise CheckpointError(f"{self.where}: {name} should be a whole number and is {value:g}.")
         return int(value)
 
     def alike(self, name: str, default: int | None = None) -> int:
-        """A whole number, perhaps stated once for each layer. Raises CheckpointError where layers differ."""
+        """As `whole`, but the value may be listed for each layer. Raises CheckpointError if layers differ."""
         values = self.values.get(name)
         if isinstance(values, list) and values and all(value == values[0] for value in values):
             return Config({name: values[0]}, self.where).whole(name)
         return self.whole(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A truth value; null is the default. Raises CheckpointError."""
+        """A boolean; null means the default. Raises CheckpointError."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -59,7 +59,7 @@ class Config:
         return value
 
     def table(self, name: str) -> "Config":
-        """An object, empty where there is none. Raises CheckpointError."""
+        """An object; empty if there is none. Raises CheckpointError."""
         value = self.values.get(name) or {}
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.where}: {name} should be an object and is {shortened(repr(value))}.")
@@ -73,14 +73,14 @@ class Config:
         return [Config({name: each}, self.where).number(name) for each in value]
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts. Raises CheckpointError."""
+        """A list of strings. Raises CheckpointError."""
         value = self.values.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise CheckpointError(f"{self.where}: {name} should be a list of texts and is {shortened(repr(value))}.")
         return value
 
     def expect(self, name: str, *values: Any) -> None:
-        """Raise CheckpointError unless a value is missing or one of these: the engine computes no others."""
+        """Raise CheckpointError unless a value is missing or one of these; the engine supports no others."""
         if (value := self.values.get(name)) is not None and value not in values:
             known = " or ".join(map(str, values))
             raise CheckpointError(f"{self.where}: {name} is {shortened(repr(value))}; only {known} can be imported.")
@@ -92,17 +92,17 @@ class Config:
 
     @property
     def head_size(self) -> int:
-        """Values of a head."""
+        """Values per head."""
         return self.whole("head_dim", self.whole("hidden_size") // max(self.whole("num_attention_heads"), 1))
 
     @property
     def layers(self) -> int:
-        """Layers, counted where only their kinds are stated."""
+        """The number of layers; counted if only their kinds are listed."""
         kinds = self.values.get("layers_block_type")
         return self.whole("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
 
     def rope(self, kind: str | None = None) -> "Config":
-        """How heads turn, wherever it is stated. kind: of which layers, where they differ."""
+        """The RoPE parameters, wherever they are stated. kind: the kind of layers, if their parameters differ."""
         stated = self.table("rope_parameters")
         if kind in stated.values:
             stated = stated.table(str(kind))

@@ -1,4 +1,4 @@
-"""A folder of safetensors becomes one GGUF file: headers first, then tensor by tensor, quantised on the way."""
+"""Converts a folder of safetensors to one GGUF file: headers first, then tensor by tensor, quantising on the way."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -32,7 +32,7 @@ _KEPT = ("MXFP4", "NVFP4")
 def imported_model(
     store: OwnStore, folder: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]
 ) -> LibraryModel:
-    """A folder's model as a blob of localllm's store.
+    """Import a folder's model as a blob of localllm's store.
 
     Raises what import_folder raises, UnsupportedModelError for a model that the native engine would refuse,
     LibraryError for a full disk.
@@ -49,7 +49,7 @@ def imported_model(
         import_folder(folder, made, kind, progress, tell)
         with open_model(made) as file:
             plan = encoder_needs if file.architecture in TEXT_ENCODERS.keys() - ARCHITECTURES.keys() else native_needs
-            plan(file)  # which refuses what is missing, or of another shape
+            plan(file)  # refuses missing tensors and wrong shapes
 
     layer = store_model(store, write)
     path = store.blobs / blob_name(layer.digest)
@@ -59,10 +59,10 @@ def imported_model(
 def import_folder(
     folder: Path, target: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]
 ) -> None:
-    """Write a folder's model to `target`, which does not exist, matrices in the format `kind` or as they are stored.
+    """Write a folder's model to `target`, which must not exist. kind: the format of matrices; None keeps their own.
 
-    Of memory, the largest tensor in its new format and some MiB are used. tell hears what is left out. Raises
-    CheckpointError for what cannot be imported, before anything is written; what quantize raises; OSError.
+    Uses memory for the largest tensor in its new format and a few MiB. tell: called with notes on what is left out.
+    Raises CheckpointError for what cannot be imported, before anything is written; what quantize raises; OSError.
     """
     kind = kind.upper() if kind else None
     if kind is not None and kind not in TYPES:
@@ -135,9 +135,9 @@ def _write(
 
 
 def _kind(tensor: NewTensor, kind: str | None) -> str:
-    """The format of a tensor: norms, biases, routers and convolutions are floats, whatever matrices become.
+    """The format of a tensor. Norms, biases, routers and convolutions are floats, whatever the format of matrices.
 
-    Blocks that GGUF has too are kept.
+    Blocks in formats that GGUF also has are kept.
     """
     if not is_matrix(tensor.name, tensor.shape) or tensor.name.endswith(_ALWAYS_FLOAT):
         return "F32"
@@ -149,9 +149,9 @@ def _kind(tensor: NewTensor, kind: str | None) -> str:
 def _block_factors(
     tensors: list[NewTensor], kinds: Mapping[str, str]
 ) -> tuple[list[NewTensor], dict[str, NDArray[np.float32]]]:
-    """Factors of matrices that are kept as NVFP4, one or one an expert, as tensors; and all other tensors.
+    """The remaining tensors, and by name the factors of matrices kept as NVFP4: one, or one for each expert.
 
-    A tensor of factors that the model has itself (Gemma 4's of experts) is multiplied with them.
+    A tensor of the same name that the model has itself (Gemma 4's scales of experts) is multiplied into the factors.
     """
     found: dict[str, NDArray[np.float32]] = {}
     for tensor in tensors:
@@ -189,7 +189,7 @@ def _row_bytes(block_type: Any, items: int) -> int:
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """Write a key in the type that its value has."""
+    """Write a key with the GGUF type of its value."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

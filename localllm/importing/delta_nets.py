@@ -1,8 +1,8 @@
-"""Gated delta networks of Qwen3-Next and Qwen 3.5: their keys, and how their heads lie in a checkpoint.
+"""Gated delta networks of Qwen3-Next and Qwen 3.5: their keys, and the order of their heads.
 
-In a checkpoint the value heads that share a key head follow each other. Files of Qwen3-Next keep that and take the one
-tensor apart that has queries, keys, values and gates of each key head together; in files of Qwen 3.5 value heads take
-turns (llama.cpp: conversion/qwen.py).
+In a checkpoint, the value heads that share a key head are adjacent. GGUF files of Qwen3-Next keep this order, but split
+the tensor that holds each key head's query, key, values and gates together. In files of Qwen 3.5, value heads are
+interleaved: the first of each key head, then the second of each (llama.cpp: conversion/qwen.py).
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _SECTIONS = [11, 11, 10]
 
 
 def delta_net(config: Config) -> Keys:
-    """Keys of the networks and of which layers have them."""
+    """Keys of the networks, and which layers have them."""
     keys, values = config.whole("linear_num_key_heads"), config.whole("linear_num_value_heads")
     size = config.whole("linear_key_head_dim")
     config.expect("linear_value_head_dim", size)
@@ -58,7 +58,7 @@ def _decay(matrix: Matrix, _config: Config) -> Matrix:
 
 
 def _sizes(config: Config) -> tuple[int, int, int]:
-    """Key heads, value heads that share one, and the size of each."""
+    """The number of key heads, of value heads for each, and the size of a head."""
     keys = config.whole("linear_num_key_heads")
     return keys, config.whole("linear_num_value_heads") // max(keys, 1), config.whole("linear_key_head_dim")
 
@@ -72,7 +72,7 @@ def _checked(matrix: Matrix, order: Numbers, config: Config) -> Matrix:
 
 
 def _parts(first: int, last: int) -> Change:
-    """Of what each key head has together (its query, key, values and gates), parts first..last-1 of all heads."""
+    """Parts first to last - 1 of all heads, where each key head's query, key, values and gates are stored together."""
 
     def change(matrix: Matrix, config: Config) -> Matrix:
         keys, shared, size = _sizes(config)
@@ -85,7 +85,7 @@ def _parts(first: int, last: int) -> Change:
 
 
 def _turns(config: Config, size: int, before: int = 0) -> Numbers:
-    """The order in which value heads take turns, with what lies before them as it is."""
+    """The order that interleaves value heads of `size` rows. The first `before` rows stay in place."""
     keys, shared, _ = _sizes(config)
     heads = before + np.arange(keys * shared * size).reshape(keys, shared, size).swapaxes(0, 1)
     return np.concatenate([np.arange(before), heads.reshape(-1)])

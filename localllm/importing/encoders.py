@@ -1,6 +1,6 @@
-"""Models whose states are pooled to one row a text: keys and tensors.
+"""Text encoders, whose states are pooled to one row per text: keys and tensors.
 
-Sources: llama.cpp, conversion/bert.py; of families that transformers lacks, the code beside their weights.
+Sources: llama.cpp, conversion/bert.py; for families that transformers lacks, the code beside their weights.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def bert(config: Config) -> Keys:
 
 
 def roberta(config: Config) -> Keys:
-    """BERT whose positions begin behind that of padding; with a head, it scores pairs of texts."""
+    """BERT whose positions begin after that of padding. With a classification head it scores pairs of texts."""
     keys = {**bert(config), "context_length": config.whole("max_position_embeddings") - _first_position(config)}
     return {**keys, "pooling_type": _RANK} if _scores(config) else keys
 
@@ -32,7 +32,7 @@ def _scores(config: Config) -> bool:
 
 
 def _from_first_position(matrix: Matrix, config: Config) -> Matrix:
-    """Embeddings of positions that are used."""
+    """Position embeddings without the unused first ones."""
     return chosen_rows(matrix, lambda rows: rows[_first_position(config) :])
 
 
@@ -47,7 +47,7 @@ def nomic_bert(config: Config) -> Keys:
 
 
 def _check_nomic_bert(config: Config) -> None:
-    """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
+    """Check the options of older configurations, which are for a model class of their own that supports more."""
     config.expect_all(prenorm=False, rotary_emb_interleaved=False, rotary_emb_fraction=1.0, causal=False)
     config.expect("rotary_emb_scale_base")
 
@@ -71,7 +71,7 @@ def gemma_embedding(config: Config) -> Keys:
 
 
 def jina_bert_v2(config: Config) -> Keys:
-    """BERT without positions, whose scores fall with the distance, and with a gate."""
+    """BERT with ALiBi in place of position embeddings, and with a gated feed-forward network."""
     config.expect_all(feed_forward_type="geglu", is_decoder=False, emb_pooler="mean")
     if _scores(config):
         raise CheckpointError(f"{config.where}: Jina's rerankers cannot be imported. Get the model as GGUF instead.")
@@ -80,7 +80,7 @@ def jina_bert_v2(config: Config) -> Keys:
 
 
 def jina_bert_v3(config: Config) -> Keys:
-    """XLM-RoBERTa with rotated heads; positions of padding count in its configuration alone."""
+    """XLM-RoBERTa with RoPE. Only its configuration still counts the positions up to that of padding."""
     config.expect("position_embedding_type", "absolute", "rotary")
     config.expect("is_decoder", False)
     context = config.whole("max_position_embeddings") - _first_position(config)
@@ -88,7 +88,7 @@ def jina_bert_v3(config: Config) -> Keys:
 
 
 def nomic_bert_moe(config: Config) -> Keys:
-    """Nomic Embed 2: every other layer has experts, whose weights are a softmax over all of them."""
+    """Nomic Embed 2: every other layer has experts, weighted by a softmax over all of them."""
     _check_nomic_bert(config)
     config.expect_all(activation_function="gelu", moe_normalize_expert_weights=False, ffn_div=1)
     config.expect_all(expert_choice_router=False, num_shared_experts=0)
@@ -105,7 +105,7 @@ def eurobert(config: Config) -> Keys:
 
 
 def _of_experts(matrix: Matrix, config: Config) -> Matrix:
-    """Rows of all experts as a matrix for each. Raises ValueError where they are of different size."""
+    """Split the rows of all experts into a matrix for each. Raises ValueError if they do not divide evenly."""
     experts, (rows, width) = config.whole("num_experts"), matrix.shape
     if not experts or rows % experts:
         raise ValueError("rows of no experts")

@@ -1,4 +1,4 @@
-"""What a folder of safetensors can be refused for."""
+"""The error for a folder of safetensors that cannot be imported."""
 
 from localllm.errors import LocalLLMError
 

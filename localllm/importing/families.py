@@ -1,8 +1,8 @@
-"""Rules for each family of models: what its configuration and its tensors become in GGUF.
+"""Rules for each family of models: how its configuration and its tensors are converted to GGUF.
 
-Names of tensors are gguf's own table (gguf.tensor_mapping). A family says what that table does not: the architecture,
-how heads turn, and the keys that only it has. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
-convert_hf_to_gguf.py. What a rule does not know is refused, since a model that is nearly right is wrong.
+Tensor names come from gguf's own table (gguf.tensor_mapping). A family adds what that table lacks: the architecture,
+how its heads are rotated, and its own keys. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
+convert_hf_to_gguf.py. What no rule covers is refused, since a model that is nearly right is wrong.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _every_other(index: int) -> Change:
 
 
 def _every_other_value(index: int) -> Change:
-    """Values of a row, which are rows of what is stored transposed."""
+    """Every other row of a matrix that is stored transposed."""
     return lambda matrix, config: _every_other(index)(Turned(matrix), config)
 
 
@@ -39,13 +39,13 @@ def _turned(matrix: Matrix, _config: Config) -> Matrix:
 
 
 def _split(stored: str, template: str, change: Callable[[int], Change]) -> tuple[Rule, Rule]:
-    """Gate and up that lie in one tensor."""
+    """Rules for gate and up projections that are stored in one tensor."""
     gate, up = (template.format(name) for name in ("gate_proj", "up_proj"))
     return Rule(stored, gate, change(0)), Rule(stored, up, change(1))
 
 
 def _of_heads(matrix: Matrix, config: Config, keys: bool) -> Matrix:
-    """The rows of each head that make keys of latents, or those that make values: heads x rows x rank."""
+    """Each head's rows that expand latents to keys, or those that expand them to values: heads x rows x rank."""
     heads, plain, values = (config.whole(name) for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
     if matrix.shape[0] != heads * (plain + values):
         raise CheckpointError(f"{config.where}: kv_b_proj has {matrix.shape[0]} rows; heads are of another size.")
@@ -74,7 +74,7 @@ _FUSED_EXPERTS = (
 
 
 def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
-    """Experts with values of a row last, which some files have before the rows."""
+    """Experts as rows x values of a row; transposed if the file stores them the other way."""
     return matrix if matrix.shape[-1] == config.whole(width) else Turned(matrix)
 
 
@@ -195,7 +195,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def find_family(model_type: str, config: Config) -> Family:
-    """The rules of a family. Raises CheckpointError naming those that there are."""
+    """A family's rules. Raises CheckpointError, which names the known families, for an unknown one."""
     variants = {
         "both ways": config.values.get("use_bidirectional_attention") is True,
         "dense": config.values.get("num_local_experts") == 0,

@@ -1,8 +1,8 @@
-"""What an import has to know of a family of models, and the keys that all families have.
+"""What an import needs to know about a family of models, and the keys that all families have.
 
-Names of tensors are gguf's own table (gguf.tensor_mapping). A family says what that table does not: the architecture,
-how heads turn, and the keys that only it has. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
-convert_hf_to_gguf.py. What a rule does not know is refused, since a model that is nearly right is wrong.
+Tensor names come from gguf's own table (gguf.tensor_mapping). A family adds what that table lacks: the architecture,
+how its heads are rotated, and its own keys. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
+convert_hf_to_gguf.py. What no rule covers is refused, since a model that is nearly right is wrong.
 """
 
 import re
@@ -20,21 +20,21 @@ from localllm.importing.matrices import Matrix, chosen_rows
 from localllm.importing.rotation import Keys, scaling_keys
 from localllm.text import shortened
 
-EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not tell them apart
+EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not distinguish them
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 
 
 _POOLING = "1_Pooling/config.json"
-# Values of pooling_type, by the names that are true in the file, or that its newer form states.
+# Values of pooling_type by name: the flag that is true in the file, or the mode in its newer form.
 _POOLED = {"mean": 1, "cls": 2, "lasttoken": 3}
 Change = Callable[[Matrix, Config], Matrix]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Stored tensors whose names match a pattern: the name by which gguf's table knows them, and what becomes of them.
+    """For stored tensors whose names match a pattern: their name in gguf's table, and how they are changed.
 
-    Several rules may match a tensor, which is then taken apart. An empty name leaves it out.
+    A tensor that several rules match is split. An empty name leaves it out.
     """
 
     pattern: str
@@ -43,7 +43,7 @@ class Rule:
 
 
 def half(index: int) -> Change:
-    """The first or second half of the rows, of each expert where there are several."""
+    """The first or second half of the rows, of each expert if there are several."""
     return lambda matrix, _config: chosen_rows(matrix, lambda rows: rows.reshape(2, -1)[index])
 
 
@@ -53,23 +53,23 @@ _COMMON = (
     Rule(r"(.+)\.sinks", r"\1.sinks.weight"),
 )
 
-_XIELU = {"alpha_n": None, "alpha_p": None, "beta": 0.5, "eps": -1e-6}  # factors, and what they are if none is stored
+_XIELU = {"alpha_n": None, "alpha_p": None, "beta": 0.5, "eps": -1e-6}  # factors and their defaults; None: required
 XIELU = (Rule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
 
 
 @dataclass(frozen=True)
 class Family:
-    """architecture: by GGUF's name. keys: those of the family alone, without the architecture's prefix. expects: what
-    the engine computes alone, of values in the configuration.
+    """architecture: GGUF's name. keys: makes the family's own keys, without the architecture's prefix. expects: the
+    only values of the configuration that the engine supports.
 
-    permuted: heads turn in halves and are stored to turn in neighbours. shifted_norms: norms lack the one that is added
-    to them. activations: what the engine computes for this architecture. rules: for tensors that gguf's table has under
-    other names, or otherwise. rope: of which kind of layers the usual base is. rotary: the share of a head that turns,
-    where the configuration does not say. window_is_context: every layer has the window that is stated. tied: logits are
-    computed by the embeddings, where the configuration does not say. sharpening: how YaRN's mscale_all_dim is stated in
-    GGUF, as its multiple; None where models have none. truncated: whether YaRN's borders must be whole numbers.
-    attends: whether there is attention at all. table: the architecture whose names of tensors gguf's table has, where
-    it has none for this one. lacks: what is told of stored values that GGUF has no place for.
+    permuted: RoPE pairs values half a head apart in the checkpoint, and neighbours in GGUF. shifted_norms: 1 has to be
+    added to stored norms. activations: those that the engine supports for this architecture. rules: for tensors that
+    gguf's table has under other names or in another form. rope: the kind of layers that rope.freq_base is for. rotary:
+    the share of a head that is rotated, if the configuration does not say. window_is_context: every layer has the
+    stated window. tied: logits are computed from the embeddings, if the configuration does not say. sharpening: GGUF
+    states YaRN's mscale_all_dim times this; None if models have none. truncated: whether YaRN's limits have to be
+    integers. attends: whether there is attention at all. table: the architecture to take tensor names from, if gguf's
+    table has none for this one. lacks: a note on stored values that GGUF has no place for.
     """
 
     architecture: str
@@ -90,7 +90,7 @@ class Family:
     lacks: str | None = None
 
     def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
-        """What a stored tensor becomes, by names of gguf's table. The family's rules come before common ones."""
+        """A stored tensor's conversion: (name in gguf's table, matrix). The family's rules precede common ones."""
         found = ([rule for rule in rules if re.fullmatch(rule.pattern, name)] for rules in (self.rules, _COMMON))
         rules = next(filter(None, found), [])
         made = [
@@ -102,9 +102,9 @@ class Family:
 
 
 def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[np.float32]]]:
-    """The metadata of a model, keys without the architecture's prefix, and the tensors of its rotation's factors.
+    """A model's metadata, with keys without the architecture's prefix, and its tensors of RoPE factors.
 
-    Raises CheckpointError for what is missing or not computed.
+    Raises CheckpointError for values that are missing or not supported.
     """
     for name in ("hidden_act", "hidden_activation"):
         config.expect(name, *family.activations)
@@ -116,7 +116,7 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
                                                                                      family.rotary)))  # fmt: skip
     context = config.whole("max_position_embeddings")
     if family.window_is_context and config.values.get("sliding_window") is not None:
-        context = min(context, config.whole("sliding_window"))  # up to there, a window hides nothing
+        context = min(context, config.whole("sliding_window"))  # up to this length, a window hides nothing
     keys: Keys = {
         **_sizes(config),
         "context_length": context,
@@ -147,9 +147,9 @@ def _sizes(config: Config) -> Keys:
 
 
 def pooling_keys(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How a model of embeddings pools its rows, from a file of sentence-transformers; empty where there is none.
+    """How an embedding model pools its rows, from sentence-transformers' file; empty if there is none.
 
-    Raises CheckpointError for another way.
+    Raises CheckpointError for an unsupported mode.
     """
     stated = checkpoint.optional_json(_POOLING)
     if stated is None:
@@ -167,9 +167,9 @@ def pooling_keys(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def xielu_keys(checkpoint: Checkpoint, layers: int) -> dict[str, Any]:
-    """Each layer's factors of xIELU, tensors that are keys in GGUF; empty where it is not the activation.
+    """Each layer's factors of xIELU, which are tensors in a checkpoint and keys in GGUF; empty for other activations.
 
-    Raises CheckpointError for a factor that is missing.
+    Raises CheckpointError for a missing factor.
     """
     if checkpoint.config.get("hidden_act") != "xielu":
         return {}

@@ -1,6 +1,6 @@
-"""The keys that families of models have beyond the usual ones, from their configurations.
+"""The keys that families of models have beyond the common ones, from their configurations.
 
-What the engine does not compute is refused.
+Values that the engine does not support are refused.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def qwen3_moe(config: Config) -> Keys:
 
 
 def qwen3_vl(config: Config) -> Keys:
-    """For text, all parts of a position are the same; the other keys are for images."""
+    """For text, all sections of a position are equal; the other keys are for images."""
     deep = config.table("vision_config").values.get("deepstack_visual_indexes") or []
     sections = config.rope().numbers("mrope_section") if config.rope().values.get("mrope_section") else [24, 20, 20]
     return {"rope.dimension_sections": [*map(int, sections), 0], "n_deepstack_layers": len(deep)}
@@ -74,7 +74,7 @@ def gemma3(config: Config) -> Keys:
 
 
 def gemma_scale(config: Config) -> Keys:
-    """Scores are scaled by the size of a head, but for the largest models."""
+    """Check that scores are scaled by the head size, except in the largest models. Returns no keys."""
     usual = config.head_size
     if (config.values.get("model_type"), config.layers) in (("gemma2", 46), ("gemma3_text", 62)):
         usual = config.whole("hidden_size") // config.whole("num_attention_heads")
@@ -143,7 +143,7 @@ def gpt_oss(config: Config) -> Keys:
 
 
 def grouped_experts(config: Config) -> Keys:
-    """GLM 4.5's and DeepSeek 3's: chosen by sigmoids and a bias, in groups, behind the first layers, beside others."""
+    """Experts of GLM 4.5 and DeepSeek V3: sigmoid routing with a bias, groups, dense first layers, shared experts."""
     kinds = config.texts("mlp_layer_types") if config.values.get("mlp_layer_types") else []
     first = kinds.count("dense") if kinds else config.whole("first_k_dense_replace", 0)
     if kinds and kinds != ["dense"] * first + ["sparse"] * (len(kinds) - first):
@@ -164,7 +164,7 @@ def grouped_experts(config: Config) -> Keys:
 
 
 def latents(config: Config) -> Keys:
-    """DeepSeek 3's: a token stores one latent and one part that turns for all heads."""
+    """DeepSeek V3's attention: a token stores one latent and one rotated part for all heads."""
     config.expect("rope_interleave", True)
     rank, turned = config.whole("kv_lora_rank"), config.whole("qk_rope_head_dim")
     keys: Keys = {
@@ -183,7 +183,7 @@ def latents(config: Config) -> Keys:
 
 
 def deepseek_v2(config: Config) -> Keys:
-    """DeepSeek 2 weighs experts by a softmax. Its groups are chosen by their best expert, which nothing here does."""
+    """DeepSeek V2 weights experts by a softmax. Choosing groups by their best expert is not supported."""
     config.expect_all(topk_method="greedy", norm_topk_prob=False, n_group=1)
     return {**latents(config), "expert_gating_func": _SOFTMAX}
 
@@ -198,7 +198,7 @@ def olmo3(config: Config) -> Keys:
 
 
 def exaone4(config: Config) -> Keys:
-    """Only the 32B has windows, and knows them by its layers."""
+    """Only the 32B model has windows; it is recognised by its number of layers."""
     if config.values.get("sliding_window") is None:
         return {}
     if config.layers != _EXAONE_32B_LAYERS:
@@ -244,7 +244,7 @@ def lfm2_moe(config: Config) -> Keys:
 
 
 def laguna(config: Config) -> Keys:
-    """GLM 4.5's experts, by names of its own; layers with a window have other heads and another rotation."""
+    """GLM 4.5's experts under names of its own; layers with a window have other heads and another rotation."""
     config.expect("gating", True, "per-head", "per-element")
     config.expect_all(moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0, attention_bias=False)
     full, local = (config.rope(f"{kind}_attention") for kind in ("full", "sliding"))
@@ -270,7 +270,7 @@ def laguna(config: Config) -> Keys:
 
 
 def _windows_on(config: Config, slides: Callable[[int], bool], rule: str) -> None:
-    """Raise CheckpointError unless layers have windows as the engine gives them."""
+    """Raise CheckpointError, which states the rule, unless exactly the layers that `slides` selects have windows."""
     kinds = config.texts("layer_types") if config.values.get("layer_types") else []
     if kinds and [kind == "sliding_attention" for kind in kinds] != [slides(layer) for layer in range(config.layers)]:
         raise CheckpointError(f"{config.where}: layer_types: {rule}.")

@@ -1,4 +1,4 @@
-"""Blocks of four-bit floats that GGUF has too, MXFP4 and NVFP4: they are kept, with their values in another order.
+"""Blocks of four-bit floats that GGUF also has, MXFP4 and NVFP4. They are kept, with their values reordered.
 
 Sources: OCP's Microscaling Formats; transformers (integrations/mxfp4.py); compressed-tensors 0.20 (compressors/nvfp4);
 ggml-common.h.
@@ -16,13 +16,13 @@ from localllm.text import shortened
 
 Codes = NDArray[np.uint8]
 _SPAN = 16  # values of NVFP4 that share a scale
-_TOGETHER = 64  # values of a block of it in GGUF
+_TOGETHER = 64  # values of an NVFP4 block in GGUF
 _SIGN, _NOT_A_NUMBER = 0x80, 0x7F
 
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """OCP's MXFP4: 32 values of four bits with an exponent. packed: ... x rows x blocks of a row x 16 bytes."""
+    """OCP's MXFP4: 32 four-bit values share an exponent. packed: ... x rows x blocks of a row x 16 bytes."""
 
     packed: StoredTensor
     scales: StoredTensor
@@ -39,7 +39,7 @@ class Mxfp4:
         return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
 
     def blocks(self, rows: Numbers) -> Codes:
-        """Blocks as GGUF has them: the exponent, and bytes of two values 16 apart, which are neighbours here."""
+        """GGUF's blocks: the exponent, then bytes of two values 16 apart; in a checkpoint a byte holds neighbours."""
         count = self.packed.shape[-2]
         pairs = self.packed.raw().reshape(-1, count, 16)[rows]
         values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
@@ -55,7 +55,7 @@ class Mxfp4:
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """NVFP4: 16 values of four bits with a scale of eight. packed: rows x pairs. factor: of the whole matrix."""
+    """NVFP4: 16 four-bit values share an eight-bit scale. packed: rows x pairs. factor: of the whole matrix."""
 
     packed: StoredTensor
     scales: StoredTensor
@@ -76,9 +76,9 @@ class Nvfp4:
         return "F16" if self.shape[-1] % _TOGETHER else "NVFP4"
 
     def blocks(self, rows: Numbers) -> Codes:
-        """Blocks as GGUF has them: four scales, and bytes of two values 8 apart, which are neighbours here.
+        """GGUF's blocks: four scales, then bytes of two values 8 apart; in a checkpoint a byte holds neighbours.
 
-        Raises CheckpointError for scales that are negative or no numbers.
+        Raises CheckpointError for scales that are negative or NaN.
         """
         pairs, scales = self.packed.raw()[rows], self.scales.raw()[rows]
         magnitudes = scales & ~np.uint8(_SIGN)

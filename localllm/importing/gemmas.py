@@ -1,4 +1,4 @@
-"""Gemma 3n and 4: second embeddings, parallel streams, shared keys and values, and heads of two sizes.
+"""Gemma 3n and 4: per-layer embeddings, parallel streams, shared keys and values, and heads of two sizes.
 
 Source: llama.cpp, conversion/gemma.py.
 """
@@ -12,11 +12,11 @@ from localllm.importing.family import Rule
 from localllm.importing.rotation import Keys
 
 _LAYER = r"(model\.layers\.\d+\.)"
-_FULL_HEAD = 512  # where the configuration does not say
+_FULL_HEAD = 512  # head size of layers with full attention, if the configuration does not say
 
 
 def _later(config: Config) -> Keys:
-    """What both have."""
+    """Keys that both have."""
     config.expect("attention_bias", False)
     kinds = config.texts("layer_types")
     keys: Keys = {
@@ -36,7 +36,7 @@ def gemma3n(config: Config) -> Keys:
     shares = config.numbers("activation_sparsity_pattern")
     if not all(0 <= share < 1 for share in shares):
         raise CheckpointError(f"{config.where}: activation_sparsity_pattern: shares from 0 to 1 are needed.")
-    # A sample's deviation is wanted, and that of all values was trained.
+    # GGUF's scale is for the sample standard deviation, while the model was trained with the population's.
     width = max(config.alike("intermediate_size"), 2)
     sample = math.sqrt((width - 1) / width)
     return {
@@ -45,7 +45,7 @@ def gemma3n(config: Config) -> Keys:
         "rope.freq_base_swa": config.number("rope_local_base_freq", _later(config)["rope.freq_base_swa"]),
         "altup.active_idx": config.whole("altup_active_idx"),
         "altup.num_inputs": config.whole("altup_num_inputs"),
-        # Standard deviations above the mean from which on gates count.
+        # Gates count from this many standard deviations above the mean.
         "activation_sparsity_scale": [
             NormalDist().inv_cdf(share) * sample if share else float("-inf") for share in shares
         ],
@@ -82,7 +82,7 @@ def gemma4(config: Config) -> Keys:
 
 
 def _of_full_layers(config: Config, name: str, default: int) -> int:
-    """What layers that see everything have otherwise, by either of the two names of it."""
+    """A value of layers with full attention, by either of its two names. Raises CheckpointError."""
     layers = config.table("per_layer_config").values
     stated = [layer[name] for layer in layers.values() if isinstance(layer, dict) and name in layer]
     if any(one != stated[0] for one in stated):

@@ -1,8 +1,8 @@
-"""Stored values as the rows of a new tensor: floats for the rows that are asked for, whichever way they are stored.
+"""Stored values as the rows of a new tensor: floats for requested rows, however the values are stored.
 
-A vector is a matrix with one value a row, so that what reorders rows also reorders biases. Matrices are wrapped where a
-family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped, ScaledRows), or lacks some
-(Padded).
+A vector is a matrix with one value per row, so that code that reorders rows also reorders biases. Wrappers serve
+families that store rows in another order (Rows), transposed (Turned), with other values (Mapped, ScaledRows), in
+another shape (Folded), or with some missing (Padded).
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from localllm.text import shortened
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
-_EXACT = {"F32": "F32", "F64": "F32", "F16": "F16"}  # what holds stored values; BF16 otherwise
+_EXACT = {"F32": "F32", "F64": "F32", "F16": "F16"}  # GGUF's type for stored values; BF16 for other dtypes
 
 
 class Matrix(Protocol):
-    """shape: of the values, rows last but one. exact: the GGUF format that they become unless they are quantised."""
+    """shape: of the values, rows second to last. exact: their GGUF format unless they are quantised."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -34,20 +34,20 @@ class Matrix(Protocol):
 
     @property
     def factor(self) -> float:
-        """What all values of `blocks` have to be multiplied by; `floats` are."""
+        """Multiplier for all values of `blocks`; `floats` includes it."""
         ...
 
     def floats(self, rows: Numbers) -> Floats:
-        """Chosen rows, of all but the last dimension taken together: rows x values of a row."""
+        """Chosen rows, counted with all dimensions but the last flattened: rows x values of a row."""
         ...
 
     def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
-        """The same as blocks of `exact`, where that is a quantised format."""
+        """The same rows as blocks of `exact`, if that is a quantised format."""
         ...
 
 
 def float_type(matrix: Matrix) -> str:
-    """The type of floats that a matrix becomes where its blocks are of no use."""
+    """The float type of a matrix whose blocks cannot be used."""
     return matrix.exact if matrix.exact in ("F32", "F16", "BF16") else "F16"
 
 
@@ -57,7 +57,7 @@ def row_count(shape: tuple[int, ...]) -> int:
 
 
 class FloatMatrix:
-    """What matrices of floats share: they have no blocks."""
+    """Base of matrices of floats, which have no blocks."""
 
     @property
     def factor(self) -> float:
@@ -69,7 +69,7 @@ class FloatMatrix:
 
 @dataclass(frozen=True)
 class Plain(FloatMatrix):
-    """Values as they are stored, times scales where there are any: one, one a row, or one a square of `block`."""
+    """Stored values, times scales if there are any: one, one per row, or one per square of `block` x `block`."""
 
     tensor: StoredTensor
     scale: StoredTensor | None = None
@@ -84,7 +84,7 @@ class Plain(FloatMatrix):
         return _EXACT.get(self.tensor.dtype, "BF16")
 
     def floats(self, rows: Numbers) -> Floats:
-        """Raises CheckpointError for scales that do not fit."""
+        """See Matrix. Raises CheckpointError for scales that do not fit."""
         raw = self.tensor.raw()
         raw = raw.reshape(-1, 1) if len(self.shape) < 2 else raw
         values = self.tensor.floats(raw[rows])
@@ -104,7 +104,7 @@ class Plain(FloatMatrix):
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a matrix, in an order of their own."""
+    """Some rows of a matrix, in a given order."""
 
     of: Matrix
     order: Numbers
@@ -127,7 +127,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Changed(FloatMatrix):
-    """A matrix of other numbers, or in another shape, than the one that it is made of."""
+    """A matrix with other values or another shape than the one it wraps."""
 
     of: Matrix
 
@@ -142,7 +142,7 @@ class Changed(FloatMatrix):
 
 @dataclass(frozen=True)
 class Turned(Changed):
-    """A matrix, or each of several, with rows and columns exchanged. One at a time is held as floats."""
+    """A matrix, or each of several, transposed. One at a time is held as floats."""
 
     def __post_init__(self) -> None:
         if len(self.of.shape) < 2:
@@ -164,7 +164,7 @@ class Turned(Changed):
 
 @dataclass(frozen=True)
 class Mapped(Changed):
-    """A matrix whose numbers become others."""
+    """A matrix with a function applied to its values."""
 
     change: Callable[[Floats], Floats]
 
@@ -174,7 +174,7 @@ class Mapped(Changed):
 
 @dataclass(frozen=True)
 class ScaledRows(Changed):
-    """A matrix whose rows have a factor each. Raises ValueError for another number of factors.
+    """A matrix with each row multiplied by a factor. Raises ValueError unless there is a factor for each row.
 
     Products need more bits than BF16 has.
     """
@@ -195,7 +195,7 @@ class ScaledRows(Changed):
 
 @dataclass(frozen=True)
 class Padded(Changed):
-    """A matrix with rows of zeros behind its own."""
+    """A matrix with rows of zeros appended, up to `count` rows."""
 
     count: int
 
@@ -212,7 +212,7 @@ class Padded(Changed):
 
 @dataclass(frozen=True)
 class Folded(FloatMatrix):
-    """A vector as a matrix of its values, row by row; it is held as floats."""
+    """A vector reshaped to a matrix, row by row; it is held as floats."""
 
     of: Matrix
     shape: tuple[int, int]
@@ -226,8 +226,8 @@ class Folded(FloatMatrix):
 
 
 def chosen_rows(matrix: Matrix, choose: Callable[[Numbers], Numbers]) -> Rows:
-    """Rows of a matrix, or the same ones of each of several. choose: gets the numbers of all rows of one, and keeps
-    some, in any order and shape."""
+    """Rows of a matrix, or the same rows of each of several. choose: maps the indices of all rows of one matrix to
+    those to keep, in any order and shape."""
     several = matrix.shape[:-2] if len(matrix.shape) > 2 else ()
     height = matrix.shape[0] if len(matrix.shape) == 1 else matrix.shape[-2]
     order = choose(np.arange(height)).reshape(-1)

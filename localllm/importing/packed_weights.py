@@ -1,8 +1,9 @@
-"""Weights that a checkpoint has in fewer bits, as floats: GPTQ, AWQ, and compressed-tensors.
+"""Quantised weights of a checkpoint, dequantised to floats: GPTQ, AWQ, and compressed-tensors.
 
-A weight is (code - zero) * scale, with a zero and a scale for a group of a row's values; what differs is where codes,
-zeros and scales lie. Sources: AutoGPTQ 0.7.1 (nn_modules/qlinear/qlinear_cuda_old.py), AutoAWQ 0.2.9
-(utils/packing_utils.py), compressed-tensors 0.20 (compressors/pack_quantized), transformers (integrations/mxfp4.py).
+A weight is (code - zero) * scale, with a zero point and a scale for a group of a row's values. Methods differ in where
+codes, zero points and scales are stored. Sources: AutoGPTQ 0.7.1 (nn_modules/qlinear/qlinear_cuda_old.py), AutoAWQ
+0.2.9 (utils/packing_utils.py), compressed-tensors 0.20 (compressors/pack_quantized), transformers
+(integrations/mxfp4.py).
 """
 
 import math
@@ -22,13 +23,13 @@ from localllm.text import shortened
 Tensors = Mapping[str, StoredTensor]
 
 _WORD = 32
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the values of eight neighbouring rows lie
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # positions in a word of the values of eight neighbouring rows
 _GET = "Get the model in BF16, FP8, GPTQ (4 or 8 bits), AWQ (gemm) or as GGUF."
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
               ".input_scale", ".k_scale", ".v_scale", ".weight_scale_2", ".weight_global_scale",
               ".input_global_scale")  # fmt: skip
-"""Ends of the names of tensors that belong to others."""
-_OWNERS = {"_scale_inv": "", "_scale": "", "_scales": "_blocks"}  # the same, where there is what they belong to
+"""Name suffixes of tensors that belong to others."""
+_OWNERS = {"_scale_inv": "", "_scale": "", "_scales": "_blocks"}  # more, by owners' suffixes, if an owner exists
 _FP8_SCALES = ("_scale_inv", "_scale")
 _WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
@@ -37,7 +38,7 @@ _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weigh
 class Packing:
     """How a checkpoint's quantised weights are packed, from its quantization_config.
 
-    Raises CheckpointError for a way that is not read.
+    Raises CheckpointError for an unsupported method.
     """
 
     def __init__(self, config: Config) -> None:
@@ -65,9 +66,9 @@ class Packing:
         self.block = _square_block(stated)
 
     def matrix(self, tensors: Tensors, name: str) -> tuple[str, Matrix] | None:
-        """What a stored tensor stands for, and under which name; None for one that belongs to another, or to nothing.
+        """A stored tensor's unpacked name and matrix; None for one that belongs to another, or is not used.
 
-        Raises CheckpointError for one that is damaged, or whose companions are missing.
+        Raises CheckpointError if it is damaged or its companions are missing.
         """
         tensor = tensors[name]
         for end, plain in _CODES.items():
@@ -78,7 +79,7 @@ class Packing:
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
-            return None  # which some tools write where the model has none
+            return None  # zeros, which some tools write for models without biases
         return name, self._plain(tensors, tensor)
 
     def _expect(self, stated: Config, name: str, *values: object) -> None:
@@ -90,7 +91,7 @@ class Packing:
             )
 
     def _plain(self, tensors: Tensors, tensor: StoredTensor) -> Matrix:
-        """Values, and the scales of FP8 or of bytes."""
+        """An unpacked tensor, with scales if it is FP8 or integers. Raises CheckpointError."""
         name = tensor.name
         if not tensor.dtype.startswith(("F8", "I", "U")):
             return Plain(tensor)
@@ -134,13 +135,13 @@ class Packing:
 
 
 def _belongs(tensors: Tensors, name: str) -> bool:
-    """Whether a tensor has the scales of another."""
+    """Whether a tensor holds another one's scales."""
     return any(name.endswith(end) and name.removesuffix(end) + owner in tensors for end, owner in _OWNERS.items())
 
 
 @dataclass(frozen=True)
 class Integers(FloatMatrix):
-    """Small integers in groups. codes: of chosen rows, uint8. zeros, scales: groups x rows. group_of: of each value."""
+    """Small integers in groups. codes: of chosen rows, uint8. zeros, scales: groups x rows. group_of: by value."""
 
     shape: tuple[int, ...]
     exact: str
@@ -165,7 +166,7 @@ class Integers(FloatMatrix):
 
 
 def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, inverse: bool) -> Matrix:
-    """NVFP4, with a factor of the whole matrix in a tensor of its own, or its inverse. Raises CheckpointError."""
+    """NVFP4, with the whole matrix's factor, or its inverse, in a tensor of its own. Raises CheckpointError."""
     packed, found = tensors[name], tensors.get(factor)
     value = 0.0 if found is None or found.shape not in ((), (1,)) else found.floats(found.raw()).item()
     if not (math.isfinite(value) and value > 0):
@@ -179,7 +180,7 @@ def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, in
 
 
 def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offset: int) -> Matrix:
-    """Words go down a column of the transposed weights; zeros lie along a row, less one in the first version."""
+    """Words pack a column of the transposed weights. Zero points are packed by rows, minus one in the first version."""
     words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
     rows = words.shape[1]
     bits = _WORD * zeros.shape[1] // rows
@@ -197,7 +198,7 @@ def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offse
 
 
 def _awq(part: Callable[[str], StoredTensor]) -> Matrix:
-    """Words go along a row of the transposed weights, each with eight values in an order of its own."""
+    """Words pack a row of the transposed weights, eight values each in AWQ's own order."""
     words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
     width, rows = len(words), words.shape[1] * 8
     places = np.array(_AWQ_PLACES)
@@ -218,7 +219,7 @@ def _awq(part: Callable[[str], StoredTensor]) -> Matrix:
 
 
 def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTensor]) -> Matrix:
-    """Words go along a row; codes and zeros are signed, stored plus half of their range."""
+    """Words pack a row. Codes and zero points are signed, stored with half of their range added."""
     packed, scale = part(".weight_packed"), part(".weight_scale")
     words, scales = packed.raw(), scale.floats(scale.raw())
     rows, width = (int(size) for size in part(".weight_shape").raw().reshape(-1))
@@ -243,7 +244,7 @@ def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTen
 
 
 def _along(words: NDArray[np.int32], bits: int) -> Codes:
-    """Codes of words of 32 bits, the lowest first, rows x values. Raises ValueError for other bits than 4 or 8."""
+    """Unpack 32-bit words to codes, lowest first: rows x values. Raises ValueError unless bits is 4 or 8."""
     codes = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return codes
@@ -253,12 +254,12 @@ def _along(words: NDArray[np.int32], bits: int) -> Codes:
 
 
 def _half(scales: StoredTensor) -> str:
-    """The type of unpacked weights is that of their scales."""
+    """The type of unpacked weights: that of their scales."""
     return "F16" if scales.dtype == "F16" else "BF16"
 
 
 def _square_block(stated: Config) -> int:
-    """Rows and values that share a scale in FP8; 128 where the configuration does not say. Raises CheckpointError."""
+    """Side of the square that shares a scale in FP8; 128 if the configuration does not say. Raises CheckpointError."""
     if (sizes := stated.values.get("weight_block_size")) is None:
         return 128
     numbers = stated.numbers("weight_block_size")

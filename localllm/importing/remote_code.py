@@ -1,4 +1,4 @@
-"""Families that transformers does not have, and whose repositories bring code of their own: keys and tensors.
+"""Families that transformers lacks and whose repositories bring their own code: keys and tensors.
 
 Sources: llama.cpp, conversion/exaone.py, minicpm.py, internlm.py, bailingmoe.py and smallthinker.py.
 """
@@ -56,7 +56,7 @@ def bailing_moe(config: Config) -> Keys:
 
 
 def bailing_moe2(config: Config) -> Keys:
-    """Ling 2: GLM 4.5's experts, by names of its own."""
+    """Ling 2: GLM 4.5's experts under names of its own."""
     config.expect_all(use_qkv_bias=False, use_bias=False, score_function="sigmoid")
     shared, width = config.whole("num_shared_experts", 0), config.whole("moe_intermediate_size")
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": shared}
@@ -67,7 +67,7 @@ def bailing_moe2(config: Config) -> Keys:
 
 
 def smallthinker(config: Config) -> Keys:
-    """Every fourth layer sees all and does not turn, or none has a window."""
+    """Every fourth layer has full attention without RoPE and the others have windows, or no layer has a window."""
     width = config.whole("moe_ffn_hidden_size")
     keys: Keys = {
         "feed_forward_length": width,
@@ -91,7 +91,7 @@ def smallthinker(config: Config) -> Keys:
 
 
 def _of_groups(choose: Callable[[Numbers], Numbers]) -> Change:
-    """Some of a group's heads: queries that share a key, the key, the value."""
+    """Some heads of each group. A group has the queries that share a key, the key, and the value."""
 
     def change(matrix: Matrix, config: Config) -> Matrix:
         keys = config.whole("num_key_value_heads", config.whole("num_attention_heads"))
@@ -114,7 +114,7 @@ INTERNLM2 = tuple(
 
 
 def _of_all_heads(part: int) -> Change:
-    """Rows of the queries, the keys or the values, which lie in this order."""
+    """Rows of the queries, the keys or the values, which are stored in this order."""
 
     def change(matrix: Matrix, config: Config) -> Matrix:
         heads = config.whole("num_attention_heads")

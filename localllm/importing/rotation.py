@@ -1,4 +1,4 @@
-"""How heads turn: the ways to stretch a rotation, as keys of GGUF and tensors of factors."""
+"""RoPE scaling: the ways to stretch a rotation, as GGUF keys and tensors of factors."""
 
 import math
 from typing import Any
@@ -11,18 +11,18 @@ from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
 Keys = dict[str, Any]
-_STILL = 1e30  # a factor by which nothing turns
+_STILL = 1e30  # a frequency's divisor that stops its rotation
 
 
 def scaling_keys(
     rope: Config, keys: Keys, sharpening: float | None, *, truncated: bool
 ) -> tuple[Keys, dict[str, NDArray[np.float32]]]:
-    """What stretches the rotation: keys, and tensors of factors. sharpening, truncated: see Family."""
+    """Keys and tensors of factors of a RoPE scaling. sharpening, truncated: see Family. Raises CheckpointError."""
     kind = rope.values.get("rope_type", rope.values.get("type")) or "default"
     context, size = keys["context_length"], keys["rope.dimension_count"]
     if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
         return {"rope.freq_base": keys["rope.freq_base"] * rope.number("alpha") ** (size / (size - 2))}, {}
-    if kind in ("default", "dynamic"):  # the usual dynamic one begins to stretch beyond the trained context
+    if kind in ("default", "dynamic"):  # the usual dynamic scaling starts beyond the trained context
         return {}, {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}
@@ -38,7 +38,7 @@ def scaling_keys(
         else:
             rope.expect("mscale")
             rope.expect("mscale_all_dim")
-            if rope.values.get("attention_factor") is not None:  # in place of YaRN's own, by which GGUF's is multiplied
+            if rope.values.get("attention_factor") is not None:  # replaces YaRN's own, which multiplies GGUF's factor
                 own = 1.0 + 0.1 * math.log(max(rope.number("factor"), 1.0))
                 multiplier = {"rope.scaling.attn_factor": rope.number("attention_factor") / own}
         return {
@@ -65,7 +65,7 @@ def scaling_keys(
 
 
 def _llama3_factors(rope: Config, base: float, size: int, original: int) -> NDArray[np.float32]:
-    """Slow turns are divided by the factor, fast ones are left, with a ramp between (Llama 3.1)."""
+    """Low frequencies are divided by the factor, high ones are unchanged, with a ramp in between (Llama 3.1)."""
     factor = rope.number("factor", 8.0)
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     turns = original * base ** (-np.arange(0, size, 2) / size) / (2 * math.pi)
@@ -74,7 +74,7 @@ def _llama3_factors(rope: Config, base: float, size: int, original: int) -> NDAr
 
 
 def _proportional_factors(rope: Config, _base: float, size: int, _original: int) -> NDArray[np.float32]:
-    """The first pairs of a head turn, and those behind them do not (Gemma 4)."""
+    """Only the first pairs of a head are rotated (Gemma 4)."""
     factors = np.full(size // 2, _STILL, np.float32)
     factors[: int(rope.number("partial_rotary_factor", 1.0) * size / 2)] = 1.0
     return factors

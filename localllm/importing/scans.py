@@ -18,7 +18,7 @@ _SCAN, _SCAN_NAME = r"model\.layers\.(\d+)\.mamba\.", r"model.layers.\1.mamba."
 _MIXER, _MIXER_NAME = r"backbone\.layers\.(\d+)\.mixer\.", r"backbone.layers.\1.mixer."
 _ATTENDING = ("attention", "full_attention")  # by the older name, and the newer one
 _NEMOTRON_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_MOST_TOKENS = 1 << 20  # a scan has no longest context
+_MOST_TOKENS = 1 << 20  # scans have no context limit of their own
 _Z, _X, _B, _C, _DT = range(5)  # parts of in_proj, in the order of ssm_multipliers
 
 
@@ -53,7 +53,7 @@ def granite_hybrid(config: Config) -> Keys:
 
 
 def mamba2(config: Config) -> Keys:
-    """Keys of a model of scans alone."""
+    """Keys of a model with scans only."""
     _check_times(config)
     config.expect("use_bias", False)
     heads = config.whole("num_heads")
@@ -114,7 +114,7 @@ def nemotron_h(config: Config) -> Keys:
 
 
 def nemotron_layers(config: Config) -> list[str]:
-    """What each layer is, from a list or from a letter for each. Raises CheckpointError for what is neither."""
+    """Each layer's kind, from a list or from a letter per layer. Raises CheckpointError for unknown kinds."""
     pattern = config.values.get("hybrid_override_pattern")
     if config.values.get("layers_block_type") is None and isinstance(pattern, str):
         kinds = [_NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
@@ -127,7 +127,7 @@ def nemotron_layers(config: Config) -> list[str]:
 
 
 def _check_times(config: Config) -> None:
-    """Raise CheckpointError where time steps are cut off."""
+    """Raise CheckpointError if time steps are clamped."""
     limit = config.values.get("time_step_limit")
     if isinstance(limit, list) and (
         limit[:1] != [0.0] or limit[1:] not in ([float("inf")], [{"__float__": "Infinity"}])
@@ -165,7 +165,7 @@ def _rules(stored: str, name: str, groups: str) -> tuple[Rule, ...]:
 
 
 def _times(factor: Callable[[Config], float]) -> Change:
-    """Rows times a factor of the configuration."""
+    """Multiply rows by a factor from the configuration."""
     return lambda matrix, config: ScaledRows(matrix, np.full(row_count(matrix.shape), factor(config), np.float32))
 
 
@@ -178,7 +178,7 @@ def _of_list(name: str, index: int) -> Callable[[Config], float]:
 
 
 def _in_parts(matrix: Matrix, config: Config) -> Matrix:
-    """Each part of what goes into a scan times its factor: gate, x, b, c and dt."""
+    """Multiply each part of a scan's input projection by its factor: gate, x, b, c and dt."""
     inner = config.whole("mamba_n_heads") * config.whole("mamba_d_head")
     state = config.whole("mamba_n_groups") * config.whole("mamba_d_state")
     sizes = {_Z: inner, _X: inner, _B: state, _C: state, _DT: config.whole("mamba_n_heads")}
@@ -211,5 +211,5 @@ FALCON_H1 = (
     Rule(r"(model\.embed_tokens\.weight)", r"\1", _times(_stated("embedding_multiplier"))),
     Rule(r"(lm_head\.weight)", r"\1", _LOGITS),
 )
-# The two factors differ, so that logits have a matrix of their own.
+# The factors of embeddings and logits differ, so logits get a matrix of their own.
 FALCON_H1_TIED = (*FALCON_H1, Rule(r"model\.embed_tokens\.weight", "lm_head.weight", _LOGITS))

@@ -1,4 +1,4 @@
-"""Which stored tensors make which tensor of a GGUF file, and their values, a piece at a time."""
+"""Maps stored tensors to the tensors of a GGUF file, and reads their values a piece at a time."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from localllm.importing.matrices import Mapped, Matrix, Numbers, Padded, Rows, T
 from localllm.importing.packed_weights import Packing
 from localllm.text import shortened
 
-_PIECE = 4 << 20  # values that are held as floats
+_PIECE = 4 << 20  # values held as floats at a time
 _EXPERT = re.compile(r"(.+\.experts|.*altup(?:_unembed)?_projections)\.(\d+)\.(.+)")
 _UNUSED = re.compile(r".*(rotary(_emb)?\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
 _OTHER_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.", "embed_vision.",
@@ -25,7 +25,7 @@ _OF_TOKENS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor to write. parts: one, or one an expert."""
+    """A tensor to write. parts: one, or one for each expert."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,11 +33,11 @@ class NewTensor:
 
     @property
     def exact(self) -> str:
-        """The format that it becomes unless it is quantised."""
+        """The tensor's format unless it is quantised."""
         return self.parts[0].exact
 
     def pieces(self) -> Iterator[tuple[Matrix, Numbers]]:
-        """All rows, in pieces of a few: a part, and the numbers of its rows."""
+        """All rows in pieces: (part, indices of its rows)."""
         for part in self.parts:
             count = row_count(part.shape)
             step = max(1, _PIECE * count // max(int(np.prod(part.shape)), 1))
@@ -46,7 +46,7 @@ class NewTensor:
 
 
 def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple[list[NewTensor], list[str]]:
-    """The tensors of the GGUF file, and notes on what is not used. Raises CheckpointError for what no rule knows."""
+    """The tensors of the GGUF file, and notes on unused ones. Raises CheckpointError for a tensor without a rule."""
     from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
@@ -106,7 +106,7 @@ def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Con
 
 
 def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix:
-    """A matrix as the engine computes with it: heads in its order, norms whole, convolutions in two dimensions."""
+    """A matrix as the engine expects it: heads in its order, norms with 1 added, convolutions in two dimensions."""
     if re.search(r"(shortconv\.conv|ssm_conv1d)\.weight", name) and len(matrix.shape) == 3:
         matrix = Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
     if name in _OF_TOKENS and row_count(matrix.shape) < config.whole("vocab_size"):
@@ -126,12 +126,12 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
 
 
 def _of_expert(name: str) -> tuple[str, int]:
-    """The name without the expert's number, and the number; -1 for what belongs to no single expert."""
+    """The name without the expert's number, and the number; -1 if the tensor is not of a single expert."""
     match = _EXPERT.fullmatch(name)
     return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, -1)
 
 
 def _beyond(name: str, layers: int) -> bool:
-    """Whether a tensor is of a layer behind the last one, which guesses further tokens."""
+    """Whether a tensor belongs to a layer after the last one, which predicts further tokens."""
     match = re.match(r"(?:model\.)?layers\.(\d+)\.", name)
     return bool(match) and int(match[1]) >= layers if match else False

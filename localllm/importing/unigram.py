@@ -12,13 +12,13 @@ from gguf_io.tokenizer.special_tokens import UNKNOWN
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
-_LEAST_SCORE = -10_000.0  # of tokens that are no pieces
+_LEAST_SCORE = -10_000.0  # of tokens that are not pieces
 _RUN_OF_SPACES = {"Regex": " {2,}"}
-_MERGES, _STRIPS = {"WhitespaceSplit"}, {"Strip", "Replace"}  # what makes runs of spaces one, alone or together
+_MERGES, _STRIPS = {"WhitespaceSplit"}, {"Strip", "Replace"}  # steps that merge runs of spaces: alone, and together
 
 
 def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int], where: str) -> dict[str, Any]:
-    """The tokenizer's keys. Raises CheckpointError where its steps are others than SentencePiece's."""
+    """The tokenizer's keys. Raises CheckpointError if its steps differ from SentencePiece's."""
     model = content["model"]
     if model.get("byte_fallback"):
         raise CheckpointError(f"{where}: cuts by likelihood and falls back to bytes. Get the model as GGUF instead.")
@@ -50,7 +50,7 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
                 "Get the model as GGUF instead."
             )
     merges = keys["tokenizer.ggml.remove_extra_whitespaces"] = bool(found & _MERGES or found >= _STRIPS)
-    if keys["tokenizer.ggml.add_space_prefix"] and not merges:  # a text that begins with a space gets no second one
+    if keys["tokenizer.ggml.add_space_prefix"] and not merges:  # a leading space of the text must not be doubled
         raise CheckpointError(
             f"{where}: keeps runs of spaces and puts one before a text, which GGUF has no words for. "
             "Get the model as GGUF instead."
@@ -59,7 +59,7 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """A normalizer's or pre-tokenizer's steps, which may be lists of further ones."""
+    """A normalizer's or pre-tokenizer's steps, with nested lists flattened."""
     if part is None:
         return
     if part.get("type") != "Sequence":
@@ -77,6 +77,6 @@ def _map(stated: str, where: str) -> bytes:
 
 
 def _prepends(step: Mapping[str, Any]) -> bool:
-    """Whether a space goes before a text; by the older name, or the newer one."""
+    """Whether a space is put before a text, by the older or the newer name of the setting."""
     scheme = step.get("prepend_scheme")
     return bool(step.get("add_prefix_space", True)) if scheme is None else scheme != "never"

@@ -1,8 +1,8 @@
-# ruff: noqa: RUF001 - look-alike characters are borders that are to be tried
-"""A tokenizer as Hugging Face has it, in the keys of GGUF: tokens, merges or scores, special ids, the chat template.
+# ruff: noqa: RUF001 - look-alike characters are part of the probe
+"""A Hugging Face tokenizer as GGUF keys: tokens, merges or scores, special ids, the chat template.
 
-Which of GGUF's named ways to cut text a byte-level tokenizer has is found out by cutting: the one of
-gguf_io.tokenizer.pretokenizers that cuts a text full of borders as the tokenizer's own rules do.
+GGUF names the pre-tokenizer of a byte-level tokenizer. The name is found by trying: it is the one in
+gguf_io.tokenizer.pretokenizers that cuts a probe text as the tokenizer's own rules do.
 """
 
 import json
@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 MAX_TOKENS = 1 << 22
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
           "cls": "cls"}  # fmt: skip
-# What answers are taken apart by, and so must be in their text.
+# Markers by which answers are split, so they must appear in the text.
 _GEMMA4_TEXT = {
     f"<{bar}>" for name in ("channel", "tool_call", "tool_response") for bar in (f"|{name}", f"{name}|")
 } | {'<|"|>'}
-# Borders between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
+# Has boundaries between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
 _PROBE = (
     "Hello, world!  It's 12345678 o'clock,\n\n\tand WE'LL see...  \r\n  3.14159 x=y_z; naïve café déjà-vu ÀÉÎ "
     "camelCaseWord HTTPServer don'T I'D 你好，世界。 こんにちは テスト 안녕하세요 Привет مرحبا 😀🚀 e\u0301 สวัสดี "
@@ -35,9 +35,9 @@ _PROBE = (
 
 
 def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
-    """The keys of a folder's tokenizer, for a model that knows `size` tokens.
+    """The keys of a folder's tokenizer, for a model with `size` tokens.
 
-    Raises CheckpointError for a tokenizer that is missing, damaged, or of a kind that GGUF has no words for.
+    Raises CheckpointError for a tokenizer that is missing, damaged, or of a kind that GGUF cannot express.
     """
     content = checkpoint.json("tokenizer.json")
     config = checkpoint.optional_json("tokenizer_config.json") or {}
@@ -99,7 +99,7 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
 
 
 def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int], where: str) -> dict[str, Any]:
-    """BERT's tokenizer: tokens that begin a word are marked, in place of those that do not."""
+    """BERT's tokenizer. GGUF marks tokens that begin a word, instead of those that continue one."""
     normalizer, prefix = content.get("normalizer") or {}, content["model"].get("continuing_subword_prefix", "##")
     if normalizer.get("type") != "BertNormalizer" or prefix != "##":
         raise CheckpointError(f"{where}: its words are cut otherwise than BERT's. Get the model as GGUF instead.")
@@ -126,7 +126,7 @@ def _sentence_pieces(
     ids: Mapping[str, int],
     unknown: str | None,
 ) -> dict[str, Any]:
-    """SentencePiece's tokenizer, which merges what has the highest score: the earlier a merge, the higher."""
+    """SentencePiece's tokenizer, which merges the pair with the highest score: the earlier a merge, the higher."""
     scores = [-1e6] * len(tokens)
     for rank, (left, right) in reversed(list(enumerate(pairs))):
         if left + right in ids:
@@ -150,7 +150,7 @@ def _sentence_pieces(
 
 
 def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Gemma 4's tokenizer, which merges by rank though its tokens are SentencePiece's, and the text of its calls."""
+    """Gemma 4's tokenizer, which merges by rank although its tokens are SentencePiece's, with its markers as text."""
     pairs = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
     kinds = zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"], strict=True)
     return {
@@ -161,7 +161,7 @@ def _gemma4(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
 
 
 def _laguna(ends: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Laguna's second token that ends an answer, which its tokenizer takes for text."""
+    """Laguna's second token that ends an answer, which its tokenizer treats as text."""
     if not isinstance(ends, list) or len(ends) < 2:
         return {}
     kinds = list(keys["tokenizer.ggml.token_type"])
@@ -170,7 +170,7 @@ def _laguna(ends: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool) -> str:
-    """The name of the way in which a byte-level tokenizer cuts text. Raises CheckpointError for an unknown one."""
+    """GGUF's name of a byte-level tokenizer's pre-tokenizer. Raises CheckpointError for an unknown one."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
     rest = ("truncation", "padding", "post_processor", "decoder", "normalizer")
@@ -196,7 +196,7 @@ def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool)
 def _special(
     checkpoint: Checkpoint, content: Mapping[str, Any], config: Mapping[str, Any], tokens: list[str], model: str
 ) -> dict[str, Any]:
-    """Ids of special tokens, and which are added to a text."""
+    """Ids of special tokens, and which are added to a text. Raises CheckpointError."""
     ids = {text: index for index, text in enumerate(tokens)}
     keys: dict[str, Any] = {}
     for role, name in _ROLES.items():
@@ -218,7 +218,7 @@ def _special(
         return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
                        "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
     if (content.get("post_processor") or {}).get("type") == "RobertaProcessing":
-        keys["tokenizer.ggml.add_sep_token"] = True  # between the texts of a pair, behind the token that ends the first
+        keys["tokenizer.ggml.add_sep_token"] = True  # between the texts of a pair, after the token that ends the first
     adds_bos = config.get("add_bos_token") if first is None else True
     adds_eos = config.get("add_eos_token") if last is None else True
     keys["tokenizer.ggml.add_bos_token"] = bool(adds_bos) and bos is not None
@@ -231,7 +231,7 @@ def _special(
 
 
 def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The tokens that a template puts before and behind a text, None for none."""
+    """The tokens that a post-processor puts before and after a text; None for none."""
     for step in processor.get("processors", [processor]):
         if step.get("type") in ("BertProcessing", "RobertaProcessing"):
             return step["cls"][0], step["sep"][0]
@@ -242,7 +242,7 @@ def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _template(checkpoint: Checkpoint, config: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own, or in the tokenizer's configuration; of several, the default one."""
+    """The chat template, from its own file or the tokenizer's configuration; of several, the default one."""
     found = checkpoint.optional_text("chat_template.jinja") or config.get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}

@@ -31,7 +31,7 @@ class Chart:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The largest x and y, 1 where there is nothing above 0."""
+        """The largest x and y; 1 if none is above 0."""
         points = [point for series in self.series for point in series.points]
         return max((x for x, _ in points), default=0) or 1.0, max((y for _, y in points), default=0) or 1.0
 
@@ -58,13 +58,13 @@ def in_terminal(chart: Chart, width: int = 60, height: int = 15) -> str:
 
 
 def _label(value: float, chars: int, delta: float, left: bool = False) -> str:
-    """A tick's label, as plotille asks for it."""
+    """A tick's label, in the form that plotille's formatters return."""
     text = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return text.ljust(chars) if left else text.rjust(chars)
 
 
 def svg(charts: Sequence[Chart]) -> str:
-    """The charts below each other, as an SVG document of their own."""
+    """The charts below each other, as one SVG document."""
     body = "".join(
         f'<g transform="translate(0 {number * _HEIGHT})">{_drawing(chart)}</g>\n' for number, chart in enumerate(charts)
     )
@@ -109,7 +109,7 @@ def _text(x: float, y: float, text: str, style: str) -> str:
 
 
 def ticks(end: float) -> list[float]:
-    """Round numbers from 0 to at least end, four to nine of them."""
+    """Four to nine round numbers from 0 to at least `end`."""
     step = 10 ** math.floor(math.log10(end / 4))
     step *= next(factor for factor in (1, 2, 5, 10) if end / (step * factor) <= 8)
     return [float(f"{number * step:.10g}") for number in range(math.ceil(end / step - 1e-9) + 1)]

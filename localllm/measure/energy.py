@@ -1,7 +1,7 @@
-"""Energy that the processor counts itself: RAPL, as Linux shows it.
+"""Energy from the processor's own counters: RAPL, as exposed by Linux.
 
 https://docs.kernel.org/power/powercap/powercap.html. It counts processors and memory, on some machines ("psys") the
-whole platform; GPUs and the losses of power supplies are not in it. Most systems let root alone read it.
+whole platform, but not GPUs or power supply losses. On most systems only root can read it.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyUnknownError(LocalLLMError):
-    """There is no energy counter that may be read; the message says why, without a full stop."""
+    """No energy counter can be read; the message says why, without a full stop."""
 
 
 @dataclass(slots=True)
 class _Counter:
-    """A counter in microjoules that begins again at 0 after `span`."""
+    """A counter in microjoules that wraps to 0 at `span`."""
 
     path: Path
     span: int
     last: int = 0
 
     def added(self) -> int:
-        """What was added since the last call."""
+        """Microjoules added since the last call."""
         now = _number(self.path)
         added = (now - self.last) % self.span
         self.last = now
@@ -33,7 +33,7 @@ class _Counter:
 
 
 class EnergyMeter:
-    """Joules of this machine since it was made. Counters wrap within the hour: read more often than that."""
+    """Joules used by this machine since the meter was created. Counters can wrap within an hour: read more often."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
         """Raises EnergyUnknownError."""
@@ -43,7 +43,7 @@ class EnergyMeter:
         ]
         if not chosen:
             raise EnergyUnknownError(f"there are no RAPL counters in {root}")
-        # A counter's largest value is its range; the next one is 0.
+        # max_energy_range_uj is a counter's largest value; the next one is 0.
         self._counters = [
             _Counter(path / "energy_uj", _number(path / "max_energy_range_uj") + 1) for path in sorted(chosen)
         ]
@@ -52,13 +52,13 @@ class EnergyMeter:
         self._joules = 0.0
 
     def joules(self) -> float:
-        """Raises EnergyUnknownError where a counter cannot be read any more."""
+        """Joules so far. Raises EnergyUnknownError if a counter is no longer readable."""
         self._joules += sum(counter.added() for counter in self._counters) / 1e6
         return self._joules
 
 
 def _zones(root: Path) -> list[Path]:
-    """Zones of the processors; intel-rapl-mmio counts the same again."""
+    """Zones of the processors, without intel-rapl-mmio, which counts the same energy again."""
     return [path for path in root.glob("intel-rapl:*") if (path / "name").is_file()]
 
 

@@ -1,6 +1,6 @@
-"""The formulas of docs/inference.md with the numbers of a model and a machine in.
+"""The formulas of docs/inference.md, evaluated for a model and a machine.
 
-Each figure is computed by the function that the page names, from the numbers that are shown with it.
+Each figure is computed by the function that the page names, from the numbers shown with it.
 """
 
 import re
@@ -36,7 +36,7 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A figure. formula: Python, with the names of the numbers in braces. unit: see _SHOWN."""
+    """A computed figure. formula: Python, with the names of the numbers in braces. unit: see _SHOWN."""
 
     name: str
     function: str
@@ -47,7 +47,7 @@ class Explained:
 
     @classmethod
     def by(cls, name: str, unit: str, function: Callable[..., float], formula: str, **numbers: float) -> Self:
-        """What a function of localllm.measure.formulas gives for these numbers, which are its arguments."""
+        """The result of a function of localllm.measure.formulas. numbers: its arguments."""
         module = function.__module__.rpartition(".")[2]
         return cls(name, f"{module}.{function.__name__}", formula, numbers, function(**numbers), unit)
 
@@ -61,10 +61,10 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A model on a machine. machine: None where its figures are not known, and so no speed.
+    """A model on a machine. machine: None if its figures are unknown; then there are no speeds.
 
-    batches: sequences at once, and the most tokens a second with empty contexts and with full ones. notes: what the
-    formulas leave out.
+    batches: (sequences at once, the most tokens a second with empty contexts, the same with full ones). notes: what
+    the formulas leave out.
     """
 
     memory: tuple[Explained, ...]
@@ -83,7 +83,7 @@ class Explanation:
         machine: Machine | None,
         expected: "ExpectedSpeed | None",
     ) -> Self:
-        """From a header and its plan. use: of the place that computes. Raises UnsupportedModelError."""
+        """From a file's header and its memory plan. use: of the device that computes. Raises UnsupportedModelError."""
         shape = ModelShape.of_file(file)
         filled = tuple(_memory(file, shape, use, context, kv_types))
         per_token = filled[1].value
@@ -100,14 +100,14 @@ class Explanation:
 
 
 def machine_here(kept: "KeptLimits", work: "ModelWork", memory_bytes: float) -> Machine:
-    """This machine by its kept limits. Its peak is that for the model's mix of products of bytes and of floats."""
+    """This machine by its stored limits. The peak is for the model's mix of int8 and float products."""
     int8, floats = work.row.int8_operations, work.row.float_operations
     peak = (int8 + floats) / (int8 / kept.int8 + floats / kept.floats)
     return Machine(f"{kept.processor}, {kept.threads} threads, as benchmarked", kept.read, peak, memory_bytes)
 
 
 def machine_named(label: str, memory_bytes: float) -> Machine | None:
-    """The machine of the table of hardware whose name is in a GPU's label; None where its figures are not there."""
+    """The machine from HARDWARE whose name is in a GPU's label; None if it or its peak is not in the table."""
     found = next((each for each in HARDWARE if each.name in label), None)
     if found is None or found.f16_peak is None:
         return None
@@ -117,7 +117,7 @@ def machine_named(label: str, memory_bytes: float) -> Machine | None:
 def _memory(
     file: "ModelFile", shape: ModelShape, use: "MemoryUse", context: int, kv_types: tuple[str, str]
 ) -> Iterator[Explained]:
-    """What fills a place's memory. use: what the plan says of it; context: its tokens."""
+    """What fills a device's memory. use: the plan for the device; context: tokens."""
     bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
     yield Explained.by(
         "weights", "B", memory.weight_bytes, "{parameters} * {bits} / 8", parameters=file.parameter_count, bits=bits
@@ -170,7 +170,7 @@ def _memory(
 
 
 def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) -> Iterator[Explained]:
-    """The roofline: the least times, and so the most tokens a second, that a machine's figures allow."""
+    """The roofline: the least times, and thus the most tokens a second, that a machine's figures allow."""
     peak, bandwidth = machine.peak, machine.bandwidth
     yield Explained.by(
         "ridge, above which arithmetic limits",
@@ -248,7 +248,7 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
 
 
 def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
-    """(batch, the most tokens a second with empty contexts, with full ones) by speed.tokens_per_second."""
+    """(batch, most tokens a second with empty contexts, with full ones), from speed.tokens_per_second."""
     found = []
     for batch in BATCHES:
         rates = []
@@ -292,7 +292,7 @@ def _notes(
 
 
 def _batch_table(rows: Sequence[tuple[int, float, float]]) -> str:
-    """For people: at most so many tokens a second."""
+    """The batches as a table for display: upper bounds of tokens a second."""
     cells = [(str(batch), human_speed(empty), human_speed(full)) for batch, empty, full in rows]
     return table([("BATCH", "TOK/S, EMPTY CONTEXTS", "FULL ONES"), *cells], right=(0, 1, 2))
 

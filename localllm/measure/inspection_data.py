@@ -1,4 +1,4 @@
-"""A look inside an engine as JSON, so that a chat can draw the engine of a server. Counts and times, no text."""
+"""An engine's snapshot as JSON, so that a chat can draw a server's engine. It has counts and times, no text."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, 
 
 
 def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
-    """For JSON. page_holders become runs of [pages, holders], since most neighbours are alike."""
+    """Data for JSON. page_holders is run-length encoded as [pages, holders], since most neighbours are equal."""
     return {
         "steps": [asdict(step) for step in snapshot.steps],
         "requests": [asdict(request) for request in snapshot.requests],
@@ -25,7 +25,7 @@ def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
 
 
 def snapshot_of(data: Mapping[str, Any]) -> EngineSnapshot:
-    """What snapshot_data gave. Raises TypeError, KeyError or ValueError for anything else."""
+    """The snapshot from snapshot_data's result. Raises TypeError, KeyError or ValueError for anything else."""
     runs = data["page_holders"]
     return EngineSnapshot(
         steps=tuple(StepRecord(**step) for step in data["steps"]),

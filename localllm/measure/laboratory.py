@@ -1,4 +1,4 @@
-"""What a model's steps cost by the roofline, for other batches, contexts, types and drafts than those at hand."""
+"""What a model's steps would cost by the roofline with other batches, contexts, types and drafts."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _EXPERTS = "_exps."
 _LOOKED = "attention over the context"
-# Where the products of a layer's tensors belong, by what their names contain; the rest goes with the feed-forward.
+# The group of a layer's tensor, by what its name contains. All other tensors count as feed-forward.
 _GROUPS = {
     "attn": "attention's matrices",
     _EXPERTS: "experts",
@@ -25,12 +25,12 @@ _GROUPS = {
     "ffn": "feed-forward matrices",
 }
 _LOGITS = "logits"
-PREFILL_ROWS = 32  # a step of so many rows and more tells how fast prompts are computed; of fewer, the longest
+PREFILL_ROWS = 32  # chunks with at least this many rows show the speed of prefill; if there are none, the longest do
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Matrices of a step: bytes that it reads, and operations for each row. experts: read as the rows choose them."""
+    """Matrices of a step: bytes read, and operations for each row. experts: read only as far as the rows use them."""
 
     name: str
     read: float
@@ -40,9 +40,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A model and the limits of the machine that computes it, None where they were not measured.
+    """A model and the limits of the machine that computes it; the limits are None if they were not measured.
 
-    bits: of a weight. bandwidth: bytes a second; peak: operations a second for the model's mix of formats.
+    bits: per weight, on average. bandwidth: bytes a second; peak: operations a second for the model's mix of formats.
     """
 
     shape: ModelShape
@@ -54,7 +54,7 @@ class ModelCosts:
 
     @classmethod
     def of(cls, file: "ModelFile", kv_types: tuple[str, str], kept: "KeptLimits | None") -> Self:
-        """From a header. Raises UnsupportedModelError for what the CPU engine does not compute."""
+        """From a file's header. Raises UnsupportedModelError for models that the CPU engine does not compute."""
         from localllm.measure.explain import machine_here
         from localllm.roofline.work import work_in_header
 
@@ -76,18 +76,18 @@ class ModelCosts:
         return cls(shape, tuple(parts), bits, kv_type, *limits)
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """What as_data gave. Raises TypeError or KeyError for anything else."""
+        """The costs from as_data's result. Raises TypeError or KeyError for anything else."""
         parts = tuple(Part(**part) for part in data["parts"])
         return cls(**{**data, "shape": ModelShape(**data["shape"]), "parts": parts})
 
 
 def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
-    """A loaded model's costs on this machine; None for architectures whose sizes only llama.cpp knows."""
+    """A loaded model's costs on this machine; None for architectures that only llama.cpp supports."""
     from localllm.engine.backends import native_kv_types
     from localllm.roofline.kept import kept_limits
     from models.errors import UnsupportedModelError
@@ -100,10 +100,10 @@ def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What the last steps reached. decode, prefill: medians of bytes, and of operations, a second; None: none yet.
+    """Speeds of the last steps. decode: median of bytes read a second; prefill: of operations a second; None: none yet.
 
-    rows: of the steps that decode told of. seconds: their median time. compute: operations a second of prompts, or of
-    decoding where that is more.
+    rows, seconds: medians of the decoding steps. prefill_rows: median of the prompts' chunks. compute: operations a
+    second, of prefill or decoding, whichever is more.
     """
 
     decode: float | None
@@ -115,7 +115,7 @@ class Reached:
 
     @classmethod
     def by(cls, costs: ModelCosts, snapshot: "EngineSnapshot") -> Self:
-        """From an engine's steps that only decode, and its requests' chunks of some size, else from the longest."""
+        """From steps that only decode, and prompts' chunks of at least PREFILL_ROWS rows, or else the longest ones."""
         shape = costs.shape
         decodes = [
             step for step in snapshot.steps if step.decode and not (step.prefill or step.drafted) and step.seconds
@@ -139,9 +139,9 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What might be. batch: sequences that decode at once, each of `context` tokens. bits: of a weight.
+    """A configuration to forecast. batch: sequences that decode at once, each of `context` tokens. bits: per weight.
 
-    draft: tokens that a draft without cost guesses for each, right with chance `acceptance`.
+    draft: tokens drafted per sequence and step, at no cost; each is right with probability `acceptance`.
     """
 
     batch: int
@@ -154,9 +154,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """seconds: of a step, by its parts; limited: the parts that arithmetic limits. rates: tokens a second.
+    """A step's predicted time. parts: names and seconds; limited: names of compute-bound parts.
 
-    weights, kv: bytes.
+    each, all: tokens a second of one sequence and of the batch. weights, kv: bytes.
     """
 
     parts: tuple[tuple[str, float], ...]
@@ -169,7 +169,7 @@ class Forecast:
 
 
 def forecast(costs: ModelCosts, setting: Setting, bandwidth: float, peak: float) -> Forecast:
-    """A decoding step at these rates: each part takes what its bytes or its operations take, the longer of the two."""
+    """A decoding step at these rates. Each part takes as long as its bytes or its operations, whichever is longer."""
     shape, rows = costs.shape, setting.batch * (setting.draft + 1)
     smaller = setting.bits / costs.bits
     times: list[tuple[str, float]] = []
@@ -196,7 +196,10 @@ def forecast(costs: ModelCosts, setting: Setting, bandwidth: float, peak: float)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the roofline: operations a byte, and operations a second. measured: or what the roof allows."""
+    """A point of the roofline. intensity: operations a byte; rate: operations a second.
+
+    measured: false for the roofline's own upper bounds.
+    """
 
     name: str
     intensity: float
@@ -205,7 +208,7 @@ class Point:
 
 
 def points(costs: ModelCosts, reached: Reached, bandwidth: float, peak: float) -> Iterator[Point]:
-    """Decoding of 1 to 64 rows on the roof, and what the last steps reached."""
+    """The roof's limits for decoding 1 to 64 rows, and the speeds of the last steps."""
     shape = costs.shape
     for batch in (1, 4, 16, 64):
         intensity = batch * shape.decode_operations / shape.read_bytes(batch)

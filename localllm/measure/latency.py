@@ -1,6 +1,6 @@
-"""What requests experienced: their times, percentiles of many, and how many met a service-level objective (SLO).
+"""Request latencies: times, percentiles, and how many requests met a service-level objective (SLO).
 
-TTFT: from when a request was due to its first text. ITL: each gap between two pieces of text. TPOT: the mean time of a
+TTFT: from when a request was due to its first text. ITL: each gap between two pieces of text. TPOT: the mean time per
 token after the first. E2E: from when a request was due to the end of its answer.
 """
 
@@ -19,11 +19,11 @@ _TIME = re.compile(r"(\d*\.?\d+)(us|ms|s)?")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request and what became of it. Times are in seconds since the beginning of the measurement.
+    """One request and its result. Times are in seconds since the beginning of the measurement.
 
     due: when it should have been sent. Latencies count from then, not from `sent`, so that a load generator or a
     connection limit that holds requests back cannot hide a slow server (coordinated omission).
-    pieces: when each piece of text came. Counts of tokens are the server's; None where it gives none.
+    pieces: when each piece of text arrived. Token counts are the server's; None if it reports none.
     error: why there is no complete answer.
     """
 
@@ -38,22 +38,22 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated; the number of pieces where the server gives no count."""
+        """Tokens generated; the number of pieces if the server reports no count."""
         return len(self.pieces) if self.generated_tokens is None else self.generated_tokens
 
     @property
     def ttft(self) -> float:
-        """An answer without text counts until its end."""
+        """Seconds from `due` to the first text; to the end of an answer without text."""
         return (self.pieces[0] if self.pieces else self.ended) - self.due
 
     @property
     def itl(self) -> tuple[float, ...]:
-        """Gaps between pieces. A piece has more than one token where the server sends several together."""
+        """Gaps between pieces. A piece has more than one token if the server sends several together."""
         return tuple(later - earlier for earlier, later in pairwise(self.pieces))
 
     @property
     def tpot(self) -> float | None:
-        """None where there are not two pieces and two tokens to tell it by."""
+        """Mean seconds per token after the first; None with fewer than two pieces or two tokens."""
         if len(self.pieces) < 2 or self.tokens < 2:
             return None
         return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in seconds; None bounds nothing. itl bounds the longest gap of an answer."""
+    """Upper bounds in seconds; None is no bound. itl bounds the longest gap of an answer."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -116,7 +116,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """None where there are no values."""
+        """The percentiles of values; None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -125,7 +125,7 @@ class Percentiles:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value at a share, 0 to 1, of ascending values, on a line between the two nearest, as numpy.percentile."""
+    """The value at a share, 0 to 1, of ascending values, interpolated linearly, as in numpy.percentile."""
     at = share * (len(ordered) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
@@ -134,9 +134,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What many requests experienced. Latencies are those of answered requests, in seconds; rates are per second.
+    """Statistics of many requests. Latencies are those of answered requests, in seconds; rates are per second.
 
-    seconds: from the first request to the last end. cached_share: of the prompt tokens, None where the server gives no
+    seconds: from the first request to the last end. cached_share: of the prompt tokens, None if the server reports no
     counts. good: requests that met the SLO; None without one.
     """
 
@@ -156,7 +156,7 @@ class Summary:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], slo: Slo | None = None) -> Self:
-        """Sum up. counted: whether the server counted all tokens; late: the longest that a request was held back."""
+        """Sum up. counted: whether the server counted all tokens; late: the longest time a request was held back."""
         answered = [outcome for outcome in outcomes if outcome.error is None]
         began = min((outcome.due for outcome in outcomes), default=0.0)
         cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
@@ -201,7 +201,7 @@ class Summary:
 
     @property
     def attained(self) -> float | None:
-        """The share of the requests that met the SLO, 0 to 1."""
+        """The share of requests that met the SLO, 0 to 1."""
         if self.good is None:
             return None
         return self.good / self.requests if self.requests else 0.0

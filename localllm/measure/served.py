@@ -1,4 +1,4 @@
-"""What a localllm server has served, from the counters that /metrics shows. They hold no prompt and no answer."""
+"""Tokens that a localllm server has served, from the counters of /metrics, which contain no prompts or answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """prompt: read, cached ones included; cached: of them not computed again; generated: answered."""
+    """Token counts. prompt: including cached ones; cached: those of the prompt that were not computed again."""
 
     prompt: int = 0
     cached: int = 0
@@ -25,21 +25,21 @@ class Tokens:
         return Tokens(self.prompt + other.prompt, self.cached + other.cached, self.generated + other.generated)
 
     def since(self, earlier: "Tokens") -> "Tokens":
-        """What was added; all of it where the counters have begun anew in between."""
+        """The tokens added since `earlier`; all of them if the counters have restarted in between."""
         added = Tokens(self.prompt - earlier.prompt, self.cached - earlier.cached, self.generated - earlier.generated)
         return self if min(added.prompt, added.cached, added.generated) < 0 else added
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Tokens by model. started: when the server began to count, in seconds of the epoch; None where it does not say."""
+    """Tokens by model. started: when the server began to count, in seconds since the epoch; None if unknown."""
 
     models: Mapping[str, Tokens]
     started: float | None
 
 
 def read_metrics(text: str) -> Reading:
-    """Read Prometheus' text format. Raises RequestError where it has none of localllm's counters."""
+    """Read Prometheus' text format. Raises RequestError if it has none of localllm's counters."""
     from prometheus_client.parser import text_string_to_metric_families
 
     counts: dict[str, dict[str, int]] = {}
@@ -62,14 +62,14 @@ def read_metrics(text: str) -> Reading:
 
 
 class Tally:
-    """Adds up what is served from one reading to the next. A model that was unloaded keeps what it had by then."""
+    """Adds up the tokens served from one reading to the next. A model that is unloaded keeps its total."""
 
     def __init__(self, first: Reading) -> None:
         self._last = first
         self.models: dict[str, Tokens] = {}
 
     def add(self, reading: Reading) -> None:
-        """Note a later reading."""
+        """Add the tokens since the previous reading."""
         for name, tokens in reading.models.items():
             added = tokens.since(self._last.models.get(name, Tokens()))
             self.models[name] = self.models.get(name, Tokens()) + added
@@ -78,7 +78,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """kwh: of a kilowatt-hour. The others are an API's, of a million tokens; cached None costs what prompt does."""
+    """kwh: price of a kilowatt-hour. The others: an API's prices per million tokens; cached: None means as prompt."""
 
     kwh: float | None = None
     prompt: float | None = None
@@ -88,7 +88,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was served in some seconds, and the energy that it took. joules: None where it is not known."""
+    """Tokens served in a period of `seconds`, and the energy used. joules: None if unknown."""
 
     models: Mapping[str, Tokens]
     seconds: float
@@ -106,24 +106,24 @@ class Receipt:
 
     @property
     def electricity(self) -> float | None:
-        """Money for it."""
+        """Price of the energy; None if it or its price is unknown."""
         return None if self.kwh is None or self.prices.kwh is None else self.kwh * self.prices.kwh
 
     @property
     def electricity_per_million(self) -> float | None:
-        """Money for a million generated tokens."""
+        """Price of the electricity for a million generated tokens."""
         if self.electricity is None or not self.total.generated:
             return None
         return self.electricity / self.total.generated * money.MILLION
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of a generated token, reading prompts and waiting included."""
+        """Energy per generated token, including prefill and idle time."""
         return None if self.joules is None or not self.total.generated else self.joules / self.total.generated
 
     @property
     def api(self) -> float | None:
-        """What the API would ask for the same tokens."""
+        """The API's price for the same tokens; None if its prices are not given."""
         prices, total = self.prices, self.total
         if prices.prompt is None or prices.generated is None:
             return None

@@ -1,4 +1,4 @@
-"""What every generating route does after it has read its request: run it, and write the answer, whole or streamed."""
+"""Shared by all generating routes: run the parsed request and write the answer, whole or streamed."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -40,7 +40,7 @@ class Writer(Protocol):
         """Progress of the model's load or of prefill. May be called before `begin`."""
 
     def alive(self) -> bytes:
-        """A sign of life while nothing else is sent. May be called before `begin`."""
+        """A keep-alive line, sent when there is nothing else to send. May be called before `begin`."""
 
     def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
         """An event of one answer. before: the answer without this event."""
@@ -65,10 +65,10 @@ async def answer(
     *,
     streams: bool = False,
 ) -> Response:
-    """Run requests and respond. streams: whether the answer is streamed where the body does not say.
+    """Run requests and respond. streams: whether to stream if the body does not say.
 
-    Where the body names a list of models, its model becomes the one that answers, as the response's does then.
-    Raises ApiError 400 for a wrong keep_alive.
+    If body.model names a fallback list, it is replaced by the name of the model that answers, which the response then
+    reports. Raises ApiError 400 for an invalid keep_alive.
     """
     for_user, options, keep_alive = for_user_of(http, requests), service.options, keep_alive_s(body.keep_alive)
 

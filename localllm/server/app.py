@@ -47,7 +47,7 @@ _PROTOCOLS = (
 
 
 def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) -> FastAPI:
-    """Create the application. models: called on its event loop."""
+    """Create the application. models: creates the served models; called on the event loop."""
     metrics = Metrics(options.slo)
 
     @contextlib.asynccontextmanager
@@ -72,7 +72,7 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) 
 
 
 def error_body_at(path: str) -> ErrorBody:
-    """The error format for a path that no route matched: of the route that shares most of its first steps."""
+    """The error format for a path that matches no route: that of the route with the longest common prefix."""
     routes = [route for module in _PROTOCOLS for route in module.router.routes if isinstance(route, ProtocolRoute)]
     steps = path.split("/")
 

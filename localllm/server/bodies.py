@@ -39,19 +39,19 @@ Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 MAX_PRIORITY = 1000
 BANNED = -100  # a logit_bias of this or less bans the token
-# What bodies may have under the same names; the engine checks the values of those that llama.cpp alone has.
+# Sampling fields that bodies may have under the same names; the engine checks the values of llama.cpp's own ones.
 _SAMPLING = {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
 
 
 def shown(name: object) -> str:
-    """A name that a client chose, for the log; not one that may be a sentence."""
+    """A client-chosen name for the log, or a placeholder if it could be free text."""
     text = str(name)
     return repr(text) if _NAME.fullmatch(text) else "of another name"
 
 
 @lru_cache(maxsize=1000)
 def note_ignored(what: str, level: int = logging.WARNING) -> None:
-    """Log that something of a request has no effect here: once, as long as it is among the last thousand."""
+    """Log that a part of a request is ignored. Logged once while it is among the last thousand such notes."""
     log.log(level, "ignored: %s", what)
 
 
@@ -71,7 +71,7 @@ class Body(BaseModel):
 
 @cache
 def _aliases(body: type[Body]) -> frozenset[str]:
-    """The other names of a body's fields."""
+    """The aliases of a body's fields."""
     declared = body.model_fields.values()
     aliases = [alias for field in declared for alias in (field.alias, field.validation_alias)]
     choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
@@ -221,7 +221,7 @@ def keep_alive_s(value: float | str | None) -> float | None:
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
-    """Parse a string or a list of strings, without empty ones. Raises ApiError 400, also for too many or too long."""
+    """Parse a string or a list of strings, dropping empty ones. Raises ApiError 400, also if too many or too long."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ApiError(400, 'option "stop" must be of type array of strings')

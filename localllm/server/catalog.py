@@ -73,7 +73,7 @@ class Catalog:
         self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
-        """All models with readable files, those named at the start first, including those derived by manifests."""
+        """All models with readable files, including those defined by manifests; those named at startup come first."""
         paths = {entry.path for entry in self._served}
         names = {_plain(entry.name) for entry in self._served}
         library = [
@@ -146,7 +146,7 @@ def _plain(name: str) -> str:
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:
-    """An entry, also for a manifest that cannot be read: a request for that model reports the error."""
+    """An entry, even if the manifest cannot be read: a request for the model reports the error."""
     try:
         return _entry(model.name, model)
     except library_errors.LibraryError:
@@ -161,7 +161,7 @@ def _entry(name: str, model: LibraryModel) -> CatalogEntry:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether the file's header can be read. Lists leave out other files."""
+    """Whether the file's header can be read. Lists omit files for which it cannot."""
     try:
         facts_of(path)
     except (OSError, LocalLLMError):
@@ -173,7 +173,7 @@ def _is_model(path: Path) -> bool:
 
 
 def about(entry: CatalogEntry) -> ModelAbout:
-    """A model's row in lists. Raises ModelFileError and its kin."""
+    """A model's row in lists. Raises ModelFileError or another file error."""
     path = entry.path
     facts = facts_of(path)
     status = path.stat()
@@ -194,14 +194,14 @@ def about(entry: CatalogEntry) -> ModelAbout:
 def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
     """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision.
 
-    From its file and its template; cached until the file changes. Raises ModelFileError and its kin.
+    From its file and its template; cached until the file changes. Raises ModelFileError or another file error.
     """
     found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
     return [*found, *(["vision"] if "completion" in found and projector_for(entry, settings) else [])]
 
 
 def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
-    """The file of a model's image projector; None where there is none, or where llama.cpp does not run the model.
+    """The file of a model's image projector; None if there is none or llama.cpp does not run the model.
 
     Raises RequestError if the named file is missing.
     """
@@ -215,7 +215,7 @@ def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
 def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDescription:
     """Describe a model. verbose adds arrays, such as the vocabulary, and tensors.
 
-    Raises ModelFileError and its kin, LibraryError.
+    Raises ModelFileError or another file error, LibraryError.
     """
     projector = projector_for(entry, settings)
     return ModelDescription(

@@ -1,4 +1,4 @@
-"""Message contents: text and images, from the formats of the protocols."""
+"""Message contents: text and images, parsed from the protocols' formats."""
 
 import base64
 import binascii
@@ -23,12 +23,12 @@ _NO_FETCHING = (
 
 
 def left_out(kind: str) -> str:
-    """The note that a model reads in place of what cannot be passed on."""
+    """The note that the model reads in place of content that cannot be passed on."""
     return f"[{kind}: left out, since this server passes on only text here]"
 
 
 def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
-    """The arguments of an earlier tool call. Those that are no JSON object, a model's mistake, become a text in one."""
+    """The arguments of an earlier tool call. If the model wrote no valid JSON object, its text is wrapped in one."""
     try:
         parsed = json.loads(given or "{}") if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -68,9 +68,9 @@ def image_part_of_url(url: object) -> Part:
 
 
 def noted_image(read: Callable[[], Part]) -> Part:
-    """An image of a tool's result, with the note that stands for it where a model sees none; or only the note.
+    """An image in a tool's result, with the note that replaces it if the image is dropped; or only the note.
 
-    The user cannot change what a tool has sent, so an image that cannot be read is no error.
+    The user cannot change what a tool has sent, so an unreadable image is not an error.
     """
     note = left_out("image")
     try:
@@ -88,10 +88,10 @@ def plain(parts: list[Part]) -> str | list[Part]:
 
 
 def with_few_images(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The messages with at most MAX_IMAGES images: of those in tools' results, notes stand in place of the oldest.
+    """The messages with at most MAX_IMAGES images: notes replace the oldest ones in tools' results.
 
-    Many at once, so that most further images leave the prompt's beginning as it is. Raises ApiError 400 for too many
-    images of the user's.
+    Many are replaced at once, so that most further images leave the prompt's prefix unchanged. Raises ApiError 400 if
+    the user's own images exceed the limit.
     """
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     images = [part for content in contents for part in content if part["type"] == "image"]
@@ -108,7 +108,7 @@ def with_few_images(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[s
 def openai_message(message: Message) -> dict[str, Any]:
     """An OpenAI message as chat templates expect it. Raises ApiError 400 for audio, and for images of other roles."""
     fields: dict[str, Any] = {"role": message.role, "content": openai_content(message.content, message.role)}
-    if message.role == "function":  # a result, as it was before there were tools
+    if message.role == "function":  # a call's result in the older form, before tools
         fields["role"] = "tool"
     if message.tool_calls:
         fields["tool_calls"] = [_call(call) for call in message.tool_calls]
@@ -123,7 +123,7 @@ def openai_message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """A tool call; one of a custom tool has its text as the argument `input`."""
+    """A tool call as chat templates expect it. A custom tool's text becomes the argument `input`."""
     if call.custom is not None:
         function: dict[str, Any] = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
     elif call.function is not None:
@@ -134,7 +134,10 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def openai_content(content: str | list[Part] | None, role: str) -> Any:
-    """OpenAI content: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
+    """OpenAI content as text, or as parts if a user's message or a tool's result has images.
+
+    Raises ApiError 400 for other kinds of parts, except in tools' results.
+    """
     if role == "tool" and isinstance(content, list):
         return plain([_part_of_result(part) for part in content])
     if not isinstance(content, list) or role != "user":
@@ -163,7 +166,7 @@ def _is_text(part: object) -> bool:
 
 
 def _part_of_result(part: Any) -> Part:
-    """A part of a tool's result. What is neither text nor an image becomes a note."""
+    """A part of a tool's result. Anything but text and images becomes a note."""
     if _is_text(part):
         return text_part(openai_text([part]))
     if _is_image(part):

@@ -25,11 +25,11 @@ _TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rare
 class EmbeddingModel:
     """An embedding model, or a reranker, and its tokenizer. Thread-safe; one call computes at a time.
 
-    backend: what computes it, and why. held_bytes: the most memory that it takes.
+    backend: the backend that computes it, and why. held_bytes: the most memory that it takes.
     """
 
     def __init__(self, path: Path, settings: Settings, progress: LoadProgress | None = None) -> None:
-        """Load. progress is called on this thread; what it raises ends the load and is raised again.
+        """Load. progress is called on this thread; an exception from it ends the load and propagates.
 
         Raises what open_text_encoder raises, and TokenizerError.
         """
@@ -105,7 +105,7 @@ class EmbeddingModel:
             document = document[: min(len(document) * self.max_tokens // len(pair), len(document) - 1) * 15 // 16]
 
     def _fitted(self, text: Sequence[int], truncate: bool) -> Sequence[int]:
-        """The text, or its beginning and its last token, which may be a special one."""
+        """The tokens. Too many are truncated, keeping the last token, which may be a special one."""
         if not text:
             raise ApiError(400, "the input is empty; send at least one token")
         if min(text) < 0 or max(text) >= self._tokenizer.vocab_size:
@@ -126,7 +126,7 @@ class EmbeddingModel:
 async def embed_all(
     model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch.
+    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after the current batch.
 
     Raises ApiError 400 for too many texts.
     """
@@ -142,7 +142,7 @@ async def embed_all(
 async def rank_all(
     model: Embedder, query: str, documents: Sequence[str], *, truncate: bool
 ) -> tuple[NDArray[np.float32], int]:
-    """Score each document; returns the scores and the number of tokens. Cancelling stops after this batch."""
+    """Score each document; returns the scores and the number of tokens. Cancelling stops after the current batch."""
 
     def work(batch: slice) -> tuple[NDArray[np.float32], int]:
         return model.rank(query, documents[batch], truncate=truncate)
@@ -158,5 +158,5 @@ async def _together(
 
 
 def _tokens(text: str | Sequence[int]) -> int:
-    """Estimated tokens of a text."""
+    """A text's estimated number of tokens."""
     return len(text) // _TOKEN_CHARS + 1 if isinstance(text, str) else len(text)

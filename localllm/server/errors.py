@@ -70,9 +70,9 @@ def known(value: T | None, what: str) -> T:
 
 
 def message_of(error: LocalLLMError) -> str:
-    """The error's message for a client, without the folders of files and the flags of this program.
+    """The error's message for a client, without folder paths and without sentences about command-line flags.
 
-    Long ones are cut in the middle: some quote a client or a template.
+    Long messages, such as those that quote the request or a template, are cut in the middle.
     """
     if isinstance(error, LlamaCppMissingError):
         return "this server has no llama.cpp, which this request needs; `localllm doctor` says how to install it there"

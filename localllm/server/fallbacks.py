@@ -1,4 +1,4 @@
-"""Names that stand for lists of models: where one cannot answer, the next does."""
+"""Fallback lists: a name for several models. If one cannot answer, the next one does."""
 
 from collections.abc import Mapping
 
@@ -10,16 +10,16 @@ from localllm.server.errors import ModelNotFoundError
 
 MOST_MODELS = 16
 
-# Statuses of a remote server that say that it cannot answer now; other refusals, such as 400, are the client's to see.
+# Statuses of a remote server that mean it cannot answer now. Other errors, such as 400, are returned to the client.
 _CANNOT_NOW = frozenset({404, 408, 429, *range(500, 600)} - {501})
 
 Fallbacks = Mapping[str, tuple[str, ...]]
 
 
 def goes_to_the_next(error: LocalLLMError) -> bool:
-    """Whether another model of a list should answer: this one is not here, does not fit, or has a full queue.
+    """Whether the next model of a list should answer: this one is missing, does not fit, or has a full queue.
 
-    A remote server also where it cannot be reached, or fails.
+    For a remote model, also if its server is unreachable or fails.
     """
     if isinstance(error, RemoteError):
         return error.status is None or error.status in _CANNOT_NOW
@@ -27,12 +27,12 @@ def goes_to_the_next(error: LocalLLMError) -> bool:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name of a list is that of a server's model, as in http://host:8000#qwen3:8b."""
+    """Whether a name in a list is that of a remote server's model, as in http://host:8000#qwen3:8b."""
     return "://" in name
 
 
 def split_remote(name: str) -> tuple[str, str]:
-    """The server's address and its own name for the model. Raises RemoteError."""
+    """The server's address and its name for the model. Raises RemoteError."""
     address, _, model = name.partition("#")
     Endpoint.parse(address)
     if not model:
@@ -41,7 +41,7 @@ def split_remote(name: str) -> tuple[str, str]:
 
 
 def parse_fallbacks(text: str) -> Fallbacks:
-    """The lists of the setting, as in "smart=qwen3:8b,http://host:8000#qwen3:8b; quick=...". Raises SettingsError."""
+    """Parse the setting, such as "smart=qwen3:8b,http://host:8000#qwen3:8b; quick=...". Raises SettingsError."""
     found: dict[str, tuple[str, ...]] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         name, _, models = (part.strip() for part in entry.partition("="))

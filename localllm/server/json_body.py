@@ -1,4 +1,4 @@
-"""Routes of protocols: bodies are JSON whatever their content type, since `curl -d` sends a form's."""
+"""Protocol routes: bodies are parsed as JSON whatever their content type, since `curl -d` sends a form's."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from localllm.server.streams import connected
 # Larger bodies are parsed on another thread, so that they do not block the event loop.
 INLINE_BYTES = 64 * 1024
 
-# A string, or what has its beginning and no end; in linear time whatever comes.
+# A string, terminated or not. Matches in linear time on any input.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 _SHOULD_BE = "Input should be "
@@ -24,7 +24,7 @@ _TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse strict JSON in UTF-8, of bounded depth and size. Raises ValueError saying what is wrong."""
+    """Parse strict UTF-8 JSON of bounded depth and size. Raises ValueError saying what is wrong."""
     _check_size(body)
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
@@ -43,9 +43,9 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Raise ValueError for a body of too many values or containers, before they are made: parsing blocks all threads.
+    """Raise ValueError for a body with too many values or containers. Runs before parsing, which blocks all threads.
 
-    Brackets and commas within strings do not count.
+    Brackets and commas inside strings do not count.
     """
     if body.count(b"[") + body.count(b"{") > MAX_JSON_CONTAINERS or body.count(b",") > MAX_JSON_VALUES:
         body = _STRING.sub(b"", body)
@@ -99,7 +99,7 @@ def _steps(body: dict[str, Any] | list[Any]) -> Iterable[int | str]:
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> tuple[int | str, ...]:
-    """The path of a fault in the body. pydantic's `loc` also has names of types among its steps."""
+    """The path of a fault in the body. pydantic's `loc` also contains type names."""
     place: list[int | str] = []
     steps = fault["loc"][1:]
     for step in steps:
@@ -138,7 +138,7 @@ class ProtocolRoute(APIRoute):
             request = _JsonRequest(request.scope, request.receive)
             if self.path.startswith(UPLOADS):  # the route receives its body itself
                 return await handler(request)
-            await request.body()  # what is received after it says that the client has left
+            await request.body()  # any message received after the body means that the client has left
             return await connected(request, handler(request))
 
         return handle

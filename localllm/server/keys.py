@@ -18,7 +18,7 @@ from localllm.settings import Settings, read_key
 # The ASGI scope's key for the request's cache namespace.
 NAMESPACE = "localllm.namespace"
 CLIENT: ContextVar[str] = ContextVar("client", default="")
-"""Who sends the HTTP request at work: a user, where several have keys, or else an address. Set by the gate."""
+"""Sender of the current HTTP request: a user if several have keys, otherwise an address. Set by the gate."""
 
 _NAMED = re.compile(r"([A-Za-z0-9._@-]{1,64}):\s+(\S+)")
 _DIGEST = 16

@@ -1,4 +1,4 @@
-"""Limits of one request. What exceeds them is refused with status 400 or 413 before any work."""
+"""Limits of one request. A request that exceeds them is refused with status 400 or 413 before any work."""
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 128
@@ -20,9 +20,9 @@ MAX_TOP_LOGPROBS = 20
 MAX_INT = 2**31 - 1
 
 HEADER_SECONDS = 15.0  # to send a request's headers
-DISCARDED_BYTES = 64 * 2**20  # read and dropped of a body that is too large, so that the client reads the response
+DISCARDED_BYTES = 64 * 2**20  # of a body that is too large: read and dropped, so that the client reads the response
 DISCARD_SECONDS = 5.0
 BODY_SECONDS = 60.0  # to send a request's body
-KEEP_ALIVE_SECONDS = 10.0  # of silence before a stream says that it lives; clients give up after minutes
+KEEP_ALIVE_SECONDS = 10.0  # of silence before a stream sends a keep-alive line; clients time out after minutes
 STALLED_SECONDS = 120.0  # a client that reads nothing for this long is disconnected
-IDLE_SECONDS = 30  # keep-alive between requests
+IDLE_SECONDS = 30  # HTTP keep-alive between requests

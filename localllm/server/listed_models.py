@@ -1,4 +1,4 @@
-"""A server's own models, and those of remote servers that its lists name, as in http://host:8000#qwen3:8b."""
+"""A server's own models plus the remote models in its fallback lists, such as http://host:8000#qwen3:8b."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,7 +26,7 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ListedEntry:
-    """A remote server's model under the name that it has in the lists."""
+    """A remote server's model under its name in the lists."""
 
     name: str
     entry: RemoteEntry
@@ -34,7 +34,7 @@ class ListedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel(WithoutTokens):
-    """A remote model that answers under the name that it has in the lists, which says where it is."""
+    """A remote model that answers under its name in the lists, which contains the server's address."""
 
     name: str
     model: OpenAIModel
@@ -48,14 +48,14 @@ class ListedModel(WithoutTokens):
 
 
 class ListedModels:
-    """Implements ServedModels, which documents the methods, over a server's own models and those of its lists.
+    """Implements ServedModels, which documents the methods, over a server's own models and its lists' remote models.
 
-    A remote model can be asked for by its list, or by just the name that it has there. `entries`, `resident` and
-    `health` are those of the own models: no request waits for a server that it does not use.
+    A request can name a remote model's list, or the model by its name in the list. `entries`, `resident` and `health`
+    cover the own models only: no request waits for a server that it does not use.
     """
 
     def __init__(self, own: ServedModels[Any], remote: Mapping[str, RemoteModels]) -> None:
-        """remote: by the name in the lists, the server that has the model."""
+        """remote: the server that has each remote model, by the model's name in the lists."""
         self._own = own
         self._remote = remote
         self.entries = own.entries
@@ -114,14 +114,14 @@ class ListedModels:
         return self._own.engine_stats()
 
     def _place(self, entry: Any) -> tuple[ServedModels[Any], Any]:
-        """Who has the model, and its entry there."""
+        """The collection that has the model, and its entry there."""
         if isinstance(entry, ListedEntry):
             return self._remote[entry.name], entry.entry
         return self._own, entry
 
 
 def with_listed(own: ServedModels[Any], lists: Fallbacks, settings: Settings, keep_alive_s: float) -> ServedModels[Any]:
-    """The models, with those of remote servers that the lists name; servers get the key of the settings.
+    """The models, plus the remote ones that the lists name. All servers are sent the key from the settings.
 
     Raises SettingsError for a bad key file.
     """

@@ -1,4 +1,4 @@
-"""Memory grants for models that llama.cpp runs or that are pooled: main memory and devices, given what others hold."""
+"""Memory grants for llama.cpp's models and for embedding models: main memory and GPUs, given what others hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """main: bytes of main memory; devices: of each GPU in llama.cpp's order; settings: place the model accordingly."""
+    """main: bytes of main memory; devices: bytes on each GPU, in llama.cpp's order; settings: place the model so."""
 
     settings: Settings
     main: int
@@ -48,9 +48,9 @@ def plan_model(
 def plan_embedder(
     settings: Settings, choice: BackendChoice, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
 ) -> Grant:
-    """Grant memory to an embedding model or reranker: for llama.cpp on the GPU with most room, else in main memory.
+    """Grant memory to an embedding model or reranker: with llama.cpp on the GPU with the most room, else main memory.
 
-    Raises OutOfMemoryError with the sums, UnsupportedModelError for what the native engine cannot compute.
+    Raises OutOfMemoryError with the sums, UnsupportedModelError if the native engine cannot compute the model.
     """
     weights, beside = encoder_bytes(file, choice)
     needed = weights + beside
@@ -70,7 +70,7 @@ def plan_embedder(
 
 
 def _gpus(promised: Sequence[Sequence[int]]) -> list[Device]:
-    """The GPUs with their free memory less all promises. What a load in progress has allocated counts twice."""
+    """The GPUs with their free memory less all promised bytes. What a running load has allocated counts twice."""
     try:
         devices = gpus()
     except LlamaCppMissingError:  # loading reports it
@@ -83,7 +83,7 @@ def _gpus(promised: Sequence[Sequence[int]]) -> list[Device]:
 
 
 def _is_whole(made: Plan, settings: Settings) -> bool:
-    """Whether everything that the settings allow on GPUs is there."""
+    """Whether the plan places on GPUs everything that the settings allow there."""
     if settings.gpu_layers is not None:
         return True
     return made.options.gpu_layers == made.layers and (

@@ -1,4 +1,4 @@
-"""Progress of a model's load, from its thread to the event loop, and stopping the load."""
+"""Reports a load's progress from its thread to the event loop, and stops loads."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _STEP = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """A load's phase, as people read it, and the share of the phase that is done, 0 to 1."""
+    """A load's phase, as shown to users, and the completed share of the phase, 0 to 1."""
 
     phase: str
     share: float
@@ -24,7 +24,7 @@ LoadListener = Callable[[LoadState], None]
 
 
 class LoadStoppedError(ApiError):
-    """A load was stopped: no request waits for it, or the server stops."""
+    """A load was stopped: no request waits for it, or the server shuts down."""
 
     def __init__(self, why: str) -> None:
         super().__init__(503, why)
@@ -37,7 +37,7 @@ class LoadWatch:
     """
 
     def __init__(self) -> None:
-        self.state = LoadState("waiting for room", 0.0)  # the newest, on the event loop
+        self.state = LoadState("waiting for room", 0.0)  # the newest state; use it on the event loop
         self._loop = asyncio.get_running_loop()
         self._listeners: list[LoadListener] = []
         self._why: str | None = None
@@ -50,7 +50,7 @@ class LoadWatch:
         return self._why is not None
 
     def stop(self, why: str) -> None:
-        """Make the load end at its next progress report. The first reason counts."""
+        """Make the load end at its next progress report. Later calls do not change the reason."""
         with self._lock:
             self._why = self._why or why
 

@@ -1,4 +1,4 @@
-"""Planning and loading a model in the memory that other models leave."""
+"""Plans and loads a model within the memory that other models leave."""
 
 import threading
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class LoadPlan:
 
 
 class MemoryLoader:
-    """Loads models so that everything they hold or were promised fits into memory.
+    """Loads models so that everything they hold or were granted fits into memory.
 
     A load in progress counts with its whole grant, although part of it may be allocated already: plans made meanwhile
     get too little rather than too much. The same holds for each GPU. llama.cpp loads one model at a time, since its
@@ -55,13 +55,13 @@ class MemoryLoader:
         self._llama = threading.Lock()
 
     def describe(self, entry: CatalogEntry) -> ModelAbout:
-        """A model's row in lists. Raises ModelFileError and its kin."""
+        """A model's row in lists. Raises ModelFileError or another file error."""
         return about(entry)
 
     def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory, given the loaded models and the loads in progress. Not thread-safe.
 
-        Raises OutOfMemoryError with the sums, ModelFileError and its kin.
+        Raises OutOfMemoryError with the sums, ModelFileError or another file error.
         """
         settings = with_files(self._settings, entry)
         room = self._room(loaded, coming)
@@ -87,7 +87,7 @@ class MemoryLoader:
     def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
         """Load as planned. progress is called on this thread; an exception from it ends the load.
 
-        Raises ModelFileError and its kin, LlamaCppMemoryError if a device has less room than it reported.
+        Raises ModelFileError or another file error, LlamaCppMemoryError if a device has less room than it reported.
         """
         with nullcontext() if plan.native else self._llama:
             progress("loading weights", 0.0)
@@ -116,9 +116,9 @@ class MemoryLoader:
         room: int,
         others_load: bool,
     ) -> LoadPlan:
-        """Grant a KV cache budget: the memory left, halved where more models may be loaded.
+        """Grant a KV cache budget: the memory left, halved if more models may be loaded.
 
-        While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
+        While others load, the sums are rough, so a small budget is refused and the model waits for the loads to end.
         """
         fixed = settings.kv_mib is not None
         plan = plan_native(file, settings, room=room, draft=draft, beside=draft_bytes(draft))
@@ -140,7 +140,7 @@ class MemoryLoader:
 
 
 def _promised(model: Model) -> int:
-    """Bytes that a model takes or may still take, and that the system counts as free.
+    """Bytes that a model uses or may still allocate but that the system counts as free.
 
     Its KV cache and its copies may grow (llama.cpp allocates its cells at the start); mapped weights are page cache.
     """

@@ -21,7 +21,7 @@ from localllm.settings import Settings
 
 
 class LocalModels:
-    """Finds models in a catalog and loads them by a manager. Implements ServedModels, which documents the methods."""
+    """Finds models in a catalog and loads them with a manager. Implements ServedModels, which documents the methods."""
 
     def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
         self.settings: Settings = catalog.settings
@@ -67,7 +67,7 @@ class LocalModels:
         return [_resident(slot, slot.about) for slot in (*loaded, *self._manager.coming()) if slot.about]
 
     async def health(self) -> dict[str, Any]:
-        """status "ok": the process lives; ready: a loaded model has computed a token."""
+        """status "ok": the process is alive; ready: a loaded model has computed a token."""
         return {
             "status": "ok",
             "ready": any(stats.generated_tokens > 0 for stats in self.engine_stats().values()),
@@ -88,7 +88,7 @@ class LocalModels:
 
 
 def _may_generate(entry: CatalogEntry) -> bool:
-    """Whether a model can chat; a file that cannot be read may be loaded already, or the load says what is wrong."""
+    """Whether a model can chat. True for an unreadable file: it may be loaded already, or the load reports why not."""
     with contextlib.suppress(OSError, LocalLLMError):
         return facts_of(entry.path).only is None
     return True

@@ -1,4 +1,4 @@
-"""Prometheus metrics. They contain nothing of prompts or answers."""
+"""Prometheus metrics. They contain no text from prompts or answers."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ LoadedStats = Callable[[], Mapping[str, EngineStats]]
 class Metrics:
     """A server's metrics. Not thread-safe: use them on the event loop.
 
-    Answers are labelled by model and user: the beginning of a hash of the user's key, "" without keys of several users.
-    Their times are the engine's, from submission; a model's load is not among them.
+    Answers are labelled by model and user: a prefix of the hash of the user's key, "" unless several users have keys.
+    Times are the engine's, from submission; they exclude loading the model.
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
@@ -43,7 +43,7 @@ class Metrics:
         self.e2e = self._histogram("e2e_seconds", "Submission to the end of the answer.", _SECONDS)
         self.queue = self._histogram("queue_seconds", "Time in the queue.", _SECONDS)
         self.cached = self._histogram("cached_share", "Share of the prompt that was cached.", _SHARES)
-        self.recent: dict[str, deque[tuple[float, bool]]] = {}  # when answers of a model ended, whether within the SLO
+        self.recent: dict[str, deque[tuple[float, bool]]] = {}  # by model: when answers ended, whether within the SLO
         self.good = self._counter("slo_met", "Answers within the SLO; their rate is the goodput.")
         self.violations = self._counter("slo_violations", "Answers that exceeded a bound of the SLO.", "bound")
 
@@ -54,11 +54,11 @@ class Metrics:
         return len(recent) >= _FEWEST and 2 * sum(recent) < len(recent)
 
     def watch(self, loaded: LoadedStats) -> None:
-        """Include the engines' figures, read whenever the metrics are."""
+        """Include the engines' statistics, read at each scrape."""
         self.registry.register(_Engines(loaded))
 
     def meter(self, model: str, namespace: str) -> "Meter":
-        """Count an answer of a model to the user of a cache namespace."""
+        """A counter for one answer of a model to the user of a cache namespace."""
         return Meter(self, model, namespace[:_USER_DIGITS])
 
     def text(self) -> bytes:
@@ -84,7 +84,7 @@ class Meter:
         self._longest: float | None = None
 
     def add(self, event: AnswerEvent) -> None:
-        """Count an event. Tokens that come together share the time since the last ones evenly."""
+        """Count an event. Tokens that arrive together share the time since the previous ones evenly."""
         tokens, decode_s = event.counts.generated, event.timings.decode_s
         if tokens > self._tokens:
             if self._tokens:

@@ -1,4 +1,4 @@
-"""Models in memory: loaded on request, kept for a while, unloaded when others need the room.
+"""Models in memory: loaded on request, kept for a while, evicted when others need the room.
 
 Everything runs on the event loop, except planning, loading and closing models, which run on other threads.
 """
@@ -36,7 +36,7 @@ class Loader(Protocol):
     """Loads models; see MemoryLoader. Its methods block. `load` must be thread-safe, `plan` need not be."""
 
     def describe(self, entry: CatalogEntry) -> ModelAbout:
-        """A model's row in lists. Raises ModelFileError and its kin."""
+        """A model's row in lists. Raises ModelFileError or another file error."""
 
     def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory. Raises OutOfMemoryError if the other models leave too little room."""
@@ -49,7 +49,7 @@ class Loader(Protocol):
 class Slot:
     """A model that waits for room, loads (plan), is loaded (model) or is being closed. users: requests that hold it.
 
-    watch: reports and stops the load. about: read before the load, since the file may change or go afterwards.
+    watch: reports and stops the load. about: read before the load, since the file may change or disappear afterwards.
     """
 
     entry: CatalogEntry
@@ -109,8 +109,8 @@ class ModelManager:
     ) -> AsyncIterator[Lease]:
         """Hold a model, loading it first if needed. keep_alive_s counts from the lease's end; None is the default.
 
-        listener: called with the load's states. A load that no request waits for is stopped. Raises ModelFileError and
-        its kin, OutOfMemoryError if the model does not fit even alone, ApiError on shutdown.
+        listener: called with the load's states. A load that no request waits for is stopped. Raises ModelFileError or
+        another file error, OutOfMemoryError if the model does not fit even alone, ApiError on shutdown.
         """
         began = time.monotonic()
         slot = await self._slot(entry, embeds)
@@ -145,12 +145,12 @@ class ModelManager:
         self._plan_unload(slot)
 
     def discard(self, slot: Slot) -> None:
-        """Lease a broken model no more; the next request loads it again."""
+        """Stop leasing a broken model; the next request loads it again."""
         slot.keep_alive_s = 0.0
         self._begin_close(slot)
 
     def stop_loading(self) -> None:
-        """Stop all loads and lease nothing from now on; requests that wait get an ApiError."""
+        """Stop all loads and grant no more leases; waiting requests get an ApiError."""
         self._closed = True
         for slot in self.coming():
             self._stop_load(slot, STOPPING)
@@ -174,7 +174,7 @@ class ModelManager:
         if self._closed:
             raise ApiError(503, STOPPING)
         if slot is None:
-            for replaced in self._slots.values():  # the name has a new manifest: the old model is unreachable
+            for replaced in self._slots.values():  # the name has a new manifest, so the old model is unreachable
                 if replaced.entry.name == entry.name and replaced.embeds == embeds:
                     self._expire(replaced)
             slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
@@ -277,7 +277,7 @@ class ModelManager:
         finally:
             del self._slots[_key(slot.entry, slot.embeds)]
             slot.model = slot.loading = None
-            await to_thread.run_sync(release_memory)  # a call of its own: a thread keeps its last result until the next
+            await to_thread.run_sync(release_memory)  # a separate call: a thread keeps its last result until the next
             self._changed.set()
         log.info("unloaded %s", slot.entry.name)
 
@@ -290,6 +290,6 @@ def _key(entry: CatalogEntry, embeds: bool) -> Key:
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:
-    """Retrieve a failure; otherwise asyncio logs it if every waiting request has left."""
+    """Retrieve a failure. Otherwise asyncio logs it if every waiting request has left."""
     if not task.cancelled():
         task.exception()

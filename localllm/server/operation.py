@@ -23,7 +23,7 @@ router = APIRouter(tags=["Operation"])
 
 Schema = Mapping[str, Any]
 
-# A token of any kind shows that the model works.
+# Any generated token shows that the model works.
 _PROBE = AnswerRequest(prompt="Hello", max_tokens=1, ignore_eos=True)
 
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}

@@ -23,8 +23,8 @@ _STEP = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 class ServerOptions:
     """keep_alive_s and grace_s are seconds; memory_bytes: None is the machine's free memory.
 
-    hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything. slo: what
-    answers are held to in the metrics. fallbacks: the models that a name stands for.
+    hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything. slo: the
+    bounds that the metrics check answers against. fallbacks: lists of models by name.
     """
 
     host: str = "127.0.0.1"
@@ -46,7 +46,7 @@ class ServerOptions:
         return self.keys[0].secret if self.keys else None
 
     def models_of(self, name: str) -> tuple[str, ...]:
-        """The models that a name stands for; none if it is a model's own."""
+        """The models of the fallback list with this name; empty if no list has it."""
         return self.fallbacks.get(name.removesuffix(":latest"), ())
 
 
@@ -106,7 +106,7 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-# Ollama's variables and ours.
+# Ollama's variables and our equivalents.
 _SAME = {
     "OLLAMA_KEEP_ALIVE": "KEEP_ALIVE",
     "OLLAMA_MAX_QUEUE": "MAX_QUEUE",

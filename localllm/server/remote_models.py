@@ -1,4 +1,4 @@
-"""The models of a remote server, under its names for them. Nothing is loaded here."""
+"""A remote server's models, under the server's own names. Nothing is loaded here."""
 
 import contextlib
 import hashlib
@@ -38,9 +38,9 @@ class RemoteEntry:
 
 
 class RemoteModels:
-    """Lists the remote server's models, again whenever a name is unknown. Thread-safe.
+    """The remote server's models, listed again whenever a name is unknown. Thread-safe.
 
-    Implements ServedModels, which documents the methods. Facts that OpenAI's protocol does not have stay empty.
+    Implements ServedModels, which documents the methods. Facts that OpenAI's protocol does not report stay empty.
     """
 
     def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
@@ -110,7 +110,7 @@ class RemoteModels:
         return contextlib.nullcontext(Lease(entry.model))
 
     def release(self, entry: RemoteEntry) -> None:
-        """Forget the model's last request."""
+        """Forget the model's last request, so that it no longer counts as resident."""
         entry.used.clear()
 
     async def resident(self) -> list[ResidentModel]:

@@ -1,7 +1,8 @@
 """Access checks and limits on bodies, before any route.
 
-A page on the internet can reach this port through the user's browser: the Origin header gives it away. A page that has
-rebound its own name to this machine (DNS rebinding) is recognised by the Host header, which scripts cannot change.
+A page on the internet can reach this port through the user's browser; it is recognised by the Origin header. A page
+that has rebound its own name to this machine (DNS rebinding) is recognised by the Host header, which scripts cannot
+change.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ class Gate:
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
-        """Whether Host is an address of a private network or a name that no stranger can own, and so not rebind."""
+        """Whether Host is a private address, or a name that no stranger can own and therefore rebind."""
         if not header:
             return True  # HTTP/1.0 without it; browsers always send one
         host = _host_of(header)
@@ -113,14 +114,14 @@ class Gate:
         return address.is_private or str(address) == server[0]
 
     def _knows_origin(self, origin: str, host: str) -> bool:
-        """Whether the page is from this server itself, of a program of this machine, or one that the user allowed."""
+        """Whether the page comes from this server, belongs to a local program, or is allowed by the user."""
         origin = origin.lower().rstrip("/")
         if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return True
         return any(fnmatchcase(origin, pattern) for pattern in (*LOCAL_ORIGINS, *self._origins))
 
     def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
-        """Whether the request has a key if one is needed. Writes its user's cache namespace into the scope."""
+        """Whether the request has a valid key if one is needed. Writes the user's cache namespace into the scope."""
         if self._keys.is_empty or scope["path"] in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
@@ -147,7 +148,10 @@ def _own_names() -> Iterable[str]:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read the rest of a refused body, within bounds: closing at once would reset the connection before it is read."""
+    """Read the rest of a refused body, within bounds.
+
+    Closing at once would reset the connection before the client reads the response.
+    """
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -1,4 +1,4 @@
-"""Running the server: binding the address, uvicorn with limits on slow clients, graceful shutdown."""
+"""Runs the server: binds the address, limits slow clients in uvicorn, and shuts down gracefully."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of a request; its headers must be complete some time after their first byte."""
+        """Parse a part of a request. Its headers must be complete within HEADER_SECONDS of their first byte."""
         super().data_received(data)
         waiting = self.cycle is None or self.cycle.response_complete
         if not waiting:
@@ -77,7 +77,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on shutdown stops loads first, then waits for requests in progress."""
+    """uvicorn's server. On shutdown it first stops loads, then waits for requests in progress."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -96,7 +96,7 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
     RequestError if the address cannot be bound.
     """
     _allow_many_connections()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves during a write
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
         app = create_app(options, models)

@@ -35,7 +35,7 @@ class ServedModel(AnsweringModel, Protocol):
 
     @property
     def adapters(self) -> Sequence[tuple[str, float]]:
-        """The names of the LoRA adapters' files, in the order of their numbers, each with its usual weight."""
+        """The LoRA adapters' file names, in index order, each with its default weight."""
 
 
 class Embedder(Protocol):
@@ -106,7 +106,7 @@ class ModelDescription:
 class ResidentModel:
     """A model that is loaded or loading. Sizes are bytes; seconds_left may be infinite.
 
-    more: the engine's figures, by the names under which they are shown.
+    more: further fields for clients, by name.
     """
 
     about: ModelAbout
@@ -122,7 +122,7 @@ class ResidentModel:
 class Lease(Generic[ModelT]):
     """A model that stays loaded while the lease is held. load_s: how long the request waited for it.
 
-    discard: lease this broken model no more; the next request loads it again.
+    discard: stop leasing this broken model; the next request loads it again.
     """
 
     model: ModelT
@@ -133,7 +133,7 @@ class Lease(Generic[ModelT]):
 class ServedModels(Protocol[EntryT]):
     """The models of a server. Plain methods may block, unless they say that they are for the event loop.
 
-    Methods that read a model's file raise ModelFileError and its kin.
+    Methods that read a model's file raise ModelFileError or another file error.
     """
 
     @property
@@ -156,7 +156,7 @@ class ServedModels(Protocol[EntryT]):
         """What the model can do, in Ollama's terms."""
 
     def ranks(self, entry: EntryT) -> bool:
-        """Whether requests may rank documents by it."""
+        """Whether requests may rank documents with it."""
 
     def describe(self, entry: EntryT, verbose: bool) -> ModelDescription:
         """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""
@@ -179,13 +179,13 @@ class ServedModels(Protocol[EntryT]):
         """The fields of /health."""
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
-        """Figures of the engines in this process, by model. On the event loop."""
+        """Statistics of the engines in this process, by model. On the event loop."""
 
     def loaded(self, name: str) -> "LoadedModel | None":
-        """A model that this process computes, where it is loaded; None for any other. On the event loop."""
+        """The model if it is loaded in this process, else None. On the event loop."""
 
     def stop_loading(self) -> None:
-        """Stop all loads and lease nothing from now on. On the event loop."""
+        """Stop all loads and grant no more leases. On the event loop."""
 
     async def close(self) -> None:
         """Unload everything."""

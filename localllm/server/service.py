@@ -35,17 +35,17 @@ from localllm.server.streams import interruptible
 
 log = logging.getLogger(__name__)
 
-_AVOIDED_S = 30.0  # a remote server that failed is asked last for so long, since finding out takes time
+_AVOIDED_S = 30.0  # how long a remote model that failed goes last in its list, since detecting a failure takes time
 
-# RFC 9218, section 4.1: urgency 7 is for work in the background.
+# RFC 9218, section 4.1: urgency 7 is for background work.
 _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One or more answers in progress, on a model that is held for them. choices: answers to each request.
+    """One or more answers in progress, on a leased model. choices: answers to each request.
 
-    prompts: of the requests. meters: count each answer.
+    prompts: one for each request. streams, meters: one for each answer.
     """
 
     lease: Lease[ServedModel]
@@ -58,14 +58,14 @@ class Run:
 
     @property
     def total_s(self) -> float:
-        """Seconds since the request came in."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self.began
 
     def prompt(self, index: int) -> Prompt:
         return self.prompts[index // self.choices]
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """The events of all answers as they come, each with its answer's index. Raises an answer's error."""
+        """The events of all answers as they arrive, each with its answer's index. Raises an answer's error."""
         if len(self.streams) == 1:
             async with contextlib.aclosing(self._events(0)) as events:
                 async for event in events:
@@ -120,7 +120,7 @@ class Run:
 
 
 def check_ending(event: AnswerEvent) -> None:
-    """Raise the error that an answer ended with, or ApiError; also if the server cancelled it."""
+    """Raise the error with which an answer ended, or ApiError if it is unknown or the server cancelled the answer."""
     if event.finish_reason is FinishReason.ERROR:
         if isinstance(event.cause, LocalLLMError):
             raise event.cause
@@ -138,15 +138,15 @@ class Service:
         self.metrics = metrics
         self._admitted = Counter[str]()
         self._numbers = count(1)
-        self._failed: dict[str, float] = {}  # when a remote server of a list could not be reached, or failed
+        self._failed: dict[str, float] = {}  # by name: when a remote model of a list was last unreachable, or failed
 
     @contextlib.contextmanager
     def admit(self, answers: int = 1) -> Iterator[None]:
         """Count a client's answers that need a model. Raises QueueFullError if too many are pending.
 
-        A client may have as many as there are places left for others, of twice max_queue: one alone has max_queue, two
-        have two thirds of that each, and there is always room for a further one (dynamic thresholds: Choudhury and
-        Hahne, 1998).
+        Each client may have at most as many pending answers as remain free out of 2 * max_queue: a single client gets
+        max_queue, two get two thirds of that each, and there is always room for one more client (dynamic thresholds:
+        Choudhury and Hahne, 1998).
         """
         client, answers = CLIENT.get(), min(answers, self.options.max_queue)
         left = 2 * self.options.max_queue - self._admitted.total() - answers
@@ -160,7 +160,7 @@ class Service:
             self._admitted += Counter()  # drops clients that have none
 
     def choices(self, name: str) -> Sequence[str]:
-        """The models that may answer for a name: those that lately failed or missed the SLO come last."""
+        """The models that may answer for a name; those that recently failed or missed the SLO come last."""
         since = time.monotonic() - _AVOIDED_S
 
         def rank(model: str) -> tuple[bool, bool]:
@@ -169,7 +169,7 @@ class Service:
         return sorted(self.options.models_of(name) or (name,), key=rank)
 
     async def find(self, name: str) -> Any:
-        """Find a model by name; see ServedModels.find. Of a list, the first that is here."""
+        """Find a model by name; see ServedModels.find. For a fallback list, the first of its models that is found."""
         return await to_thread.run_sync(self._find, name)
 
     def _find(self, name: str) -> Any:
@@ -182,7 +182,7 @@ class Service:
         return self.models.find(last)
 
     def _passed_on(self, model: str, error: LocalLLMError) -> None:
-        """Note why a model of a list cannot answer. Raises the error where the next model should not hide it."""
+        """Note that a model of a list cannot answer. Raises the error if the next model should not be tried."""
         if not goes_to_the_next(error):
             raise error
         if isinstance(error, RemoteError):
@@ -190,7 +190,7 @@ class Service:
             log.warning("%s cannot answer, so the next model of its list does: %s", model, error)
 
     def listed(self) -> list[tuple[Any, ModelAbout]]:
-        """All models with their rows; leaves out those whose files cannot be read. Blocks."""
+        """All models with their rows, except those whose files cannot be read. Blocks."""
         found = []
         for entry in self.models.entries():
             with contextlib.suppress(OSError, LocalLLMError):
@@ -202,7 +202,7 @@ class Service:
         return found
 
     async def model_or_only(self, name: str) -> str:
-        """The name, or the only model's: of those in memory, else of all but the built-in one. Raises ApiError 400."""
+        """The name; if empty, the only model in memory, else the only one besides the built-in. Raises ApiError 400."""
         if name:
             return name
         resident = [one.about.name for one in await self.models.resident()]
@@ -216,7 +216,7 @@ class Service:
     async def lease(
         self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None, answers: int = 1
     ) -> AsyncIterator[Lease[ServedModel]]:
-        """Hold a generating model by name. listener: called with the load's states. answers: as admit has it."""
+        """Hold a generating model by name. listener: called with the load's states. answers: see admit."""
         entry = await self.find(name)
         with self.admit(answers):
             async with self.models.lease(entry, keep_alive_s, listener) as lease:
@@ -242,9 +242,9 @@ class Service:
     ) -> AsyncIterator[Run]:
         """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
-        Each HTTP request is a client of the engine's queue, or each user where users have keys. choices: answers to
-        each request. Where a name stands for a list, the first model that can takes the requests. Errors of loading,
-        preparing and submitting are raised before any event.
+        The engine's queue treats each HTTP request as a client, or each user if users have keys. choices: answers to
+        each request. For a fallback list, the first model that can takes the requests. Errors of loading, preparing
+        and submitting are raised before any event.
         """
         began = time.monotonic()
         number = f"request {next(self._numbers)}"
@@ -327,16 +327,16 @@ def _submit_all(prompts: Sequence[Prompt], choices: int) -> Sequence[AnswerStrea
 
 
 def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
-    """Cancel what was submitted after the client left."""
+    """Cancel the streams that were submitted after the client left."""
     if not work.cancelled() and work.exception() is None:
         for stream in work.result():
             stream.cancel()
 
 
 def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:
-    """The requests in the cache namespace of the HTTP request's user, and in the background if its headers say so.
+    """The requests with the cache namespace of the HTTP request's user, and in the background if its headers say so.
 
-    Raises ApiError 403 where one of several users would go before the others.
+    Raises ApiError 403 for a negative priority, which goes before others', on a server with several users.
     """
     namespace = namespace_of(http.scope)
     if namespace and any(request.priority < 0 for request in requests):

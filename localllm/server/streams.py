@@ -1,4 +1,4 @@
-"""HTTP responses, whole or streamed, whose work ends when the client leaves."""
+"""HTTP responses, whole or streamed, whose work is cancelled when the client leaves."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def interruptible(work: Callable[[], T]) -> T:
-    """Do work on another thread, whose checkpoints end it once nobody awaits it (gguf_io.interruption)."""
+    """Run work on another thread. If the caller is cancelled, its next checkpoint (gguf_io.interruption) ends it."""
     left = threading.Event()
 
     def check() -> None:
@@ -68,9 +68,9 @@ async def streamed(
     media_type: str,
     alive_line: Callable[[], bytes] | None = None,
 ) -> Response:
-    """Stream lines, without empty ones. Errors before the first line set the status; later ones become a line.
+    """Stream lines, skipping empty ones. Errors before the first line set the status; later ones become a line.
 
-    alive_line: what is sent whenever there was nothing to send for KEEP_ALIVE_SECONDS; None for nothing.
+    alive_line: makes the line that is sent after KEEP_ALIVE_SECONDS without another line; None sends none.
     """
     if alive_line:
         lines = kept_alive(lines, alive_line, limits.KEEP_ALIVE_SECONDS)
@@ -85,7 +85,7 @@ async def streamed(
 async def kept_alive(
     lines: AsyncGenerator[bytes, None], alive_line: Callable[[], bytes], seconds: float
 ) -> AsyncGenerator[bytes, None]:
-    """The lines, and alive_line whenever none came for so many seconds."""
+    """The lines, and alive_line() whenever `seconds` pass without a line."""
     coming: asyncio.Task[bytes | None] | None = None
     async with contextlib.aclosing(lines):
         try:
@@ -109,9 +109,9 @@ async def held_lines(
     lines: Callable[[HeldT], AsyncIterator[bytes]],
     state_line: Callable[[LoadState], bytes] | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Enter `holding`, such as a lease of a model, and yield the lines of what it holds.
+    """Enter `holding`, such as a lease of a model, and yield the lines made from what it holds.
 
-    state_line: makes lines of the load's states meanwhile; None for none.
+    state_line: makes a line from each state of the load meanwhile; None sends none.
     """
     latest: list[LoadState] = []
     arrived = asyncio.Event()
@@ -156,7 +156,7 @@ async def _end(task: "asyncio.Task[Any]") -> None:
 async def _with_errors(
     first: bytes, lines: AsyncIterator[bytes], error_line: Callable[[LocalLLMError], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Pass lines on. An error becomes the last line."""
+    """Yield the lines. An error becomes the last line."""
     try:
         if first:
             yield first

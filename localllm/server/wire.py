@@ -1,4 +1,4 @@
-"""Formats that several protocols share: lines of a stream, progress, log-probabilities, token counts."""
+"""Formats shared by several protocols: lines of a stream, progress, log-probabilities, token counts."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from localllm.server.load_watch import LoadState
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
-SSE_COMMENT = b": keep-alive\n\n"  # which clients of server-sent events skip
+SSE_COMMENT = b": keep-alive\n\n"  # clients of server-sent events skip comments
 
 # Next line, line separator, paragraph separator; JSON itself escapes all other line ends.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -51,14 +51,14 @@ def prompt_progress(progress: Progress) -> dict[str, Any]:
 
 
 class TimedProgress:
-    """Progress of one prompt in llama-server's fields, where `return_progress` asks for it."""
+    """Progress of one prompt in llama-server's fields, for requests with `return_progress`."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._cached = 0
 
     def fields(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """`prompt_progress` of what prompt_progress has returned; nothing for a load or a place in the queue."""
+        """The `prompt_progress` field from prompt_progress()'s result; empty for a load or a queued request."""
         if progress.get("queue_position") != 0:
             return {}
         now, done = time.monotonic(), progress["completed"]
@@ -69,12 +69,12 @@ class TimedProgress:
 
 
 def load_progress(state: LoadState) -> dict[str, Any]:
-    """Progress of a model's load: its phase and the share of the phase that is done, 0 to 1."""
+    """Progress of a model's load: its phase and the completed share of the phase, 0 to 1."""
     return {"phase": state.phase, "share": round(state.share, 4)}
 
 
 def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities and their likeliest alternatives, as Ollama and OpenAI's chats have them."""
+    """Tokens with log-probabilities and their likeliest alternatives, in Ollama's and OpenAI's chat format."""
     return [
         {**_token(entry.token, entry.logprob), "top_logprobs": [_token(token, value) for token, value in entry.top]}
         for entry in logprobs
@@ -108,5 +108,5 @@ def _token(token: bytes, logprob: float) -> dict[str, Any]:
 
 
 def warnings_of(last: AnswerEvent) -> dict[str, list[str]]:
-    """What the last event warns of, our addition to every protocol; no field where there is nothing."""
+    """The last event's warnings, our addition to every protocol; no field if there are none."""
     return {"warnings": list(last.warnings)} if last.warnings else {}

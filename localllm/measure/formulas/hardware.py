@@ -1,7 +1,7 @@
-"""Machines with the figures that bound inference, as their makers' data sheets and white papers state them.
+"""Machines with the figures that limit inference, from their makers' data sheets and white papers.
 
 Read in November 2026. Arithmetic is dense FP16 or BF16 with FP32 accumulation on matrix units, without sparsity, which
-data sheets often double. Power is the board's or module's limit. None: the maker states no figure that compares.
+data sheets often double. Power is the board's or module's limit. None: the maker states no comparable figure.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ AS_OF = "2026-11"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """memory_gb: in 10^9 bytes, None where it depends on what is plugged in. bandwidth: bytes a second.
+    """memory_gb: in 10^9 bytes, None if it depends on the modules installed. bandwidth: bytes a second.
 
-    f16_peak: operations a second. watts: the limit.
+    f16_peak: operations a second. watts: the power limit.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Hardware:
 
     @property
     def ridge(self) -> float | None:
-        """Operations per byte from which on arithmetic limits."""
+        """Operations per byte above which arithmetic is the limit."""
         return None if self.f16_peak is None else ridge(self.f16_peak, self.bandwidth)
 
 

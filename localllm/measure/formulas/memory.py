@@ -51,7 +51,10 @@ def kv_bytes(
 
 
 def sequences_that_fit(memory: float, weights: float, per_sequence: float, reserve: float = 0.0) -> int:
-    """How many sequences have room for their keys and values beside the weights; 0 where the weights do not fit."""
+    """How many sequences' keys and values fit beside the weights; 0 if the weights do not fit.
+
+    Raises ValueError unless per_sequence is positive.
+    """
     if per_sequence <= 0:
         raise ValueError(f"per_sequence is {per_sequence}; a sequence takes some bytes")
     return max(0, int((memory - reserve - weights) // per_sequence))

@@ -9,19 +9,19 @@ def e2e_seconds(ttft: float, tpot: float, tokens: int) -> float:
 
 
 def tpot_seconds(e2e: float, ttft: float, tokens: int) -> float:
-    """Mean time of a token after the first. Raises ValueError where there is only one."""
+    """Mean time per token after the first. Raises ValueError for fewer than 2 tokens."""
     if tokens < 2:
         raise ValueError(f"tokens is {tokens}; time per output token needs 2 at least")
     return (e2e - ttft) / (tokens - 1)
 
 
 def in_flight(rate: float, seconds: float) -> float:
-    """Little's law: requests in a system = arrivals a second * the mean time that each stays."""
+    """Little's law: requests in a system = arrivals a second * mean time in the system."""
     return rate * seconds
 
 
 def utilisation(rate: float, service_seconds: float, servers: int = 1) -> float:
-    """The share of the time that servers are busy; from 1 on the queue grows without end."""
+    """The share of time that servers are busy; from 1 on the queue grows without bound."""
     return rate * service_seconds / servers
 
 
@@ -29,7 +29,7 @@ def wait_seconds(rate: float, service_seconds: float, variation: float = 1.0) ->
     """Mean wait in the queue of one server with Poisson arrivals (Pollaczek and Khinchine).
 
     variation: standard deviation of the service time over its mean: 0 for equal requests, 1 for exponential ones.
-    Infinite where the server is overloaded.
+    Infinite if the server is overloaded.
     """
     busy = utilisation(rate, service_seconds)
     return busy * service_seconds * (1 + variation**2) / (2 * (1 - busy)) if busy < 1 else math.inf
@@ -43,13 +43,13 @@ def ring_allreduce_seconds(size: float, devices: int, link: float, latency: floa
 def tensor_parallel_seconds(
     step: float, devices: int, layers: int, batch: int, hidden: int, link: float, latency: float = 0.0
 ) -> float:
-    """A decoding step shared by devices: its part of the step, and two sums of f16 activations in each layer.
+    """A decoding step split over devices: each one's part of the step, and two sums of f16 activations in each layer.
 
-    step: seconds on one device. hidden: width of the model.
+    step: seconds on one device. hidden: the model's width.
     """
     return step / devices + 2 * layers * ring_allreduce_seconds(batch * hidden * 2, devices, link, latency)
 
 
 def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """The share of the time that a pipeline's stages idle while it fills and drains."""
+    """The share of time that a pipeline's stages idle while it fills and drains."""
     return (stages - 1) / (micro_batches + stages - 1)

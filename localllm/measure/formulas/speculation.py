@@ -1,14 +1,14 @@
-"""What speculative decoding gains: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative
-Decoding" (2023), whose alpha and gamma these are.
+"""The gain of speculative decoding, with alpha and gamma as in Leviathan, Kalman and Matias, "Fast Inference from
+Transformers via Speculative Decoding" (2023).
 
-alpha is the chance that a drafted token is accepted, taken as the same for each; gamma is the length of a draft.
+alpha is the probability that a drafted token is accepted, assumed equal for all; gamma is the length of a draft.
 """
 
 from collections.abc import Sequence
 
 
 def acceptance(target: Sequence[float], draft: Sequence[float]) -> float:
-    """The chance that a token drawn from `draft` is accepted: the sum of the lesser of both probabilities.
+    """The probability that a token drawn from `draft` is accepted: the sum of the smaller of both probabilities.
 
     Both are distributions over the same vocabulary.
     """
@@ -16,9 +16,9 @@ def acceptance(target: Sequence[float], draft: Sequence[float]) -> float:
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens gained by a step on average, tau = 1 + alpha + ... + alpha^gamma = (1 - alpha^(gamma+1)) / (1 - alpha).
+    """Mean tokens per step, tau = 1 + alpha + ... + alpha^gamma = (1 - alpha^(gamma+1)) / (1 - alpha).
 
-    From 1 (alpha = 0) to gamma + 1 (alpha = 1). Raises ValueError for what is no probability.
+    From 1 (alpha = 0) to gamma + 1 (alpha = 1). Raises ValueError unless alpha is a probability.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}; it is a probability from 0 to 1")
@@ -26,17 +26,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def speedup(alpha: float, gamma: int, draft_cost: float, verify_cost: float = 1.0) -> float:
-    """How many times faster decoding is, below 1 where speculation costs more than it gains.
+    """How many times faster decoding is; below 1 if speculation costs more than it gains.
 
     Costs are in units of a step without speculation. draft_cost: of drafting one token. verify_cost: of the step that
-    checks gamma + 1 tokens, 1 where memory limits, more where arithmetic does.
+    verifies gamma + 1 tokens: 1 if memory is the limit, more if arithmetic is.
     """
     return expected_tokens(alpha, gamma) / (gamma * draft_cost + verify_cost)
 
 
 def best_gamma(alpha: float, draft_cost: float, longest: int = 16, verify_row_cost: float = 0.0) -> int:
-    """The draft length of the largest speedup; 0 where none pays.
+    """The draft length with the largest speedup; 0 if no length pays.
 
-    verify_row_cost: what each further row adds to the step that checks, in units of a step of one row.
+    verify_row_cost: what each further row adds to the verifying step, in units of a step of one row.
     """
     return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, draft_cost, 1 + gamma * verify_row_cost))

@@ -1,8 +1,8 @@
 """How fast a machine can compute a model at best: the roofline model of Williams, Waterman and Patterson (2009).
 
-A step of decoding reads all weights that it uses once, whatever the batch, and the keys and values of every sequence;
-it computes two operations, a multiplication and an addition, for each weight and token. The larger of the two times is
-the least that a step takes.
+A decoding step reads all weights that it uses once, whatever the batch, and the keys and values of every sequence. It
+computes two operations, a multiplication and an addition, for each weight and token. It takes at least the larger of
+the two times.
 """
 
 
@@ -26,16 +26,16 @@ def attainable(intensity: float, peak: float, bandwidth: float) -> float:
 
 
 def ridge(peak: float, bandwidth: float) -> float:
-    """The intensity, in operations per byte, from which on arithmetic limits and not memory."""
+    """The intensity, in operations per byte, above which arithmetic, not memory, is the limit."""
     return peak / bandwidth
 
 
 def operations_per_token(
     parameters: float, layers: int = 0, heads: int = 0, head_size: int = 0, tokens: int = 0
 ) -> float:
-    """Operations for one token: 2 a parameter, and 4 * layers * heads * head_size for each token that it looks at.
+    """Operations for one token: 2 a parameter, and 4 * layers * heads * head_size for each token that it attends to.
 
-    parameters: those that a token uses, without the embeddings that are only looked up. tokens: in its context.
+    parameters: those that a token uses, without embeddings, which are only looked up. tokens: in its context.
     """
     return 2 * parameters + 4 * layers * heads * head_size * tokens
 
@@ -53,12 +53,12 @@ def step_seconds(
 def tokens_per_second(
     batch: int, weights: float, kv_per_sequence: float, operations: float, peak: float, bandwidth: float
 ) -> float:
-    """The most tokens a second of all sequences together."""
+    """The most tokens a second, of all sequences together."""
     return batch / step_seconds(batch, weights, kv_per_sequence, operations, peak, bandwidth)
 
 
 def critical_batch(peak: float, bandwidth: float, bytes_per_weight: float) -> float:
-    """The batch from which on arithmetic limits, where keys and values are small beside the weights.
+    """The batch above which arithmetic is the limit, if keys and values are small beside the weights.
 
     2 * batch * parameters / peak = parameters * bytes_per_weight / bandwidth.
     """
@@ -66,20 +66,20 @@ def critical_batch(peak: float, bandwidth: float, bytes_per_weight: float) -> fl
 
 
 def throughput_limit(kv_per_sequence: float, bandwidth: float) -> float:
-    """Tokens a second that no batch exceeds where memory limits: each token reads its own keys and values."""
+    """Tokens a second that no batch exceeds if memory is the limit: each token reads its own keys and values."""
     return bandwidth / kv_per_sequence
 
 
 def prefill_seconds(tokens: int, operations: float, peak: float, used: float = 1.0) -> float:
-    """The least time to read a prompt, which arithmetic limits. used: the share of the peak that is reached."""
+    """The least time to prefill a prompt, which is limited by arithmetic. used: the share of the peak reached."""
     return tokens * operations / (peak * used)
 
 
 def experts_read(experts: int, used: int, batch: int) -> float:
-    """Different experts of a layer that a batch reads on average, where each token uses `used`, chosen evenly."""
+    """Distinct experts of a layer that a batch reads on average, if each token uses `used`, chosen uniformly."""
     return experts * (1 - (1 - used / experts) ** batch)
 
 
 def amdahl(share: float, factor: float) -> float:
-    """How many times faster the whole is where a share of its time, 0 to 1, becomes `factor` times faster."""
+    """How many times faster the whole is if a share of its time, 0 to 1, becomes `factor` times faster."""
     return 1 / (1 - share + share / factor)

@@ -1,4 +1,4 @@
-"""The two protocols that a load test speaks: how a request is spelt, and what a line of its stream says.
+"""The two protocols of a load test: how to write a request, and how to read a line of its stream.
 
 https://github.com/ollama/ollama/blob/main/docs/api.md, https://platform.openai.com/docs/api-reference/chat/streaming
 """
@@ -23,7 +23,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line of a stream says. text: whether it brings text. Counts are None where it gives none."""
+    """The content of a stream's line. text: whether it has text. Counts are None if it has none."""
 
     text: bool = False
     prompt_tokens: int | None = None
@@ -34,19 +34,19 @@ class Line:
 
 
 class Protocol(ABC):
-    """raw: prompts go to the model without its chat template."""
+    """A protocol. raw: prompts go to the model without its chat template."""
 
     name: str
     models_route: str
 
     def __init__(self, model: str, raw: bool, extra: Mapping[str, Any]) -> None:
-        """extra: fields that are added to every request, over those of ours."""
+        """extra: fields added to every request; they override ours."""
         self.model, self._raw, self._extra = model, raw, extra
 
     @property
     @abstractmethod
     def route(self) -> str:
-        """Where requests go, below the server's address."""
+        """The path of requests, below the server's address."""
 
     @abstractmethod
     def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
@@ -54,16 +54,16 @@ class Protocol(ABC):
 
     @abstractmethod
     def read(self, line: str) -> Line | None:
-        """What a line says; None where it says nothing. Raises ValueError, KeyError or TypeError for another shape."""
+        """Read a line; None if it carries nothing. Raises ValueError, KeyError or TypeError for another format."""
 
     @abstractmethod
     def prompt_tokens(self, answer: Mapping[str, Any]) -> int | None:
-        """The prompt's tokens in an answer that is not streamed."""
+        """The number of prompt tokens reported in an answer that is not streamed."""
 
     @staticmethod
     @abstractmethod
     def model_names(answer: Mapping[str, Any]) -> list[str]:
-        """The models in the answer of models_route."""
+        """The models in the response of models_route."""
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if self._raw:
@@ -72,7 +72,7 @@ class Protocol(ABC):
 
 
 class OpenAI(Protocol):
-    """Chat completions, or completions where prompts are raw."""
+    """Chat completions, or completions for raw prompts."""
 
     name = "openai"
     models_route = "/v1/models"
@@ -113,7 +113,7 @@ class OpenAI(Protocol):
 
 
 class Ollama(Protocol):
-    """Ollama's chat, or generate where prompts are raw."""
+    """Ollama's chat, or generate for raw prompts."""
 
     name = "ollama"
     models_route = "/api/tags"
@@ -156,7 +156,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {protocol.name: protocol for protocol in 
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
-    """Text of an answer or of its reasoning, whose field servers name differently."""
+    """Whether a choice has text or reasoning. Servers name the field of reasoning differently."""
     delta = choice.get("delta") or {}
     names = ("content", "reasoning_content", "reasoning")
     return bool(choice.get("text")) or any(delta.get(name) for name in names)

@@ -13,7 +13,7 @@ from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop, Trial
 Row = tuple[str, ...]
 _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"))
 _MOST_ERRORS = 3
-_FEW_TOKENS = 1.1  # in a piece; servers hold text back that is no whole character yet
+_FEW_TOKENS = 1.1  # in a piece; servers hold back text that ends within a character
 _LATE_S = 0.1  # below this a request counts as sent on time
 
 
@@ -34,7 +34,7 @@ def rows(trials: Sequence[Trial], slo: Slo | None) -> list[Row]:
 
 
 def _size(trial: Trial) -> float:
-    """Trials of a search come in its order; tables and charts have them by load."""
+    """A trial's load, to sort by: a search does not try loads in ascending order."""
     load = trial.load
     return float(load.clients) if isinstance(load, ClosedLoop) else load.rate or 0.0
 
@@ -50,7 +50,7 @@ def _number(value: float) -> str:
 
 
 def head(session: Session) -> str:
-    """What was asked, and how one request alone fared."""
+    """The model and server, and the latency of one request alone."""
     text = f"{session.model} at {session.plan.target.url} ({session.api})"
     if session.alone is not None:
         tpot = "" if session.alone.tpot is None else f", TPOT {_number(1e3 * session.alone.tpot)} ms"
@@ -59,7 +59,7 @@ def head(session: Session) -> str:
 
 
 def sentences(session: Session) -> list[str]:
-    """What the table does not say: throughput of a single trial, the knee, and what limits the figures."""
+    """Sentences below the table: throughput of a single trial, the knee, failures, and caveats."""
     slo = session.plan.slo
     lines: list[str] = []
     lines += throughput(session.trials, slo)
@@ -72,7 +72,7 @@ def sentences(session: Session) -> list[str]:
 
 
 def throughput(trials: Sequence[Trial], slo: Slo | None) -> list[str]:
-    """What stands below the table: throughput and goodput of a single trial."""
+    """Throughput and goodput of a single trial; for several, how to read the table's latencies."""
     if len(trials) == 1:
         return _single(trials[0], trials[0].summary(slo), slo)
     return ["Latencies are p50 / p95 / p99."] if trials else []
@@ -100,7 +100,7 @@ def _knee(knee: Knee, slo: Slo) -> str:
 
 
 def failures(trial: Trial) -> list[str]:
-    """What was not answered, and why."""
+    """Requests that were not answered, and why."""
     found = Counter(outcome.error for outcome in trial.outcomes if outcome.error is not None)
     lines = [f"{trial.load}: {count} failed: {error}." for error, count in found.most_common(_MOST_ERRORS)]
     if len(found) > _MOST_ERRORS:
@@ -112,7 +112,7 @@ def failures(trial: Trial) -> list[str]:
 
 
 def _reservations(trials: Sequence[Trial]) -> list[str]:
-    """What must be known to read the figures of all trials."""
+    """Caveats for reading the figures of all trials."""
     summary = Summary.of([outcome for trial in trials for outcome in trial.outcomes])
     lines = []
     if summary.late > _LATE_S:
@@ -132,7 +132,7 @@ def _reservations(trials: Sequence[Trial]) -> list[str]:
 
 
 def charts(name: str, trials: Sequence[Trial]) -> list[Chart]:
-    """TTFT and TPOT over the load; for a single trial, over the share of its requests. name: what was measured."""
+    """TTFT and TPOT over the load; for a single trial, over the share of its requests. name: begins the titles."""
     pairs = (("TTFT", "ttft"), ("TPOT", "tpot"))
     if len(trials) == 1:
         outcomes = [outcome for outcome in trials[0].outcomes if outcome.error is None]
@@ -181,7 +181,7 @@ def as_data(session: Session) -> dict[str, Any]:
 
 
 def trial_data(trial: Trial, slo: Slo | None) -> dict[str, Any]:
-    """A trial as plain data, every request with it."""
+    """A trial as plain data, including every request."""
     summary = trial.summary(slo)
     load = trial.load
     return {

@@ -1,6 +1,6 @@
-"""The server under test: which model it offers, and one request with the times of its answer.
+"""The server under test: which model it offers, and sending one request and timing its answer.
 
-Only the address that the user gave is asked: no proxy of the environment, and no redirect is followed.
+Only the address that the user gave is contacted: proxies of the environment and redirects are ignored.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CUT_SHORT = "the stream ended before the answer did"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the user says of the server: api is a name of PROTOCOLS, None to find out; model None takes the only one.
+    """The user's choice of server. api: a name of PROTOCOLS, None to detect it; model: None for the only one.
 
     extra: fields added to every request.
     """
@@ -47,7 +47,7 @@ class Server:
         clock: Callable[[], float],
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """clock: seconds, as of time.perf_counter. Raises RequestError for what is no address."""
+        """clock: seconds, such as time.perf_counter. Raises RequestError for an invalid address."""
         self._target = target
         self._clock = clock
         self._free = asyncio.Semaphore(connections)
@@ -73,13 +73,13 @@ class Server:
 
     @property
     def protocol(self) -> Protocol:
-        """The protocol and model that `look_up` found."""
+        """The protocol and model found by `look_up`."""
         if self._protocol is None:
             raise RuntimeError("look_up comes first")
         return self._protocol
 
     async def look_up(self) -> None:
-        """Find out protocol and model. Raises RequestError where there is no server or the model is not clear."""
+        """Detect protocol and model. Raises RequestError if there is no server or the model is ambiguous."""
         target, refused = self._target, ""
         for name in (target.api,) if target.api else ("openai", "ollama"):
             kind = PROTOCOLS[name]
@@ -96,9 +96,9 @@ class Server:
         raise RequestError(f"{target.url} is not a server of Ollama's or OpenAI's protocol: {refused}.")
 
     async def count_prompt(self, job: Job, patience_s: float) -> int | None:
-        """Tokens that the server counts in a prompt, the chat template's included; None where it does not say.
+        """The server's count of a prompt's tokens, including the chat template's; None if it reports none.
 
-        Raises RequestError where the server does not answer.
+        Raises RequestError if the server does not answer.
         """
         protocol = self.protocol
         try:
@@ -117,8 +117,8 @@ class Server:
     async def ask(self, job: Job, began: float, due: float | None, patience_s: float) -> Outcome:
         """Send a request and follow its answer. began: the clock's time from which the outcome counts.
 
-        due: when it should be sent, in seconds from there; None is as soon as it is. Gives up patience_s after that.
-        Never raises for what a server does; the outcome has the error.
+        due: when it should be sent, in seconds from then; None means now. Gives up patience_s after `due`. Never raises
+        for a server's errors; the outcome contains them.
         """
         due = self._clock() - began if due is None else due
         answer = _Answer(due)
@@ -135,7 +135,7 @@ class Server:
         return answer.outcome(self._clock() - began)
 
     async def _follow(self, job: Job, began: float, answer: "_Answer") -> None:
-        """Send a request and note what comes, until the stream ends, so that its connection serves the next one."""
+        """Send a request and record its lines until the stream ends, so that its connection can serve the next one."""
         protocol, rest = self.protocol, b""
         async with self._client.stream("POST", protocol.route, json=protocol.body(job)) as response:
             if response.status_code != httpx2.codes.OK:
@@ -151,7 +151,7 @@ class Server:
             answer.take(protocol.read(rest.decode(errors="replace")), self._clock() - began)
 
     async def _get(self, route: str) -> Any:
-        """The JSON of a route; why there is none, as text. Raises RequestError where nobody answers."""
+        """A route's JSON, or a text that says why there is none. Raises RequestError if the server is unreachable."""
         try:
             answer = await self._client.get(route, timeout=LOOKUP_S)
         except httpx2.HTTPError as error:
@@ -167,7 +167,7 @@ class Server:
 
 
 class _Answer:
-    """An answer as it comes. It has failed until its last line is there."""
+    """An answer in progress. It counts as failed until its last line has arrived."""
 
     def __init__(self, due: float) -> None:
         self.due = self.sent = due
@@ -177,7 +177,7 @@ class _Answer:
         self._error: str | None = None
 
     def take(self, line: Line | None, now: float) -> None:
-        """Note what a line says."""
+        """Record a line's content."""
         if line is None:
             return
         if line.text:
@@ -191,19 +191,19 @@ class _Answer:
             self._ended = now
 
     def fails(self, error: str) -> None:
-        """Note what went wrong first, unless the answer was complete by then."""
+        """Record an error, unless there was an earlier one or the answer is already complete."""
         if self._ended is None and self._error is None:
             self._error = error
 
     def outcome(self, now: float) -> Outcome:
-        """What has become of it by now."""
+        """The outcome as of now."""
         self.fails(CUT_SHORT)
         ended = now if self._ended is None else self._ended
         return Outcome(self.due, self.sent, tuple(self._pieces), ended, **self._counts, error=self._error)
 
 
 def _base(url: str) -> httpx2.URL:
-    """The address without a path; /v1 at its end is what OpenAI's clients are given, and is understood."""
+    """The server's base address. A trailing /v1, as OpenAI's clients are configured with, is removed."""
     try:
         parsed = httpx2.URL(url if "://" in url else f"http://{url}")
     except httpx2.InvalidURL as error:

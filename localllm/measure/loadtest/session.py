@@ -1,4 +1,4 @@
-"""A whole load test: getting to know the server, one trial for each load, and the search for the knee."""
+"""A whole load test: looking up the server, one trial for each load, and the search for the knee."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ _COUNTED_WORDS = (24, 96)
 
 @dataclass(slots=True)
 class Source:
-    """Makes the requests of a round. Made-up text differs from round to round, so that no prefix is cached by then.
+    """Makes the requests of a round. Made-up text differs from round to round, so that no prefix is cached yet.
 
-    draw: so many requests from a seed. prompts: texts to send, in their order, in place of made-up ones; they repeat
-    when there are fewer than requests. ratio: how the server counts words, needed for made-up text. sent: how many
-    prompts were taken by now.
+    draw: makes a number of requests from a seed. prompts: texts to send in order instead of made-up ones; they repeat
+    if there are fewer than requests. ratio: the server's tokens per word, needed for made-up text. sent: prompts used
+    so far.
     """
 
     draw: Callable[[int, str], Sequence[Request]]
@@ -39,7 +39,7 @@ class Source:
     sent: int = 0
 
     def requests(self, count: int, round_number: int, load: Load) -> Sequence[Request]:
-        """At most so many, at times that fit the load."""
+        """At most `count` requests, at times that fit the load."""
         seed = self._seed(round_number)
         requests = self.draw(count, seed)
         if isinstance(load, OpenLoop) and load.rate is not None:
@@ -47,7 +47,7 @@ class Source:
         return requests
 
     def job(self, request: Request, round_number: int) -> Job:
-        """The request with its text, which is only made when it is sent: all together may not fit in memory."""
+        """The request with its text. Call it when sending: the texts of all requests may not fit in memory."""
         return Job(request.at, self._prompt(request, self._seed(round_number)), request.answer_tokens)
 
     def _prompt(self, request: Request, seed: str) -> Prompt:
@@ -64,7 +64,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """loads: a trial for each; empty to search for the knee, which needs an SLO. connections: at once, at most."""
+    """loads: one trial each; empty to search for the knee, which needs an SLO. connections: the most at once."""
 
     target: Target
     loads: tuple[Load, ...]
@@ -75,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Arrivals a second: the highest rate at which the SLO was met, and the lowest at which it was not; None: none."""
+    """Requests a second. met: the highest rate that met the SLO; missed: the lowest that did not; None: no such."""
 
     met: float | None
     missed: float | None
@@ -83,7 +83,7 @@ class Knee:
 
 @dataclass(slots=True)
 class Session:
-    """A load test and what it has found so far, which stays when it is cancelled.
+    """A load test and its results so far, which are kept if it is cancelled.
 
     alone: one request on the idle server, after one that warms it up. clock and transport: for tests.
     """
@@ -101,7 +101,7 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Measure. Raises RequestError where the server cannot be measured at all."""
+        """Measure. Raises RequestError if the server cannot be measured at all."""
         self.tell("looking up the model")
         async with Server(self.plan.target, self.plan.connections, self.clock, self.transport) as server:
             await server.look_up()
@@ -115,7 +115,7 @@ class Session:
                 await self._search(server)
 
     async def _ratio(self, server: Server) -> TokenRatio:
-        """Find out how many tokens words are, from what the server counts in two prompts."""
+        """Find the tokens per word from the server's counts for two prompts."""
         counts = []
         for number in _COUNTED_WORDS:
             self.tell("counting tokens; the server may have to load the model first")
@@ -131,7 +131,7 @@ class Session:
             raise RequestError(f"{self.plan.target.url} does not count whole prompts: {error}.") from error
 
     async def _measure_alone(self, server: Server) -> None:
-        """Warm the server up, then send one request to the idle server. Raises RequestError where it fails."""
+        """Warm up the server, then send one request to the idle server. Raises RequestError if either fails."""
         for number, request in enumerate(self.source.requests(2, 0, OpenLoop(None))):
             self.tell("one request alone" if number else "warming up")
             outcome = await server.ask(self.source.job(request, 0), self.clock(), None, LOAD_S)
@@ -159,9 +159,10 @@ class Session:
         return trial
 
     async def _search(self, server: Server) -> None:
-        """Find the highest rate at which enough requests meet the SLO: double until they do not, then bisect.
+        """Find the highest rate at which enough requests meet the SLO.
 
-        Begins with the rate at which one request at a time would be served.
+        Starts with the rate of serving one request at a time, doubles or halves it until one rate meets the SLO and one
+        does not, then bisects.
         """
         if self.alone is None or self.plan.slo is None:
             raise RuntimeError("the search needs an SLO, and one request alone")

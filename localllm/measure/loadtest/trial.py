@@ -1,4 +1,4 @@
-"""One trial: a number of requests sent as a load says, until they are answered or time is up."""
+"""One trial: a number of requests sent under a load, until they are answered or time is up."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from localllm.text import counted
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come when they come, whether or not earlier ones are answered. rate: a second; None: a trace's times."""
+    """Requests arrive whether or not earlier ones are answered. rate: requests a second; None: at a trace's times."""
 
     rate: float | None
 
@@ -22,7 +22,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many clients; each sends its next request when the last one is answered."""
+    """A number of clients, each sending its next request when the last one is answered."""
 
     clients: int
 
@@ -35,9 +35,9 @@ Load = OpenLoop | ClosedLoop
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What ends a trial: requests sent, seconds in which requests are sent, and seconds that one may take.
+    """What ends a trial: the number of requests, the seconds in which they are sent, and the seconds one may take.
 
-    A trial takes duration_s + patience_s at most.
+    A trial takes at most duration_s + patience_s.
     """
 
     requests: int
@@ -56,12 +56,12 @@ class Trial:
     complete: bool = False
 
     def summary(self, slo: Slo | None) -> Summary:
-        """What the outcomes so far come to."""
+        """Statistics of the outcomes so far."""
         return Summary.of(self.outcomes, slo)
 
     @property
     def note(self) -> str:
-        """What is missing from it; empty where nothing is."""
+        """Says what is missing from the trial; empty if nothing is."""
         left = self.planned - len(self.outcomes)
         if self.complete:
             return f"{counted(left, 'request')} not sent in time" if left else ""
@@ -82,16 +82,16 @@ async def play(
     clock: Callable[[], float],
     progress: Callable[[], None],
 ) -> None:
-    """Send the jobs as the trial's load says and fill in its outcomes; progress is called after each.
+    """Send the jobs under the trial's load and fill in its outcomes; progress is called after each.
 
-    Cancelling ends all requests at once; the outcomes by then stay.
+    Cancelling ends all requests at once; the outcomes so far are kept.
     """
     began = clock()
 
     async def one(job: Job, due: float | None) -> None:
         trial.running += 1
         outcome = await ask(job, began, due, bounds.patience_s)
-        trial.running -= 1  # not where it is cancelled, so that what was left is known
+        trial.running -= 1  # not if cancelled, so that the number of unanswered requests stays known
         trial.outcomes.append(outcome)
         progress()
 

@@ -1,1 +1,1 @@
-"""The real engine on a virtual clock: a runner that computes nothing and takes the time that a cost model says."""
+"""The real engine on a virtual clock, with a runner that computes nothing and takes the time of a cost model."""

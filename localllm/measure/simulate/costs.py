@@ -1,8 +1,8 @@
-"""How long a step takes, by its rows, by the contexts that they look at, and by the logits that are wanted.
+"""How long a step takes, by its rows, the contexts that they attend to, and the number of rows with logits.
 
-The parts of a step are added. Matrix products follow a curve over the rows, so that it can be the roofline of a
-machine's figures or what was measured; attention costs a time for each stored token that a sequence reads, and for each
-token that each of its rows looks at.
+The times of a step's parts are added. Matrix products follow a curve over the rows, which can come from a roofline or
+from measurements. Attention costs a time for each stored token that a sequence reads, and for each token that each of
+its rows attends to.
 """
 
 from bisect import bisect_right
@@ -19,9 +19,9 @@ _F16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds by a number of rows, through points of ascending rows, straight lines between them.
+    """Seconds as a function of rows, interpolated linearly between points of ascending rows.
 
-    Nothing for 0 rows, the first point's time below it, and the last line's slope beyond the last point.
+    0 rows take no time. Below the first point, its time holds; beyond the last, the last line's slope continues.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -40,9 +40,9 @@ class Curve:
 class StepTimes:
     """The times of a step's parts in seconds.
 
-    products: the rows' matrix products, without those of logits. logits: those, by the rows that want some. kv_token:
-    for a stored token that a sequence of the step reads. lookup: for a token that a row looks at. fixed: of any step.
-    token: for a row whose token is chosen, which is sampling, text and events.
+    products: matrix products by rows, without those of logits. logits: those, by rows with logits. kv_token: for each
+    stored token that a sequence of the step reads. lookup: for each token that a row attends to. fixed: of any step.
+    token: for each row whose next token is chosen: sampling, text and events.
     """
 
     products: Curve
@@ -53,7 +53,7 @@ class StepTimes:
     token: float = 0.0
 
     def seconds(self, parts: Iterable[tuple[int, int]], wanted: int) -> float:
-        """Time of a step. parts: for each sequence its new rows, and its length with them. wanted: rows with logits."""
+        """Time of a step. parts: (new rows, length including them) of each sequence. wanted: rows with logits."""
         rows, read, looked = 0, 0, 0.0
         for count, length in parts:
             rows += count
@@ -64,7 +64,7 @@ class StepTimes:
 
 
 def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
-    """The least times that a machine's figures allow: what is read against what is computed, the larger of the two."""
+    """The least times that a machine's figures allow: that of reading or that of computing, whichever is larger."""
 
     def curve(read_once: float, operations: float, experts: float = 0.0) -> Curve:
         knee = speed.critical_batch(machine.peak, machine.bandwidth, 2 * read_once / operations) if operations else 1.0
@@ -85,10 +85,11 @@ def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
 
 
 def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> StepTimes:
-    """The same model on several equal devices with tensor parallelism: a stated model, not the engine's.
+    """The same model on several equal devices with tensor parallelism: a theoretical model, not the engine's.
 
-    Each computes its part of the products and of the attention; after both halves of each layer the activations of all
-    rows are summed over a ring (formulas.serving.tensor_parallel_seconds). Nothing overlaps.
+    Each device computes its part of the products and of attention. After attention and after the feed-forward of each
+    layer, the activations of all rows are summed over a ring (formulas.serving.tensor_parallel_seconds). Nothing
+    overlaps.
     """
     if devices == 1:
         return times
@@ -107,17 +108,17 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
 
 
 def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
-    """The mean of two measurements of the same sizes of steps."""
+    """The mean of two measurements of the same step sizes."""
     return _made_of(lambda one, other: (one + other) / 2, first, second)
 
 
 def scaled(times: StepTimes, factor: float) -> StepTimes:
-    """The same steps, each so many times as long."""
+    """The same steps, each `factor` times as long."""
     return _made_of(lambda seconds: factor * seconds, times)
 
 
 def _made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
-    """Step times of which each figure is made of the same figures of others."""
+    """Step times with `figure` applied to each figure of the measured ones."""
 
     def curve(name: str) -> Curve:
         points = zip(*(getattr(times, name).points for times in measured), strict=True)

@@ -1,7 +1,7 @@
-"""The seven experiments of textbooks on serving, on any model and machine: what is expected beside what comes out.
+"""Seven textbook experiments on serving, on any model and machine, with expected and simulated results.
 
-Loads are in units of what the simulated server can do, so that each experiment shows the same on a laptop and on a
-server. What is expected follows from localllm.measure.formulas.
+Loads are relative to the simulated server's capacity, so that each experiment shows the same on a laptop and on a
+server. Expectations follow from localllm.measure.formulas.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _ATTAINED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What experiments run on. setup: as the user wants it; each experiment changes what it is about."""
+    """What experiments run on. setup: the user's; each experiment varies the fields that it is about."""
 
     shape: ModelShape
     machine: Machine
@@ -41,7 +41,7 @@ class Server:
         return simulate(replace(self.setup, **changed), requests, load, self.seed)  # type: ignore[arg-type]
 
     def alone(self) -> Outcome:
-        """One usual request on the idle server."""
+        """One typical request on the idle server."""
         return self.play(_USUAL.requests(1, self.seed), ClosedLoop(1)).outcomes[0]
 
 
@@ -200,7 +200,7 @@ def devices(server: Server) -> Finding:
 
 
 def breaking(server: Server) -> Finding:
-    """More and more load."""
+    """Increasing load."""
     setup = server.setup
     requests = _USUAL.requests(100, server.seed)
     capacity = _of(server.play(requests, ClosedLoop(setup.slots))).request_rate
@@ -277,12 +277,12 @@ EXPERIMENTS: dict[str, Callable[[Server], Finding]] = {
 
 
 def as_text(finding: Finding) -> str:
-    """For people."""
+    """A finding as text for display."""
     return f"{finding.title}\nExpected: {finding.expected}\n\n{table(finding.rows)}\nFound: {finding.found}\n"
 
 
 def _best_speedup(times: StepTimes, alpha: float, clients: int) -> float:
-    """The largest speedup over all lengths of drafts, with this server's own costs of a step's rows."""
+    """The largest speedup over all draft lengths, with this server's own cost of a step's rows."""
 
     def cost(rows: int) -> float:
         return times.seconds(((1, 1),) * rows, rows)

@@ -1,4 +1,4 @@
-"""Step times of a model on this machine: a runner's own steps, timed, and what an engine adds to them."""
+"""Measured step times of a model on this machine: a runner's steps, and what an engine adds to them."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ def measure(
     tell: Callable[[str], None],
     largest: int = _ROWS[-1],
 ) -> StepTimes:
-    """Time steps of many sizes, in rounds after one that does not count; medians are kept. tell hears how far it is.
+    """Time steps of many sizes in `rounds` rounds, after a warm-up round, and take medians. tell: called with progress.
 
-    overhead: seconds of a step that neither the runner nor the engine takes. largest: rows of the largest step timed.
-    Takes a second to a minute, by the model. The runner must be idle; nothing stays in it. Raises RequestError where it
-    is too small.
+    overhead: seconds of a step that are neither the runner's nor the engine's. largest: rows of the largest step timed.
+    Takes a second to a minute, depending on the model. The runner must be idle; no sequences stay in it. Raises
+    RequestError if it is too small.
     """
     info = runner.info
     depth = min(_DEPTH, info.max_context - _MANY, (info.pages_total - 8) * info.page_size // 2 - _MANY)
@@ -67,9 +67,9 @@ def measure(
 
 
 def engine_overhead(runner: Runner, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds that an engine adds to a step of the runner: to any step, and for each row whose token is chosen.
+    """Seconds that an engine adds to a runner's step: (for any step, for each row whose token is chosen).
 
-    Medians of decoding one sequence and several. Nothing stays in the runner.
+    From medians of decoding one sequence and several. No sequences stay in the runner.
     """
     together = min(_TOGETHER, runner.info.max_sequences // 2)
     one, several = _added(runner, clock, 1), _added(runner, clock, together)
@@ -78,7 +78,7 @@ def engine_overhead(runner: Runner, clock: Callable[[], float]) -> tuple[float, 
 
 
 def _added(runner: Runner, clock: Callable[[], float], sequences: int) -> float:
-    """The median of what a decoding step of so many sequences takes beside the runner's part."""
+    """The median time that a decoding step of `sequences` sequences takes outside of the runner."""
     timed = BorrowedRunner(runner, clock)
     engine = Engine(cast("Runner", timed), SimulatedVocabulary(), max_running=sequences, clock=clock)
     streams = [
@@ -101,14 +101,14 @@ def _added(runner: Runner, clock: Callable[[], float], sequences: int) -> float:
 
 
 def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
-    """The figures that the step times come to: what a step of one row reads, and what the largest one computes."""
+    """A machine from step times: bandwidth from a step of one row, peak from the largest step."""
     rows, seconds = times.products.points[-1]
     bandwidth = shape.read_bytes(1) / (times.products(1) + times.logits(1))
     return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
 
 
 def _keep(times: list[float], seconds: float, number: int) -> None:
-    """The first round warms up."""
+    """Keep a time, except the first round's, which warms up."""
     if number:
         times.append(seconds)
 
@@ -116,10 +116,11 @@ def _keep(times: list[float], seconds: float, number: int) -> None:
 def _fitted(
     plain: dict[int, list[float]], logits: dict[int, list[float]], deep: dict[int, list[float]], depth: int
 ) -> StepTimes:
-    """The step times that medians tell.
+    """Step times from the medians of the measurements.
 
-    With d stored tokens before it, a step of r rows takes (kv_token + r * lookup) * d longer: two numbers of rows give
-    both. A step of r rows on an empty sequence has looked at r tokens itself, which is taken off the curve.
+    With d stored tokens before it, a step of r rows takes (kv_token + r * lookup) * d longer; two values of r give
+    both unknowns. A step of r rows on an empty sequence attends to its own r tokens; their time is subtracted from the
+    curve.
     """
     times = {count: statistics.median(values) for count, values in plain.items()}
     one, many = (max(statistics.median(deep[rows]) - times[rows], 0.0) / depth for rows in (1, _MANY))
@@ -143,14 +144,14 @@ class _Steps:
         self._next = 0
 
     def filled(self, depth: int) -> int:
-        """A sequence of so many tokens."""
+        """A new sequence with `depth` tokens."""
         sequence, most = self._runner.create_sequence(), self._runner.info.max_rows
         for first in range(0, depth, most):
             self._run(sequence, min(most, depth - first), 0)
         return sequence
 
     def seconds(self, filled: int | None, rows: int, wanted: int) -> float:
-        """Time of a step of so many rows after a filled sequence; the last `wanted` rows get logits."""
+        """Time of a step of `rows` rows after a filled sequence; the last `wanted` rows get logits."""
         runner = self._runner
         sequence = (
             runner.create_sequence() if filled is None else runner.fork_sequence(filled, runner.sequence_length(filled))
@@ -171,9 +172,9 @@ class _Steps:
 
 
 class BorrowedRunner:
-    """A runner lent to an engine, which is not closed with it: free_all gives back what the engine has kept.
+    """A runner lent to an engine, which does not close it. free_all frees the sequences that the engine has kept.
 
-    Fulfils localllm.engine.runner.Runner. seconds, rows: of its latest step, the latter all and those with logits.
+    Implements localllm.engine.runner.Runner. seconds: of the latest step. rows: its rows and its rows with logits.
     """
 
     def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
@@ -198,7 +199,7 @@ class BorrowedRunner:
         self._runner.free_sequence(sequence)
 
     def close(self) -> None:
-        """The lender closes the runner."""
+        """Do nothing: the lender closes the runner."""
 
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
@@ -209,6 +210,6 @@ class BorrowedRunner:
         return logits
 
     def free_all(self) -> None:
-        """Free every sequence that the engine has left."""
+        """Free every sequence that the engine has not freed."""
         for sequence in [*self._alive]:
             self.free_sequence(sequence)

@@ -1,4 +1,4 @@
-"""Machines to simulate: by figures, by name from the table of hardware, or as `localllm bench` saw this one."""
+"""Machines to simulate: by figures, by name from the table of hardware, or as measured by `localllm bench`."""
 
 import json
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The figures that bound a machine. bandwidth: bytes a second. peak: operations a second, a multiply-add being two.
+    """A machine's limits. bandwidth: bytes a second. peak: operations a second, a multiply-add being two.
 
-    memory: bytes for weights, keys and values. overhead: seconds of a step that are neither reading nor arithmetic.
+    memory: bytes for weights, keys and values. overhead: seconds of each step that are neither reading nor arithmetic.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects devices. bandwidth: bytes a second of each; latency: seconds of a message."""
+    """The link between devices. bandwidth: bytes a second of each device; latency: seconds of a message."""
 
     bandwidth: float
     latency: float
@@ -45,9 +45,9 @@ def named(
     memory: float | None = None,
     overhead: float = 0.0,
 ) -> Machine:
-    """A machine of the table in docs/inference.md, with figures that replace or complete those of the table.
+    """A machine of the table in docs/inference.md; given figures replace or complete the table's.
 
-    Raises RequestError for a name that fits none or several, and where a figure is missing.
+    Raises RequestError if the name fits none or several, or a figure is missing.
     """
     found = [each for each in HARDWARE if each.name.casefold() == name.casefold()]
     found = found or [each for each in HARDWARE if name.casefold() in each.name.casefold()]
@@ -64,7 +64,7 @@ def named(
 def of_figures(
     name: str, bandwidth: float | None, peak: float | None, memory: float | None, overhead: float = 0.0
 ) -> Machine:
-    """A machine by its figures. Raises RequestError that names the options of those that are missing."""
+    """A machine by its figures. Raises RequestError naming the options of missing ones."""
     figures = {"--bandwidth": bandwidth, "--compute": peak, "--memory": memory}
     missing = [option for option, value in figures.items() if value is None]
     if bandwidth is None or peak is None or memory is None:
@@ -73,9 +73,9 @@ def of_figures(
 
 
 def from_bench(path: Path, memory: float, overhead: float = 0.0) -> Machine:
-    """The machine that a file of `localllm bench --json` saw: what decoding reads a second, what a prompt computes.
+    """The machine measured in a file of `localllm bench --json`: bandwidth from decoding, peak from prefill.
 
-    The run that reads fastest counts, at its first depth. Raises RequestError for anything else, and for models of
+    Uses the run that reads fastest, at its first depth. Raises RequestError for other files, and for models run by
     llama.cpp, whose work is not counted.
     """
     try:

@@ -1,4 +1,4 @@
-"""A simulation's result beside what a load test reports: queue, use of the KV pages, and how full steps were."""
+"""A simulation's results, with what a load test cannot report: queue, use of KV pages, and rows per step."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,12 +23,12 @@ class Run:
 
     @property
     def trial(self) -> Trial:
-        """As a load test would have it."""
+        """The run as a load test's trial."""
         return Trial(self.load, self.planned, list(self.simulated.outcomes), complete=True)
 
 
 def rows(runs: Sequence[Run]) -> list[report.Row]:
-    """The server's side, with headings: a row for each run."""
+    """The server's statistics as a table with headings: a row for each run."""
     heads = ("LOAD", "BUSY", "ROWS/STEP", "QUEUE MEAN/PEAK", "KV MEAN/PEAK", "CACHED", "PREEMPTED", "DRAFTS RIGHT")
     found: list[report.Row] = [heads]
     for run in runs:
@@ -56,7 +56,7 @@ def sentences(runs: Sequence[Run], slo: Slo | None) -> list[str]:
 
 
 def charts(name: str, runs: Sequence[Run]) -> list[Chart]:
-    """TTFT and TPOT as a load test draws them; of a single run also the queue over time."""
+    """TTFT and TPOT as in a load test's charts; for a single run also the queue over time."""
     drawn = report.charts(name, [run.trial for run in runs])
     if len(runs) == 1:
         queue = runs[0].simulated.queue
@@ -66,7 +66,7 @@ def charts(name: str, runs: Sequence[Run]) -> list[Chart]:
 
 
 def as_data(run: Run, slo: Slo | None) -> dict[str, Any]:
-    """Plain data, as of a load test's trial with what only a simulation knows."""
+    """Plain data: a load test's, plus what only a simulation knows."""
     played = run.simulated
     return {
         **report.trial_data(run.trial, slo),

@@ -1,4 +1,4 @@
-"""A Runner that computes nothing: real accounting of pages, made-up tokens, and time that passes on a virtual clock."""
+"""A Runner that computes nothing: real page accounting, made-up tokens, and time on a virtual clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _EXACT = 1 << 16
 
 
 class VirtualClock:
-    """Seconds that pass only when somebody says so, and as another clock does, where there is one."""
+    """A clock that moves only by `advance`, and along with another clock if one is given."""
 
     def __init__(self, other: Callable[[], float] | None = None) -> None:
         self._other = other or (lambda: 0.0)
@@ -33,7 +33,7 @@ class VirtualClock:
         return self._other() + self._added
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._added += seconds
 
 
@@ -43,20 +43,20 @@ class SimulatedVocabulary:
     eog_ids: frozenset[int] = frozenset()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The same for all."""
+        """The same byte for all tokens."""
         return b"x"
 
 
 def next_token(token: int, position: int) -> int:
-    """What comes after a token at a position: the same for everyone who has the same history."""
+    """The token that follows a token at a position. Deterministic: the same history gives the same continuation."""
     return (token * _MIX + position * 40503) % (VOCABULARY - 1) + 1
 
 
 @dataclass(slots=True)
 class Use:
-    """What a runner has done. Seconds are virtual.
+    """A runner's work so far. Seconds are virtual.
 
-    kv_seconds: integral of the share of the pages that the sequences of a step hold. kv_peak: the highest share.
+    kv_seconds: integral over time of the share of pages that a step's sequences hold. kv_peak: the highest share.
     """
 
     steps: int = 0
@@ -67,10 +67,10 @@ class Use:
 
 
 class SimulatedRunner:
-    """Fulfils localllm.engine.runner.Runner; `run` moves the clock on by what the step times say.
+    """Implements localllm.engine.runner.Runner; `run` advances the clock by the step's time.
 
-    accuracy: the chance that the likeliest token is the one that a runner with accuracy 1 would choose, so that one
-    with less drafts for it with that acceptance rate.
+    accuracy: the probability that the likeliest token is the one that a runner with accuracy 1 would choose. A less
+    accurate runner that drafts for it has this acceptance rate.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SimulatedRunner:
         return np.array(self._references, np.int32)
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
-        """New pages for these tokens, and a copy of a shared last page."""
+        """New pages for these tokens, including the copy of a shared last page."""
         if not tokens:
             return 0
         length, table = self._lengths[sequence], self._tables[sequence]
@@ -143,7 +143,7 @@ class SimulatedRunner:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Store the rows, let their time pass, and give each wanted row one token that is far the likeliest."""
+        """Store the rows, advance the clock, and return logits with one likeliest token for each wanted row."""
         parts = []
         for sequence, rows in groupby(sequences):
             count = sum(1 for _ in rows)
@@ -158,15 +158,15 @@ class SimulatedRunner:
         return logits
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
-        """There is nothing to export: simulations have no disk tier."""
+        """Not implemented: simulations have no disk tier."""
         raise NotImplementedError("a simulated runner stores no keys and values")
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
-        """There is nothing to import."""
+        """Not implemented: simulations have no disk tier."""
         raise NotImplementedError("a simulated runner stores no keys and values")
 
     def check_integrity(self, sequences: set[int]) -> None:
-        """Raise RuntimeError unless these sequences are alive and hold just the pages that are taken."""
+        """Raise RuntimeError unless exactly these sequences exist and hold exactly the pages in use."""
         counted = [0] * self._info.pages_total
         for table in self._tables.values():
             for page in table:

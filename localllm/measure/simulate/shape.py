@@ -1,4 +1,4 @@
-"""What must be known of a model to tell its times: sizes and operations, from a file's header or from figures."""
+"""What predicting a model's times requires: sizes and operations, from a file's header or from figures."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes in bytes. Operations are of a row: a multiply-add counts as two.
+    """Sizes in bytes. Operations are per row; a multiply-add counts as two.
 
-    weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; of
-    the experts, a step reads those that its rows use. latents: whether a token stores one row of head_size values as
-    key and value. lookup_operations: for each token that a row looks at. Sliding windows are not known: every layer
-    looks at the whole context. value_bytes: of a stored key's or value's number.
+    weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; a
+    step reads only the experts that its rows use. latents: whether a token stores one row of head_size values as both
+    key and value. lookup_operations: for each token that a row attends to. Sliding windows are ignored: every layer
+    attends to the whole context. value_bytes: of each stored number of keys and values.
     """
 
     name: str
@@ -42,33 +42,33 @@ class ModelShape:
 
     @property
     def decode_operations(self) -> float:
-        """Of a row with its logits, without attention: two for each weight used."""
+        """Operations of a row with logits, without attention: two for each weight used."""
         return self.row_operations + self.output_operations
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of keys and values with value_bytes each."""
+        """Bytes of a token's keys and values in all layers."""
         if self.latents:
             return int(memory.latent_kv_bytes_per_token(self.layers, self.head_size, 0, self.value_bytes))
         return int(memory.kv_bytes_per_token(self.layers, self.kv_heads, self.head_size, self.value_bytes))
 
     @property
     def lookup_operations(self) -> float:
-        """Of attention, over all layers and heads."""
+        """Operations of attention for each token that a row attends to, over all layers and heads."""
         return speed.operations_per_token(0, self.layers, self.heads, self.head_size, 1)
 
     def experts_share(self, rows: float) -> float:
-        """The share of the experts that a step of so many rows reads, 0 to 1."""
+        """The share of experts that a step of `rows` rows reads, 0 to 1."""
         if not self.experts:
             return 0.0
         return speed.experts_read(self.experts, self.experts_used, math.ceil(rows)) / self.experts
 
     def read_bytes(self, rows: float) -> float:
-        """What a step of so many decoding rows reads of the weights."""
+        """Bytes of weights that a step of `rows` decoding rows reads."""
         return self.dense_bytes + self.expert_bytes * self.experts_share(rows) + self.output_bytes
 
     def pages(self, memory_bytes: float, page: int) -> int:
-        """Pages of keys and values of `page` tokens beside the weights. Raises RequestError where not one fits."""
+        """KV pages of `page` tokens that fit beside the weights. Raises RequestError if not one fits."""
         pages = int((memory_bytes - self.weights) // (self.kv_bytes_per_token * page))
         if pages < 1:
             raise RequestError(
@@ -79,7 +79,7 @@ class ModelShape:
 
     @classmethod
     def of_file(cls, file: ModelFile) -> Self:
-        """From a file's header. Raises UnsupportedModelError for architectures that the native engine does not know."""
+        """From a file's header. Raises UnsupportedModelError for architectures unknown to the native engine."""
         from models.config import read_config
 
         config = read_config(file)
@@ -119,7 +119,7 @@ def llama_3_70b(bits: float = 4.9) -> ModelShape:
 
 
 def _llama_3(size: str, parameters: float, bits: float, *, layers: int, embedding: int, heads: int) -> ModelShape:
-    """With an embedding and an output matrix, all of the same bits."""
+    """A shape with separate embedding and output matrices, all weights having the same bits."""
     output = 128256.0 * embedding
     dense = parameters - 2 * output
     return ModelShape(

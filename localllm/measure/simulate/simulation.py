@@ -1,4 +1,4 @@
-"""Requests through the real engine in virtual time."""
+"""Runs requests through the real engine in virtual time."""
 
 import zlib
 from bisect import insort
@@ -27,7 +27,7 @@ _BLOCKS_KEPT = 256
 
 
 class Batching(StrEnum):
-    """CONTINUOUS: the engine's own. STATIC: a batch is filled when the last one has ended. NONE: one at a time."""
+    """CONTINUOUS: the engine's own. STATIC: a new batch starts when the last one has ended. NONE: one at a time."""
 
     CONTINUOUS = "continuous"
     STATIC = "static"
@@ -36,7 +36,7 @@ class Batching(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft model. acceptance: the chance that a guess is right if all before it are."""
+    """A draft model. acceptance: the probability that a drafted token is accepted if all before it are."""
 
     times: StepTimes
     acceptance: float
@@ -44,10 +44,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A server. pages: of keys and values, of 16 tokens. slots: requests that run at once. queue: that wait, at most.
+    """A server. pages: KV pages of 16 tokens. slots: requests that run at once. queue: the most that wait.
 
-    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says. travel: seconds of
-    a request outside of the engine before its first token, for HTTP and tokenising.
+    max_rows: of a step; without chunked_prefill a whole prompt is one step regardless of max_rows. travel: seconds that
+    a request spends outside of the engine before its first token, on HTTP and tokenising.
     """
 
     times: StepTimes
@@ -65,7 +65,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What came out. outcomes: in the order of their ends. queue: (seconds, waiting requests) after each step."""
+    """A simulation's result. outcomes: in order of completion. queue: (seconds, waiting requests) after each step."""
 
     outcomes: tuple[Outcome, ...]
     seconds: float
@@ -75,27 +75,27 @@ class Simulated:
 
     @property
     def busy(self) -> float:
-        """The share of the time in which steps ran."""
+        """The share of time in which steps ran."""
         return self.use.seconds / self.seconds if self.seconds else 0.0
 
     @property
     def kv_mean(self) -> float:
-        """The share of the pages that running requests held, on average over the busy time."""
+        """The share of pages that running requests held, averaged over the busy time."""
         return self.use.kv_seconds / self.use.seconds if self.use.seconds else 0.0
 
     @property
     def rows_per_step(self) -> float:
-        """How full steps were."""
+        """Rows per step on average."""
         return self.use.rows / self.use.steps if self.use.steps else 0.0
 
     @property
     def queue_peak(self) -> int:
-        """Most requests that waited at once."""
+        """The most requests that waited at once."""
         return max((waiting for _, waiting in self.queue), default=0)
 
     @property
     def queue_mean(self) -> float:
-        """Requests that waited, on average over time."""
+        """Waiting requests, averaged over time."""
         total, before, waiting = 0.0, 0.0, 0
         for at, now in self.queue:
             total += waiting * (at - before)
@@ -105,7 +105,7 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Visit:
-    """A request on its way."""
+    """A request in progress."""
 
     due: float
     sent: float
@@ -114,17 +114,17 @@ class _Visit:
 
 
 class _WholePrompts(ChunkSize):
-    """What a step may have without chunked prefill: everything."""
+    """The chunk size without chunked prefill: whole prompts."""
 
     def _rows_in(self, seconds: float) -> int:
         return self._largest
 
 
 def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> Simulated:
-    """Serve the requests as the load says. Raises RequestError for prompts that nothing could serve.
+    """Serve the requests under the load. Raises RequestError for prompts that cannot be served.
 
-    Of an open loop each request comes at its `at`; of a closed one, when a client has its last answer. seed: blocks of
-    the same identity have the same tokens under the same seed.
+    In an open loop each request arrives at its `at`; in a closed one, when a client has received its previous answer.
+    seed: blocks with the same identity have the same tokens under the same seed.
     """
     return _Simulation(setup, requests, load, seed, VirtualClock()).run()
 
@@ -132,9 +132,9 @@ def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -
 def replay(
     runner: Runner, clock: VirtualClock, setup: Setup, requests: Sequence[Request], load: Load, seed: str
 ) -> Simulated:
-    """The same requests and engine on a real runner, to compare with: steps take what they take on the clock.
+    """The same requests and engine on a real runner, for comparison: steps take their real time on the clock.
 
-    Nothing waits: where the engine has nothing to do, the clock is moved on. `use` stays empty.
+    Idle time is skipped by advancing the clock. `use` stays empty.
     """
     return _Simulation(setup, requests, load, seed, clock, runner).run()
 
@@ -165,15 +165,15 @@ class _Simulation:
             clock=self._clock,
             chunk=self._chunk(),
         )
-        self._due: list[tuple[float, int]] = []  # when the engine gets it, and which request
+        self._due: list[tuple[float, int]] = []  # (when the engine receives it, index of the request)
         self._visits: list[_Visit] = []
-        self._held: list[tuple[float, int]] = []  # due, but the static batch has not ended
+        self._held: list[tuple[float, int]] = []  # due, but waiting for the static batch to end
         self._outcomes: list[Outcome] = []
         self._queue: list[tuple[float, int]] = []
         self._left = len(requests)
 
     def run(self) -> Simulated:
-        """All requests until the last has ended."""
+        """Run all requests until the last has ended."""
         for number, request in enumerate(self._requests[: self._clients]):
             insort(self._due, ((0.0 if self._clients else request.at) + self._setup.travel, number))
         self._left -= len(self._due)
@@ -201,7 +201,7 @@ class _Simulation:
         )
 
     def _send(self) -> None:
-        """Submit what is due; of static batches, only when the last one has ended."""
+        """Submit the requests that are due; with static batches, only when the last batch has ended."""
         while self._due and self._due[0][0] <= self._clock.now:
             self._held.append(self._due.pop(0))
         if self._setup.batching is not Batching.STATIC:
@@ -258,14 +258,14 @@ class _Simulation:
         self._visits = going
 
     def _end(self, outcome: Outcome) -> None:
-        """Note an outcome; a client that has its answer sends its next request."""
+        """Record an outcome. In a closed loop, its client sends the next request."""
         self._outcomes.append(outcome)
         if self._clients is not None and self._left:
             self._due.append((self._clock.now + self._setup.travel, len(self._requests) - self._left))
             self._left -= 1
 
     def _chunk(self) -> ChunkSize:
-        """A server that runs has learned how long steps take; its first prompt is no exception."""
+        """The chunk size of a warm server, which has learned how long steps take before the first prompt."""
         rows = self._runner.info.max_rows
         if not self._setup.chunked_prefill:
             return _WholePrompts(rows)

@@ -1,1 +1,1 @@
-"""What to ask a server: requests by their sizes and times, from traces, shapes or files of prompts."""
+"""Workloads for servers: requests with sizes and times, from traces, shapes or files of prompts."""

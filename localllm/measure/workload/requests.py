@@ -1,7 +1,7 @@
-"""Requests by their sizes: shapes drawn at random, Poisson arrivals, shared prefixes.
+"""Requests described by their sizes: random shapes, Poisson arrivals, shared prefixes.
 
-Nothing here knows texts or servers, so that a load test and a simulation can use the same requests. All draws follow
-from a seed.
+Nothing here depends on texts or servers, so that a load test and a simulation can use the same requests. All draws are
+determined by a seed.
 """
 
 import random
@@ -13,7 +13,7 @@ from localllm.errors import RequestError
 
 
 class Block(NamedTuple):
-    """A piece of a prompt. Blocks of the same identity have the same tokens."""
+    """A piece of a prompt. Blocks with the same identity have the same tokens."""
 
     identity: str
     tokens: int
@@ -35,14 +35,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Numbers of tokens, drawn evenly from least to most."""
+    """Token counts, drawn uniformly from least to most, both included."""
 
     least: int
     most: int
 
     @classmethod
     def parse(cls, text: str, option: str) -> Self:
-        """Read "256" or "128:1024". Raises RequestError that names the option."""
+        """Read "256" or "128:1024". Raises RequestError naming the option."""
         first, colon, last = text.partition(":")
         try:
             least = int(first)
@@ -54,7 +54,7 @@ class Lengths:
         return cls(least, most)
 
     def draw(self, dice: random.Random) -> int:
-        """One of them."""
+        """A random length."""
         return dice.randint(self.least, self.most)
 
 
@@ -75,7 +75,7 @@ class Shape:
             )
 
     def requests(self, count: int, seed: str) -> list[Request]:
-        """So many requests that are all due at once."""
+        """`count` requests that are all due at once."""
         dice = random.Random(seed)
         return [self._request(number, dice) for number in range(count)]
 
@@ -86,7 +86,7 @@ class Shape:
 
 
 def poisson(requests: Sequence[Request], rate: float, seed: str) -> list[Request]:
-    """The same requests, arriving at random with `rate` a second on average; the first is due at once."""
+    """The same requests with Poisson arrivals of `rate` a second on average; the first is due at once."""
     dice, at, placed = random.Random(f"{seed} arrivals"), 0.0, []
     for request in requests:
         placed.append(replace(request, at=at))

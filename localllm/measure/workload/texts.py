@@ -1,4 +1,4 @@
-"""Prompts as text: files of them, and text of a wanted number of tokens."""
+"""Prompts as text: read from files, or made up with a given number of tokens."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from localllm.errors import RequestError, reason
 from localllm.measure.workload.requests import Request
 
 Prompt = str | list[dict[str, Any]]
-"""A text, or messages of a conversation in OpenAI's shape."""
+"""A text, or a conversation's messages in OpenAI's format."""
 
 # Short and frequent, so that most vocabularies have a token for each.
 _TEXT = (
@@ -25,14 +25,14 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class TokenRatio:
-    """How a server counts these words. overhead: tokens that its chat template adds to a prompt."""
+    """A server's tokens per made-up word. overhead: tokens that its chat template adds to a prompt."""
 
     tokens_per_word: float
     overhead: float
 
     @classmethod
     def between(cls, short: tuple[int, int], long: tuple[int, int]) -> "TokenRatio":
-        """From the words and tokens of two prompts. Raises ValueError where more words are not more tokens."""
+        """From (words, tokens) of two prompts. Raises ValueError if the longer one does not have more tokens."""
         (words, tokens), (more_words, more_tokens) = short, long
         if more_tokens <= tokens:
             raise ValueError(f"{more_words} words are {more_tokens} tokens, and {words} words are {tokens}")
@@ -41,14 +41,14 @@ class TokenRatio:
 
 
 def words(count: int, seed: str) -> str:
-    """So many words; the same seed gives the same text."""
+    """`count` random words; the same seed gives the same text."""
     return " ".join(random.Random(seed).choices(_WORDS, k=count))
 
 
 def text_of(request: Request, ratio: TokenRatio, seed: str) -> str:
-    """A prompt of about the request's tokens, the template's included.
+    """A prompt of about the request's number of tokens, including the template's.
 
-    Equal blocks become equal text with the same seed, so that requests share prefixes as their blocks do.
+    With the same seed, equal blocks become equal text, so that requests share prefixes as their blocks do.
     """
     texts = []
     for number, block in enumerate(request.blocks, 1):
@@ -58,9 +58,9 @@ def text_of(request: Request, ratio: TokenRatio, seed: str) -> str:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file: a line each, or in .jsonl an object each with prompt, messages, or turns (the first).
+    """The prompts of a file, one a line; in .jsonl, objects with prompt, messages, or turns (the first one is used).
 
-    Raises RequestError that names file and line.
+    Raises RequestError naming file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Traces of real services: when requests came, and how long prompts and answers were. They hold no text.
+"""Traces of real services: when requests arrived, and the lengths of prompts and answers. They contain no text.
 
 Azure's LLM inference traces (github.com/Azure/AzurePublicDataset) are CSV with the columns TIMESTAMP, ContextTokens and
 GeneratedTokens. Mooncake's (github.com/kvcache-ai/Mooncake) are JSON lines: timestamp in milliseconds, input_length,
@@ -24,7 +24,7 @@ _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def read_trace(path: Path, most: int | None = None) -> list[Request]:
     """The first `most` requests of a trace in either format, the first of them due at once.
 
-    Raises RequestError that names file and line.
+    Raises RequestError naming file and line.
     """
     requests: list[Request] = []
     try:
@@ -87,7 +87,7 @@ def _checked(request: Request) -> Request:
 
 
 def scaled(requests: Sequence[Request], shorter: float = 1.0, faster: float = 1.0) -> list[Request]:
-    """The same trace with lengths divided by `shorter` (blocks keep a token at least), and times by `faster`."""
+    """The same trace with lengths divided by `shorter` (to one token at least), and times by `faster`."""
     return [
         Request(
             request.at / faster,

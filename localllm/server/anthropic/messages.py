@@ -109,7 +109,7 @@ class _Writer:
         }
 
     def _stopped(self, answer: Answer) -> Object:
-        """Why the answer ended. One of the model's own stop strings counts as the end of its turn."""
+        """Why the answer ended. A stop string that the request did not name, the model's own, counts as end_turn."""
         last = answer.last
         found = last.stop_string if last.stop_string in (self._body.stop_sequences or ()) else None
         if answer.calls and not last.is_cut_call:

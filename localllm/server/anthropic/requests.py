@@ -1,7 +1,7 @@
-"""Bodies of Anthropic's requests, and the conversations that they mean.
+"""Bodies of Anthropic's requests, and their conversion to conversations.
 
-What of a request only a cloud can do (its own tools, files that are stored there) is left out and logged once. What a
-message has beside text that reaches no model is replaced by a note that the model reads.
+Features that only the cloud has (its own tools, files stored there) are left out and logged once. Message content that
+cannot reach the model is replaced by a note that the model reads.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from localllm.server.contents import Part, image_part, image_part_of_url, left_o
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 
-# The first line of Claude Code's system text, which changes from session to session and says nothing to a model.
+# Prefix of Claude Code's first system block, which changes from session to session and means nothing to a model.
 BILLING = "x-anthropic-billing-header:"
 
 
@@ -79,7 +79,7 @@ def messages_request(body: MessagesBody) -> AnswerRequest:
 
 
 def conversation(body: CountBody) -> Object:
-    """The fields of an AnswerRequest that count_tokens has too."""
+    """The fields of an AnswerRequest that messages and count_tokens share."""
     system = _system(body.system)
     found: list[Object] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
@@ -90,7 +90,7 @@ def conversation(body: CountBody) -> Object:
 
 
 def _thinking(body: CountBody) -> Object:
-    """A wish to think is one that a model may not be able to fulfil: clients send it to every model."""
+    """The fields about thinking. Models that cannot think may skip it, since clients ask every model to think."""
     kind = (body.thinking or {}).get("type")
     if kind == "disabled":
         return {"think": False}
@@ -115,7 +115,7 @@ def _system(system: str | list[Object] | None) -> str:
 
 
 def _is_described(tool: Tool) -> bool:
-    """Whether a tool says its arguments; those of Anthropic's own that do not are known to its models alone."""
+    """Whether a tool describes its arguments. Anthropic's own tools without a schema are known only to its models."""
     if tool.type in (None, "custom") or tool.input_schema is not None:
         return True
     note_ignored(f"tool of type {shown(tool.type)}, which has no input_schema")
@@ -177,7 +177,7 @@ def _image(source: Any) -> Part:
 
 
 def _result(block: Object) -> str | list[Part]:
-    """A tool's result: text, or parts where it has images."""
+    """A tool's result: text, or parts if it has images."""
     content = plain([_part(inner) for inner in _blocks(block.get("content"))])
     return content or ("The tool failed without a message." if block.get("is_error") else "")
 
@@ -189,12 +189,12 @@ def _part(block: Object) -> Part:
 
 
 def _joined(content: Any) -> str:
-    """The text of a content: a text, or blocks."""
+    """The text of a content, which is text or blocks."""
     return "\n".join(map(_text, _blocks(content)))
 
 
 def _blocks(content: Any) -> list[Object]:
-    """The blocks of a content, of which a text is one."""
+    """The blocks of a content; text becomes one block. Raises ApiError 400."""
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -203,7 +203,7 @@ def _blocks(content: Any) -> list[Object]:
 
 
 def _text(block: Mapping[str, Any]) -> str:
-    """A block as text. What is no text becomes a note."""
+    """A block as text. An unsupported kind becomes a note."""
     kind = block.get("type")
     if kind == "text":
         return _string(block, "text")

@@ -25,7 +25,7 @@ _DEFAULTS = SamplingParams()
 _ABSENT = object()
 
 
-# What each of llama.cpp's samplers is without effect, in the order in which they are applied.
+# Parameters that disable each of llama.cpp's samplers, in the order in which they are applied.
 _NEUTRAL: dict[str, Object] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "dry": {"dry_multiplier": 0.0},
@@ -40,9 +40,12 @@ _NEUTRAL: dict[str, Object] = {
 
 
 class Predicted(Sampled):
-    """What both routes have. n_predict: most tokens; -1 as many as fit. cache_prompt has no effect: prefixes are always
-    reused. samplers: those that are applied, in the usual order; the others have no effect. timings_per_token: every
-    event of a stream has timings. The last three are refused where they ask for anything."""
+    """Fields of both routes. n_predict: the most tokens; -1: as many as fit.
+
+    cache_prompt has no effect: prefixes are always reused. samplers: those to apply, in the usual order; the others
+    are disabled. timings_per_token: every event of a stream has timings. n_indent, t_max_predict_ms and
+    post_sampling_probs are refused if set.
+    """
 
     n_predict: Limit = UNLIMITED
     cache_prompt: bool = True
@@ -89,7 +92,7 @@ class Predicted(Sampled):
         return fields | {"defaults": _DEFAULTS, "max_tokens": most, "ignore_eos": self.ignore_eos}
 
     def _without_effect(self) -> Object:
-        """Parameters of the samplers that are left out. Raises ApiError 400 for unknown ones, and another order."""
+        """Parameters that disable the samplers left out. Raises ApiError 400 for an unknown one or another order."""
         if self.samplers is None:
             return {}
         wanted = ["typ_p" if name == "typical_p" else name for name in self.samplers]
@@ -174,7 +177,7 @@ def _prompts(given: Any) -> list[Any]:
 
 
 def _text_of(prompt: Any) -> Any:
-    """A prompt, or the text of one that is an object."""
+    """A prompt, or the text of a prompt object. Raises ApiError 400."""
     if not isinstance(prompt, dict):
         return prompt
     text = prompt.get("prompt_string")
@@ -184,7 +187,7 @@ def _text_of(prompt: Any) -> Any:
 
 
 def _biases(pairs: Sequence[Any], tokenizer: Any) -> dict[str, float]:
-    """Biases by token id; a text stands for each of its tokens, false bans. Raises ApiError 400."""
+    """Biases by token id. A text means each of its tokens; false bans them. Raises ApiError 400."""
     found: dict[str, float] = {}
     for pair in pairs:
         is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str)
@@ -197,7 +200,7 @@ def _biases(pairs: Sequence[Any], tokenizer: Any) -> dict[str, float]:
 
 
 def _encoded(prompt: Any, tokenizer: Any) -> Any:
-    """A prompt of text and ids as ids."""
+    """A prompt that mixes text and token ids, as ids. A prompt of text alone stays text."""
     if isinstance(prompt, str):
         return prompt
     found: list[int] = []
@@ -273,7 +276,7 @@ class _CompletionWriter(_InfillWriter):
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
-        """The fields that response_fields asks for, by their last names; all where it asks for none."""
+        """The fields named by response_fields, by the last part of their paths; all fields if it is not given."""
         found: Object = {}
         for path in self._body.response_fields or ():
             value: Any = told
@@ -313,7 +316,7 @@ class _CompletionWriter(_InfillWriter):
 
 
 def _probabilities(part: AnswerEvent | Answer) -> Object:
-    """Probabilities with the ids of their tokens."""
+    """Log-probabilities with token ids."""
     entries = logprob_entries(part.logprobs)
     for entry, logprob in zip(entries, part.logprobs, strict=True):
         for one, token in zip((entry, *entry["top_logprobs"]), logprob.ids, strict=False):  # a remote server has none
@@ -322,7 +325,7 @@ def _probabilities(part: AnswerEvent | Answer) -> Object:
 
 
 def _timings(last: AnswerEvent) -> Object:
-    """Milliseconds and tokens a second; prompt_n counts the tokens that were computed."""
+    """Milliseconds and tokens per second. prompt_n counts computed tokens, without cached ones."""
     counts, times = last.counts, last.timings
     read, read_ms, made_ms = counts.prompt - counts.cached, times.prefill_s * 1000, times.decode_s * 1000
     return {

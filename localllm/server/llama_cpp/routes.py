@@ -1,4 +1,4 @@
-"""Routes of llama.cpp's server: texts and tokens, templates, properties, slots, adapters, vectors and ranks."""
+"""Routes of llama.cpp's server: tokenization, templates, properties, slots, adapters, embeddings and reranking."""
 
 from dataclasses import asdict
 from functools import partial

@@ -1,4 +1,4 @@
-"""What all routes of llama-server's share: errors."""
+"""The error format of llama-server's routes."""
 
 from localllm.server.bodies import Object
 from localllm.server.errors import kind_of

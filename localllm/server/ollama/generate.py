@@ -82,7 +82,7 @@ def generate_request(body: GenerateBody) -> AnswerRequest:
 
 
 def _jinja(template: str) -> str:
-    """A request's template in Jinja's language. Raises ApiError 400."""
+    """A request's template, translated to Jinja if needed. Raises ApiError 400."""
     try:
         return template if is_jinja(template) else translated(template)
     except LibraryError as error:

@@ -222,5 +222,5 @@ def _library_model(service: Service, name: str) -> LibraryModel:
 
 
 def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
-    """Lines of a pull's progress. If the client leaves, the next pull resumes what was downloaded."""
+    """Lines of a pull's progress. If the client leaves, the next pull resumes the download."""
     return work_lines(lambda progress: pull(name, settings, progress))

@@ -33,7 +33,7 @@ Object = dict[str, Any]
 
 OLLAMA_VERSION = "0.13.5"
 _LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
-_NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # the expiry of a model that stays
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # the expiry of a model that is never unloaded
 
 
 @router.get("/", response_class=PlainTextResponse)
@@ -99,7 +99,7 @@ async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
 
 
 def _tags(service: Service) -> list[Object]:
-    """All models. Capabilities need each file's template compiled, so a first list may leave some out."""
+    """All models. Capabilities need each file's template compiled, so a first list may omit some."""
     listed = service.listed()
     patience_ends = time.monotonic() + _LIST_SECONDS
     rows = []
@@ -154,7 +154,10 @@ def _resident(model: ResidentModel) -> Object:
 
 
 def _shown(service: Service, entry: Any, body: ShowBody) -> Object:
-    """Raises ModelFileError and its kin, LibraryError for a bad manifest, ApiError 400 for bad options."""
+    """The response of /api/show.
+
+    Raises ModelFileError or another file error, LibraryError for a bad manifest, ApiError 400 for bad options.
+    """
     found = service.models.describe(entry, bool(body.verbose))
     behaviour = replace(found.behaviour, system=body.system or found.behaviour.system)
     parameters = _parameters(behaviour, body.options or {})

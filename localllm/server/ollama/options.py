@@ -12,13 +12,13 @@ from localllm.server.bodies import note_ignored, shown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
 
-# Ollama's names of the sampler's parameters are ours.
+# Our sampling parameters have Ollama's names.
 _INTEGERS, _NUMBERS = (
     frozenset(field.name for field in fields(SamplingParams) if field.type is kind) for kind in (int, float)
 )
 _LIMITS = frozenset({"num_ctx", "num_keep", "num_predict", "seed"})
 
-# Options of Ollama's runner, and former ones, that clients still send. They are accepted without effect.
+# Options of Ollama's runner, and obsolete ones that clients still send. They are accepted without effect.
 WITHOUT_EFFECT = frozenset(
     {
         "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "draft_num_predict",

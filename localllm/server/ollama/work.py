@@ -1,4 +1,4 @@
-"""Long work on another thread, with its progress as lines; it stops when the client leaves."""
+"""Runs long work on another thread and yields its progress as lines; the work stops when the client leaves."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ class _StoppedError(Exception):
 
 
 async def work_lines(work: Work) -> AsyncGenerator[bytes, None]:
-    """Do the work and yield its progress. Once the client has left, the work's next progress report ends it."""
+    """Run the work and yield its progress. Once the client has left, the work's next progress report ends it."""
     loop = asyncio.get_running_loop()
     arrived, stopped = asyncio.Event(), threading.Event()
     latest: dict[tuple[str, str | None], PullStatus] = {}
@@ -69,7 +69,7 @@ def _status(status: PullStatus) -> dict[str, Any]:
 
 
 async def progress_response(lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
-    """Respond with lines of progress, or only with their end."""
+    """Respond with lines of progress, or with one success object at the end if stream is false."""
     if stream is not False:
         return await streamed(lines, error_line, NDJSON)
     async with contextlib.aclosing(lines):

@@ -49,14 +49,14 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
 
 
 class _Offsets:
-    """Where the tokens of one choice begin in its text, in characters, told in their order."""
+    """Character offsets of one choice's tokens in its text. Pass the tokens in order."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._at = 0
 
     def of(self, tokens: Iterable[bytes], *, complete: bool = False) -> list[int]:
-        """The next tokens' offsets. complete: what follows does not complete their last character."""
+        """The next tokens' offsets. complete: the tokens after these do not continue their last character."""
         found = []
         for token in tokens:
             found.append(self._at)
@@ -115,7 +115,7 @@ class _Writer(ChunkWriter):
         return sse({**self._head, "choices": [_choice(index, text, **more)]})
 
     def _echoed(self, run: Run, index: int, scores: Sequence[Logprob]) -> Object:
-        """The log-probabilities of a prompt in OpenAI's form; its first token has none."""
+        """The prompt's log-probabilities in OpenAI's format; its first token has none."""
         tokens, tokenizer = _prompt_tokens(run, index), run.lease.model.tokenizer
         pieces = (tokenizer.token_bytes(token, skip_special=True) for token in tokens)
         first, *offsets = self._offsets[index].of(pieces, complete=True)
@@ -132,7 +132,7 @@ class _Writer(ChunkWriter):
         return _logprobs(entries, self._top, offsets) if entries else None
 
     def _of_prompt(self, scores: Sequence[Logprob]) -> Object:
-        """The log-probabilities of a prompt in vLLM's form, where they are asked for in it."""
+        """The prompt's log-probabilities in vLLM's format, if the body has prompt_logprobs."""
         if self._prompt_top is None:
             return {}
         return {"prompt_logprobs": [None, *(_by_id(entry, self._prompt_top) for entry in scores)]}
@@ -164,7 +164,7 @@ def _logprobs(entries: Sequence[Logprob], top: int, offsets: Sequence[int]) -> O
 
 
 def _by_text(entry: Logprob, top: int) -> Object:
-    """The likeliest tokens and the token itself; of several that are the same text, the likeliest."""
+    """The likeliest tokens and the token itself, by text; of several with the same text, the likeliest."""
     found: Object = {}
     for token, value in (*entry.top[:top], (entry.token, entry.logprob)):
         found.setdefault(token.decode("utf-8", "replace"), finite(value))
@@ -172,7 +172,7 @@ def _by_text(entry: Logprob, top: int) -> Object:
 
 
 def _by_id(entry: Logprob, top: int) -> Object:
-    """The likeliest tokens and the token itself, whose rank is only known where it is among them."""
+    """The likeliest tokens and the token itself, by id. Its rank is known only if it is among the likeliest."""
     own, *others = entry.ids
     ranked = zip(others[:top], entry.top, count(1))
     named = [*((each, *scored, rank) for each, scored, rank in ranked), (own, entry.token, entry.logprob, None)]

@@ -11,16 +11,16 @@ from localllm.server.errors import ApiError
 from localllm.server.openai.tools import INPUT, full_name
 
 _SAID = ("content", "reasoning_content", "tool_calls")
-_SEALED = "localllm:"  # before reasoning in encrypted_content
+_SEALED = "localllm:"  # prefix of our reasoning in encrypted_content
 
 
 def conversation_of(items: Sequence[Object]) -> list[Object]:
-    """The messages of a conversation. Items that no model reads are left out and logged once. Raises ApiError 400."""
+    """The messages of a conversation. Unsupported items are left out and logged once. Raises ApiError 400."""
     return _joined([message for item in items if (message := _message(item)) is not None])
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as an item's encrypted_content, for clients that send back nothing else. It is not secret."""
+    """Reasoning as an item's encrypted_content, for clients that send nothing else back. It is not encrypted."""
     return base64.b64encode((_SEALED + reasoning).encode()).decode()
 
 
@@ -41,7 +41,7 @@ def _joined(messages: list[Object]) -> list[Object]:
 
 
 def _message(item: Object) -> Object | None:
-    """An item as a message."""
+    """An item as a message; None for an unsupported item. Raises ApiError 400."""
     kind = str(item.get("type") or "message")
     if kind == "message":
         content, role = item.get("content"), item.get("role")
@@ -76,7 +76,7 @@ def _call(item: Object, arguments: str | Object) -> Object:
 
 
 def _reasoning(item: Object) -> str:
-    """What an item reasons: sealed, in full, or its summary."""
+    """An item's reasoning: from our encrypted_content, else its full text, else its summary."""
     try:
         opened = base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
     except (binascii.Error, ValueError, TypeError):

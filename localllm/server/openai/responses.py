@@ -1,4 +1,4 @@
-"""/v1/responses: a request has the conversation as items, or names earlier ones; its answer is a list of items."""
+"""/v1/responses: a request contains the conversation as items or refers to earlier ones; its answer is more items."""
 
 import secrets
 import time
@@ -31,9 +31,9 @@ _ITEMS = {
     PartKind.REASONING: ("reasoning", "rs", "reasoning_text"),
     PartKind.CONTENT: ("message", "msg", "output_text"),
 }
-# Reasoning where a summary is asked for, which is then the reasoning itself.
+# Reasoning if the request wants a summary: the reasoning itself is sent as the summary.
 _SUMMARY = ("reasoning", "rs", "summary_text")
-# Calls: the type of an item, the prefix of its id, the field of its text, and its events.
+# Calls: the type of an item, the prefix of its id, the field of its text, and the name of its events.
 _FUNCTION_CALL = ("function_call", "fc", "arguments", "function_call_arguments")
 _CUSTOM_CALL = ("custom_tool_call", "ctc", "input", "custom_tool_call_input")
 UNSUPPORTED = ("conversation", "background")
@@ -75,9 +75,9 @@ def given_items(body: ResponsesBody) -> list[Object]:
 
 
 def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerRequest:
-    """Convert a body, whose conversation is these items. Decodes images: call it off the event loop.
+    """Convert a body; items: its whole conversation. Decodes images: call it off the event loop.
 
-    Raises ApiError 400, also for requests that want to be worked on later, and PictureError.
+    Raises ApiError 400, also for background requests and stored conversations, and PictureError.
     """
     for name in UNSUPPORTED:
         if getattr(body, name):
@@ -85,7 +85,7 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
     messages = conversation_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    if not messages:  # some clients try a server in this way
+    if not messages:  # some clients probe a server with an empty conversation
         messages.append({"role": "user", "content": ""})
     fields = body.request_fields(None)
     if body.truncation == "auto":
@@ -127,7 +127,7 @@ class _Writer:
         return {**self._fixed, "model": self._body.model}
 
     def begin(self, _run: Run | None = None) -> list[bytes]:
-        """See answering.Writer. Nothing if progress has begun the stream."""
+        """See answering.Writer. Nothing if progress has already started the stream."""
         if self._sequence:
             return []
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
@@ -219,7 +219,7 @@ class _Writer:
         ]
 
     def _calls(self, part: AnswerPart) -> list[bytes]:
-        """What came of calls. An item is complete when its call is, at the latest when the next begins."""
+        """Events for new parts of tool calls. An item ends with its call, at the latest when the next call begins."""
         lines: list[bytes] = []
         calls = list(part.tool_calls)
         for delta in part.deltas:
@@ -273,7 +273,7 @@ class _Writer:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _at(self, kind: PartKind | None = None) -> Object:
-        """Where a part is: of the open item, or of the last one, which was of this kind."""
+        """The location of a part: in the open item, or in the last one, which was of this kind."""
         kind = kind or self._open
         is_summary = kind is not None and self._kinds[kind] is _SUMMARY
         index = {"summary_index" if is_summary else "content_index": 0}

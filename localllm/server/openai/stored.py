@@ -1,4 +1,4 @@
-"""Items of earlier responses, kept in memory for clients that name them instead of sending them again."""
+"""Items of earlier responses, kept in memory for clients that refer to them instead of sending them again."""
 
 import json
 from collections import OrderedDict
@@ -11,7 +11,7 @@ MAX_CHARS = 32 * 2**20  # of all items together, as JSON
 
 
 class StoredItems:
-    """Responses and their items by id, apart for each user; the oldest go first. Use it on the event loop."""
+    """Responses and their items by id, separate for each user; evicts the oldest. Use it on the event loop."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
@@ -19,17 +19,17 @@ class StoredItems:
         self._found: OrderedDict[tuple[str, str], tuple[list[Object], int]] = OrderedDict()
 
     def keep(self, user: str, response_id: str, asked: Sequence[Object], output: Sequence[Object]) -> None:
-        """Keep a response: the items of its conversation, those that were asked and those of its answer."""
+        """Keep a response: the items of its conversation (asked) and those of its answer (output)."""
         for item in output:
             self._put((user, item["id"]), [item], 0)
-        added = len(json.dumps([*asked[-1:], *output]))  # earlier ones are shared with the response before
+        added = len(json.dumps([*asked[-1:], *output]))  # earlier items are shared with the previous response
         self._put((user, response_id), [*asked, *output], added)
         while self._chars > self._max_chars:
             _, (_, chars) = self._found.popitem(last=False)
             self._chars -= chars
 
     def expanded(self, user: str, given: Sequence[Object], previous: str | None) -> list[Object]:
-        """The items of a conversation, with those that are only named. Raises ApiError 400 for one not stored."""
+        """The items of a conversation, with references resolved. Raises ApiError 400 for an item that is not stored."""
         found = list(self._get(user, previous)) if previous else []
         for item in given:
             names = item.get("type") == "item_reference" or item.keys() == {"id"}

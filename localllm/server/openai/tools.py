@@ -1,7 +1,7 @@
-"""Tools of OpenAI's requests as functions, which is all that chat templates know.
+"""Tools of OpenAI's requests as functions, the only kind of tool that chat templates support.
 
-A custom tool, whose input is free text, is offered as a function of one text. A namespace is offered as its tools.
-Tools that OpenAI runs itself, such as web search, are left out and logged once.
+A custom tool, whose input is free text, is offered as a function with one string argument. A namespace is flattened
+into its tools. Tools that OpenAI runs itself, such as web search, are left out and logged once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _KEPT = ("description", "parameters")
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """A tool as its client knows it."""
+    """A tool under the client's name for it."""
 
     name: str
     namespace: str | None = None
@@ -28,7 +28,7 @@ class ClientTool:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of a request. functions: for chat templates, in the request's order. known: by the functions' names."""
+    """The tools of a request. functions: for chat templates, in the request's order. known: by function name."""
 
     functions: Sequence[Object]
     known: Mapping[str, ClientTool]
@@ -51,14 +51,14 @@ def toolbox(tools: Sequence[Object]) -> Toolbox:
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """A function's name for the model."""
+    """A function's name for the model, including its namespace."""
     if not namespace:
         return name
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
 
 
 def custom_input(call: ToolCall) -> str:
-    """The text for a custom tool; the arguments' JSON values if the model has named them otherwise."""
+    """The input text of a custom tool; all arguments' values, one a line, if the model named the argument otherwise."""
     value = call.arguments.get(INPUT, "\n".join(map(str, call.arguments.values())))
     return value if isinstance(value, str) else str(value)
 

@@ -1,4 +1,4 @@
-"""Formats that several of OpenAI's routes share: errors, chunks, tool calls, tool choice, effort, response format."""
+"""Formats shared by several of OpenAI's routes: errors, chunks, tool calls, effort, response format."""
 
 import json
 import secrets
@@ -90,7 +90,7 @@ def called(call: ToolCall, tool: ClientTool) -> Object:
 
 
 class CallDeltas:
-    """The tool calls of one streamed answer, as its chunks have them; those of custom tools when they are complete."""
+    """The tool calls of one streamed answer as its chunks report them; calls of custom tools once they are complete."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -98,7 +98,7 @@ class CallDeltas:
         self._complete = 0
 
     def of(self, event: AnswerEvent) -> list[Object]:
-        """What an event adds, one entry for each call."""
+        """The calls' parts that an event adds, one entry for each call."""
         found: dict[int, Object] = {}
         for part in event.parts:
             for delta in part.deltas:
@@ -137,7 +137,7 @@ def finish_reason(last: AnswerEvent, calls: bool) -> str:
 
 
 def think_of(effort: str | None) -> bool | str | None:
-    """The `think` of a reasoning effort."""
+    """The `think` field for a reasoning effort."""
     return False if effort == "none" else effort
 
 
@@ -181,7 +181,7 @@ def _parsed(schema: str) -> Any:
 def format_of(response_format: Object | None) -> Any:
     """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400.
 
-    A schema beside type json_object is llama.cpp's form.
+    llama.cpp's form, type json_object with a schema, is accepted too.
     """
     kind = (response_format or {}).get("type", "text")
     if response_format is None or kind == "text":
