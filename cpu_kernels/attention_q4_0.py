@@ -112,10 +112,25 @@ def turn(x: int, padded: int, out: int) -> None:
 @inner
 def _nearest(scaled: Any) -> Any:
     """Which level each number is next to, from 0 to 15: by a polynomial, which may take the other of two close ones."""
-    place = splat_f32(_PLACES[0])
-    for coefficient in _PLACES[1:]:
-        place = fma(place, scaled, splat_f32(coefficient))
+    place = fma(splat_f32(_PLACES[0]), scaled, splat_f32(_PLACES[1]))
+    place = fma(place, scaled, splat_f32(_PLACES[2]))
+    place = fma(place, scaled, splat_f32(_PLACES[3]))
+    place = fma(place, scaled, splat_f32(_PLACES[4]))
+    place = fma(place, scaled, splat_f32(_PLACES[5]))
     return round_i32(min_f32(max_f32(place, zero_f32()), splat_f32(_LAST)))
+
+
+@inner
+def _better(best: Any, x0: Any, x1: Any, inverse: np.float32) -> Any:
+    """The closer of two choices for a block: `best`, or the levels next to the block times `inverse`.
+
+    A choice is (inverse, product of block and levels, square of their cosine times the block's square).
+    """
+    v0 = _level(_nearest(mul_f32(x0, splat_f32(inverse))))
+    v1 = _level(_nearest(mul_f32(x1, splat_f32(inverse))))
+    product = sum_f32(fma(x0, v0, mul_f32(x1, v1)))
+    close = product * product / sum_f32(fma(v0, v0, mul_f32(v1, v1)))
+    return (inverse, product, close) if close > best[2] else best
 
 
 @inner
@@ -132,15 +147,18 @@ def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
         largest = largest_magnitude(max_i32(magnitude(x0), magnitude(x1)))
         if largest_f32(max_f32(x0, x1)) != largest:
             largest = -largest
-        factor, product, closest = _ZERO, largest, _ZERO
-        for level in _LARGEST:
-            inverse = _ZERO if largest == _ZERO else level / largest
-            v0 = _level(_nearest(mul_f32(x0, splat_f32(inverse))))
-            v1 = _level(_nearest(mul_f32(x1, splat_f32(inverse))))
-            both = sum_f32(fma(x0, v0, mul_f32(x1, v1)))
-            close = both * both / sum_f32(fma(v0, v0, mul_f32(v1, v1)))
-            if close > closest:
-                factor, product, closest = inverse, both, close
+        unit = _ZERO if largest == _ZERO else _ONE / largest
+        best = (_ZERO, largest, _ZERO)
+        # One by one: a loop over a tuple leaves a path that LLVM takes for impossible where it is not unrolled.
+        best = _better(best, x0, x1, _LARGEST[0] * unit)
+        best = _better(best, x0, x1, _LARGEST[1] * unit)
+        best = _better(best, x0, x1, _LARGEST[2] * unit)
+        best = _better(best, x0, x1, _LARGEST[3] * unit)
+        best = _better(best, x0, x1, _LARGEST[4] * unit)
+        best = _better(best, x0, x1, _LARGEST[5] * unit)
+        best = _better(best, x0, x1, _LARGEST[6] * unit)
+        best = _better(best, x0, x1, _LARGEST[7] * unit)
+        factor, product, _ = best
         squares = sum_f32(fma(x0, x0, mul_f32(x1, x1)))
         scale = _ZERO if product == _ZERO else squares / product
         put_f16(page + padded * VALUE_BYTES + (block * PAGE_TOKENS + slot) * 2, scale)
