@@ -120,8 +120,8 @@ class Engine:
     def submit(self, request: GenerationRequest) -> GenerationStream:
         """Queue a request and return its event stream at once.
 
-        Raises RequestError, ContextOverflowError, EngineStoppedError, QueueFullError or TemplateError before queueing. A
-        long prompt takes some milliseconds here. If messages must be dropped, this takes as long as rendering the rest.
+        Raises RequestError, ContextOverflowError, EngineStoppedError, QueueFullError or TemplateError before queueing.
+        A long prompt takes some milliseconds here. Dropping messages takes as long as rendering the rest.
         """
         (context, remedy), adapters = self._context_of(request), self._adapters_of(request)
         text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
