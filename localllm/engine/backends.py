@@ -45,9 +45,8 @@ class BackendChoice:
     """Which backend computes a model, and why.
 
     backend: "remote" is another server. The others describe a loaded model. notes: where it is stored, a line each.
-    device_bytes: memory on GPUs. device_layers: layers on GPUs, and layers in all. main_bytes: main memory of the
-    native engine without keys and values. mapped_bytes: the part of it that the system counts as free, because it is
-    mapped from a file.
+    device_bytes: memory on GPUs. device_layers: layers on GPUs, and in all. main_bytes: the native engine's main memory
+    without keys and values. mapped_bytes: the part of it mapped from a file, which the system counts as free.
     """
 
     backend: Literal["native", "llama", "remote"]
