@@ -17,7 +17,7 @@ from localllm.errors import OutOfMemoryError
 SCORED_BYTES = 32 * 2**20
 # How long a generation may run while others wait for its slot in the batch.
 TURN_S = 2.0
-# If its KV may be evicted, a turn lasts this many times longer than recomputing the KV would take.
+# If its KV may be evicted, a turn is extended by this multiple of the time that recomputing the KV would take.
 TURN_PER_PREFILL = 4
 
 
@@ -110,7 +110,7 @@ class Scheduler:
     If waiting requests do not fit beside the running ones, the running ones take turns. One that has run for TURN_S and
     has a new token goes to the end of the queue, so endless answers do not starve others. Its KV goes to the prefix
     cache, so it resumes for free. Only when memory is short may that KV be evicted; then turns last longer than
-    recomputing it, so most of the time goes to new tokens. The batch stays full, so turns cost no throughput.
+    recomputing it would, so most of the time goes to new tokens. The batch stays full, so turns cost no throughput.
     """
 
     def __init__(

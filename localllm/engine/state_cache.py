@@ -74,7 +74,7 @@ class StateCache:
         return state.sequence if state else None
 
     def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
-        """Take over a sequence that holds exactly these tokens; free it if they are cached already, or none."""
+        """Take over a sequence that holds exactly these tokens; free it if they are cached already or empty."""
         state = self._exact(space, tokens)
         if state or not tokens:
             self._runner.free_sequence(sequence)
