@@ -1,4 +1,4 @@
-"""Which runner computes a model, and why. Each backend is imported only when it is chosen."""
+"""Chooses and opens the runner of a model. Each backend is imported only when it is needed."""
 
 import errno
 import logging
@@ -37,17 +37,16 @@ if TYPE_CHECKING:
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
-LLAMA_SEQUENCES = 32  # handles for running requests and for the prefixes of past ones
+LLAMA_SEQUENCES = 32  # handles for running requests and for cached prefixes
 
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
     """Which backend computes a model, and why.
 
-    "remote" is a server elsewhere. Of a model that is loaded, notes tell where it lies, a line each, and device_bytes
-    what it takes on GPUs, device_layers how many layers lie there and how many there are. main_bytes: what the native
-    engine takes of main memory beside keys and values; mapped_bytes: the part of it that the system counts as free,
-    since these are pages of a file.
+    backend: "remote" is another server. The others describe a loaded model. notes: where it is stored, a line each.
+    device_bytes: memory on GPUs. device_layers: layers on GPUs, and in all. main_bytes: the native engine's main memory
+    without keys and values. mapped_bytes: the part of it mapped from a file, which the system counts as free.
     """
 
     backend: Literal["native", "llama", "remote"]
@@ -60,7 +59,7 @@ class BackendChoice:
 
     @property
     def name(self) -> str:
-        """The runner's own name for itself."""
+        """The backend's display name."""
         return "llama.cpp" if self.backend == "llama" else self.backend
 
     @property
@@ -80,13 +79,13 @@ def open_runner(
     kv_tokens: int | None = None,
     draft: ModelFile | None = None,
 ) -> tuple[Runner, BackendChoice]:
-    """Load the weights into the backend that the settings name: choose, plan, load.
+    """Choose the backend, plan memory, and load the weights.
 
-    main_memory: bytes to plan with; None asks the machine. kv_tokens: have the native engine store so many tokens,
-    instead of what its budget (kv_mib) holds. draft: what the draft setting names, opened (draft_file), of which a head
-    is loaded too. Where "auto" leaves the choice, a model that the native engine turns out not to know goes to
-    llama.cpp. Raises what choose_backend raises; RequestError where the model's heads do not fit the types of keys and
-    values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
+    main_memory: bytes to plan with; None is the machine's available memory. kv_tokens: plan the native engine's KV
+    memory for this many tokens, instead of its budget (kv_mib). draft: the opened file of the draft setting
+    (draft_file); if it is a head, it is loaded too. With backend "auto", a model that the native engine turns out not
+    to support goes to llama.cpp. Raises what choose_backend raises; RequestError if the model's heads do not fit the
+    types of keys and values; OutOfMemoryError or LlamaCppMemoryError if memory does not suffice.
     """
     from models.errors import UnsupportedModelError, kernels_needed
 
@@ -116,13 +115,13 @@ def open_runner(
 def choose_backend(
     file: ModelFile, settings: Settings, room: int | None = None, draft: ModelFile | None = None
 ) -> BackendChoice:
-    """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
+    """The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine cannot compute the model.
 
-    "auto" also takes llama.cpp where only its plan fits into main memory. room: bytes of it; None asks the machine.
-    draft: as open_runner has it.
-    Workers on other machines are looked up first, and are devices from then on. Raises UnsupportedModelError where the
-    native engine is left with an architecture that it does not know, RequestError where it is named together with
-    settings that only llama.cpp can follow, or llama.cpp with a head that drafts, and what add_workers raises.
+    "auto" also takes llama.cpp if only its plan fits into main memory. room: bytes of main memory; None is the
+    machine's available memory. draft: as in open_runner. First adds workers on other machines as devices. Raises
+    UnsupportedModelError if the choice is the native engine and it does not support the architecture; RequestError if
+    the settings combine the native engine with options of llama.cpp only, or llama.cpp with a head that drafts; and
+    what add_workers raises.
     """
     from models.registry import find_architecture
 
@@ -149,7 +148,7 @@ def choose_backend(
 
 
 def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
-    """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
+    """The settings for llama.cpp's devices and context, for a model and its projector."""
     from gpu_offload.memory import projector_bytes
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
@@ -158,13 +157,13 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         max_sequences=LLAMA_SEQUENCES,
         threads=settings.threads,
         main_gpu=settings.main_gpu or 0,
-        # One GPU that is named is to take everything; llama.cpp itself would ignore the name and spread the layers.
+        # A named GPU takes everything; llama.cpp itself would ignore the name and spread the layers.
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
         lora=tuple(path for path, _ in usual_adapters(settings)),
         mmproj=projector,
     )
     return PlanRequest(
-        # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
+        # llama.cpp allocates all cells at once: twice the limit holds a chat and other chats' prefixes.
         context_tokens=settings.ctx,
         spare=settings.ctx is not None,
         kv_types=(settings.kv_type_k, settings.kv_type_v),
@@ -177,9 +176,9 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
 
 
 def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path] = ()) -> Path | None:
-    """The projector that would be loaded with a model, stored: by its manifest; None where the native engine computes.
+    """The projector that would be loaded with a model; None without one, or if llama.cpp is not used.
 
-    Raises RequestError if the one that the settings name is missing.
+    stored: the projectors of its manifest. Raises RequestError if the projector named by the settings is missing.
     """
     if settings.backend == "native" or not llama_is_here():
         return None
@@ -187,12 +186,12 @@ def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path]
 
 
 def with_projector(settings: Settings, stored: Sequence[Path]) -> Settings:
-    """The settings with the first of a manifest's projectors, unless they say otherwise."""
+    """The settings with the first of a manifest's projectors, unless they set mmproj."""
     return replace(settings, mmproj=str(stored[0])) if stored and settings.mmproj is None else settings
 
 
 def native_kv_types(settings: Settings) -> tuple[str, str]:
-    """How the native engine stores keys and values."""
+    """The types in which the native engine stores keys and values."""
     return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
 
 
@@ -205,11 +204,11 @@ def plan_native(
     draft: ModelFile | None = None,
     beside: int = 0,
 ) -> MemoryPlan:
-    """The native engine's memory, from the header, with the settings' KV budget or one for kv_tokens.
+    """The native engine's memory plan, from the header, with the settings' KV budget or one for kv_tokens.
 
-    room: bytes of main memory, None asks the machine; draft: as open_runner has it; beside: bytes of a draft model.
-    Raises OutOfMemoryError with the sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
-    Where the setting from_disk allows it, a part of the weights may stay on the disk.
+    room: bytes of main memory; None is the machine's available memory. draft: as in open_runner. beside: bytes of a
+    draft model. If the setting from_disk allows it, part of the weights may stay on the disk. Raises OutOfMemoryError,
+    with the amounts and with llama.cpp's if that could be chosen; UnsupportedModelError.
     """
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
@@ -235,7 +234,7 @@ def plan_native(
 def _where_it_fits(
     choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None, draft: ModelFile | None
 ) -> BackendChoice:
-    """llama.cpp where the native engine was chosen, does not fit, and llama.cpp does."""
+    """The choice, changed to llama.cpp if the native engine does not fit into memory and llama.cpp does."""
     from models.errors import UnsupportedModelError
 
     if choice.backend != "native":
@@ -243,7 +242,7 @@ def _where_it_fits(
     room = available_memory() if room is None else room
     try:
         plan_native(file, replace(settings, backend="native", from_disk=False), room=room, draft=draft)
-    except UnsupportedModelError:  # told by who opens it
+    except UnsupportedModelError:  # reported when it is opened
         return choice
     except OutOfMemoryError:
         if not llama_is_here():
@@ -255,7 +254,7 @@ def _where_it_fits(
 
 
 def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
-    """Bytes of main memory that llama.cpp would plan for, without GPUs."""
+    """Bytes of main memory in llama.cpp's plan without GPUs."""
     from gpu_offload.planner import plan
 
     made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
@@ -263,7 +262,7 @@ def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
 
 
 def _wishes(settings: Settings) -> list[str]:
-    """The settings that only llama.cpp can follow."""
+    """Names of the options in use that only llama.cpp supports."""
     asked = {
         "gpu_layers": settings.gpu_layers,
         "main_gpu": settings.main_gpu is not None,
@@ -277,9 +276,10 @@ def _wishes(settings: Settings) -> list[str]:
 
 
 def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> BackendChoice:
-    """llama.cpp for GPUs and for what the native engine lacks, "" for nothing; else the native engine.
+    """llama.cpp if the settings need it, the native engine lacks something, or there is a GPU to use; else native.
 
-    Raises LlamaCppMissingError where the settings ask for what only llama.cpp can do.
+    native_lacks: why the native engine cannot compute the model, "" if it can. Raises LlamaCppMissingError if the
+    settings need llama.cpp and it is not installed.
     """
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
@@ -303,7 +303,7 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Bac
 
 
 def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) -> str:
-    """Why the native engine cannot compute the model, "" where its header tells no reason."""
+    """Why the native engine cannot compute the model, "" if its header shows no reason."""
     from models.errors import UnsupportedModelError
     from models.registry import ARCHITECTURES
 
@@ -343,13 +343,13 @@ def _open_native(
     from models.needs import native_needs
     from models.steps import compiling
 
-    # What was packed before is checked while the plan is made.
+    # Packed weights are verified while the plan is made.
     kept = is_kept(file, settings.packed_mib)
     ready = find_packed(file, settings.packed_mib) if kept else None
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room, draft=draft)
     kv_types, drafts = native_kv_types(settings), native_drafts(settings, draft)
     needs = native_needs(file, kv_types, settings.threads, drafts)
-    # All at once, so that no core waits for the last kernel of a few.
+    # All at once, so that no core idles.
     compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:

@@ -1,4 +1,4 @@
-"""Files that go with a model: the draft model or head that the settings name, LoRA adapters, an image projector."""
+"""Files that accompany a model: the settings' draft model or head, LoRA adapters, an image projector."""
 
 import contextlib
 import logging
@@ -13,12 +13,12 @@ from localllm.settings import Settings, parse_lora
 
 log = logging.getLogger(__name__)
 
-WITHOUT = "none"  # of the setting mmproj: no projector, whatever lies in the model's folder
+WITHOUT = "none"  # value of the setting mmproj: no projector, even if the model's folder has one
 
 
 @contextlib.contextmanager
 def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
-    """Open what the draft setting names: a small model that guesses tokens, or a head of the large one. None without.
+    """Open the draft setting's file, a small draft model or a head of the large one; None if the setting is unset.
 
     Raises what resolve and open_model raise.
     """
@@ -32,33 +32,33 @@ def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
 
 
 def is_head(file: ModelFile) -> bool:
-    """Whether a file has no model but a head that drafts for one."""
+    """Whether a file is a head that drafts for a model, and no model itself."""
     from models.eagle_head import EAGLE
 
     return file.architecture == EAGLE
 
 
 def native_drafts(settings: Settings, draft: ModelFile | None) -> bool | ModelFile:
-    """What the native engine loads with a model to draft: the head that is named, or the model's own layers if it may.
+    """What the native engine loads with a model to draft: the head, or whether to load the model's own drafting layers.
 
-    draft: what draft_file gives.
+    draft: from draft_file.
     """
     return draft if draft is not None and is_head(draft) else settings.self_draft and settings.draft is None
 
 
 def draft_beside(draft: ModelFile | None) -> ModelFile | None:
-    """The model that drafts beside the large one, whose memory is planned too; None for a head."""
+    """The draft model beside the large one, whose memory is planned too; None for a head."""
     return None if draft is None or is_head(draft) else draft
 
 
 def for_draft(settings: Settings) -> Settings:
-    """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
+    """The settings for a draft model: without those about devices, adapters, KV types and drafting."""
     plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
     return replace(plain, draft=None, self_draft=False, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
 
 
 def refuse_as_model(file: ModelFile) -> None:
-    """Raise RequestError for a head, which computes nothing alone."""
+    """Raise RequestError for a head, which cannot be used alone."""
     if is_head(file):
         raise RequestError(
             f"{file.path.name} is an EAGLE-3 head, which only drafts for the model that it was made for. "
@@ -67,7 +67,7 @@ def refuse_as_model(file: ModelFile) -> None:
 
 
 def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
-    """Raise RequestError where a head is to draft. reason: why llama.cpp computes the model."""
+    """Raise RequestError if `draft` is a head. reason: why llama.cpp computes the model."""
     if draft is not None and is_head(draft):
         raise RequestError(
             f"{draft.path.name} is an EAGLE-3 head, which drafts on the native engine only, and llama.cpp would "
@@ -76,7 +76,7 @@ def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
-    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
+    """The settings' adapter files and their weights. Raises RequestError for a missing file."""
     found = parse_lora(settings.lora) if settings.lora else []
     for path, _ in found:
         if not path.is_file():
@@ -87,8 +87,8 @@ def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
 def projector_of(file: ModelFile, settings: Settings) -> Path | None:
     """The model's image projector: the named one, else the only one in its folder; None if the settings leave it out.
 
-    In the model's folder it has mmproj in its name and the width of the model's embeddings. Raises RequestError if the
-    named one is missing.
+    A projector in the model's folder has mmproj in its name and the width of the model's embeddings. Raises
+    RequestError if the named one is missing.
     """
     if settings.mmproj == WITHOUT:
         return None

@@ -1,12 +1,12 @@
 """KV that survives a restart: segments of conversations as files, found by their token ids.
 
-A segment holds the KV of tokens start..stop-1 behind the tokens 0..start-1, and it may hold the state behind them, of
-models that have states: it is only read where a sequence goes on from there. Its file is named by two digests,
-<tokens before>.<tokens up to its end>.kv, so that the segments of all conversations form a tree on disk. It repeats all
-its token ids, which are compared before use: nothing is ever restored for other tokens. A file <tokens>.trunk pins
-the segments that lead to these tokens, its time says when they were asked for last. Files appear under their name
-complete or not at all and carry a checksum; several processes may share the folder, and a crash leaves at most a
-temporary file behind. A full or broken disk turns the cache off, with one warning.
+A segment holds the KV of tokens start..stop-1 after the tokens 0..start-1. For models with states it may also hold the
+state after them, which is only read if a sequence continues from there. Its file is named by two digests,
+<tokens before>.<tokens up to its end>.kv, so the segments of all conversations form a tree on disk. It contains all its
+token ids from 0 on, which are compared before use: nothing is ever restored for other tokens. A file <tokens>.trunk
+pins the segments that lead to these tokens; its modification time is their last use. Files are written by atomic rename
+and have a checksum. Several processes may share the folder, and a crash leaves at most a temporary file. A full or
+broken disk turns the cache off, with one warning.
 """
 
 import hashlib
@@ -35,13 +35,13 @@ from localllm.files import TEMPORARY, stale, write_whole
 log = logging.getLogger(__name__)
 
 SEGMENT_TOKENS = 256
-# Of models with states, those behind so many tokens, its halves and its multiples are on disk, since they are large.
+# States are large, so only those after this many tokens, its halves and its multiples are stored, and at ends.
 STATE_TOKENS = 1024
 DEFAULT_BYTES = 4 * 2**30
 DEFAULT_SHARE = 0.05
 
 _DIGEST = 16
-# Files that are not named as ours are never read, counted or removed.
+# Files with other names are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
 _TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
@@ -49,9 +49,9 @@ _TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file that holds KV for tokens start..stop-1, of which the first `useful` - start are those asked for.
+    """A file with the KV of tokens start..stop-1. Those before `useful` match the requested tokens.
 
-    kv_bytes, state_bytes: of the KV, and of the state behind the last token, 0 for none.
+    kv_bytes, state_bytes: of the KV, and of the state after the last token, 0 for none.
     """
 
     path: Path
@@ -65,10 +65,10 @@ class Segment:
 class DiskCache:
     """The segments of one identity in a folder below `root`.
 
-    identity is what stored KV depends on beside tokens and the model's files; of these `digest` tells the content, and
-    until it is known, nothing is found or stored. limit_bytes bounds all identities together; None takes 4 GiB or 5 %
-    of the free disk, whichever is less. whole: what is stored cannot be cut, so that a segment begins at 0 and is of
-    use whole or not at all. Reading belongs to the engine's thread, `store` to one writing thread.
+    identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files;
+    until it is known, nothing is found or stored. limit_bytes: for all identities together; None takes 4 GiB or 5 % of
+    the free disk space, whichever is less. whole: stored states cannot be truncated, so a segment starts at 0 and is
+    only usable whole. Only the engine's thread reads, and only one writer thread calls `store`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DiskCache:
 
     @property
     def enabled(self) -> bool:
-        """Whether something may still be stored: the disk works, and the model's files are or can be known."""
+        """Whether anything can still be stored: the disk works, and the digest has not failed."""
         return self._works and not (self._digest is not None and self._digest.failed)
 
     @property
@@ -106,31 +106,31 @@ class DiskCache:
         return self._digest is None or self._digest.value is not None
 
     def when_ready(self, ready: Callable[[], None]) -> None:
-        """Have `ready` called, on another thread, when the digest becomes known."""
+        """Call `ready` on another thread when the digest becomes known."""
         if self._digest is not None:
             self._digest.when_known(ready)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the model's files are known, or never will be, or the time is over."""
+        """Wait until the digest is known or has failed, at most `seconds`."""
         if self._digest is not None:
             self._digest.wait(seconds)
 
     def apart(self, namespace: str) -> "DiskCache":
-        """The same tier for a namespace, which shares no segment with others."""
+        """The same tier for a namespace, which shares no segments with others."""
         return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole, self._digest)
 
     def of_states(self) -> "DiskCache":
-        """The same tier for a model whose states cannot be cut."""
+        """The same tier for a model whose states cannot be truncated."""
         return DiskCache(self._root, self._identity, self._limit, True, self._digest)
 
     def close(self) -> None:
-        """Stop finding out which files these are. Idempotent."""
+        """Stop computing the digest. Idempotent."""
         if self._digest is not None:
             self._digest.stop()
 
     @property
     def _folder(self) -> Path:
-        """Where the segments lie, made when first asked for. Raises OSError."""
+        """The folder of the segments, created on first use. Raises OSError."""
         if self._opened is None:
             content = f"/{self._digest.value}" if self._digest is not None else ""
             name = hashlib.blake2b(f"{self._identity}{content}".encode(), digest_size=_DIGEST).hexdigest()
@@ -140,7 +140,7 @@ class DiskCache:
         return self._opened
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
-        """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""
+        """Return the chain of segments from 0 that matches the most tokens. Reads headers only."""
         children = self._children() if tokens else {}
         chain: list[Segment] = []
         parent, at = ROOT, 0
@@ -164,11 +164,11 @@ class DiskCache:
         return chain
 
     def load(self, segment: Segment) -> memoryview | None:
-        """Return a segment's KV and mark it as used; None if it is gone, and it is removed if it is damaged."""
+        """Return a segment's KV and mark it as used; None if it is missing or damaged. Deletes a damaged file."""
         return self._read(segment, lambda: read_kv(segment.path, segment.stop, segment.kv_bytes))
 
     def load_state(self, segment: Segment) -> memoryview | None:
-        """Return the state behind a segment's last token, as `load` returns its KV."""
+        """Return the state after a segment's last token, as `load` returns its KV."""
         sizes = segment.stop, segment.kv_bytes, segment.state_bytes
         return self._read(segment, lambda: read_state(segment.path, *sizes))
 
@@ -201,9 +201,9 @@ class DiskCache:
             start = stop
 
     def store(self, tokens: Sequence[int], start: int, kv: bytes, state: bytes = b"") -> None:
-        """Write the KV of tokens[start:] as a segment, with the state behind them, then delete what is over the limit.
+        """Write the KV of tokens[start:] as a segment, with the state after them, then evict down to the limit.
 
-        Nothing is written behind a segment that is gone, such as one that the limit left no room for.
+        Does nothing if the preceding segment is missing, for example evicted.
         """
         parent = _digest(tokens[:start]) if start else ROOT
         if not self.enabled or not self.ready:
@@ -219,7 +219,7 @@ class DiskCache:
             self._turn_off(error)
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Delete the segments of these tokens after all that are not pinned, but for a last one that is not full."""
+        """Pin the segments of these tokens, except a partial last one: they are evicted after unpinned ones."""
         if not self.enabled or not self.ready:
             return
         end = tokens if self._whole else tokens[: len(tokens) // SEGMENT_TOKENS * SEGMENT_TOKENS]
@@ -235,7 +235,7 @@ class DiskCache:
             self._turn_off(error)
 
     def _children(self) -> dict[str, list[Path]]:
-        """All segments by the digest of the tokens before them."""
+        """All segments by the digest of the preceding tokens."""
         found: dict[str, list[Path]] = defaultdict(list)
         if self.enabled and self.ready:
             try:
@@ -247,9 +247,9 @@ class DiskCache:
         return found
 
     def _remove_shorter(self, parent: str, tokens: Sequence[int]) -> None:
-        """A conversation's last segment is stored again when it has grown: the shorter one is of no more use.
+        """Remove shorter versions of a conversation's last segment, which is stored again when it has grown.
 
-        Of states that cannot be cut, the longest shorter one stays: its prompt may be answered again.
+        If states cannot be truncated, the longest of these stays, because its prompt may be answered again.
         """
         shorter = []
         for path in self._children()[parent]:
@@ -264,7 +264,7 @@ class DiskCache:
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        """Delete segments of all models until the limit is kept."""
+        """Delete segments of all models until the total is within the limit."""
         files = _stored_files(self._root, "*.kv", _SEGMENT_NAME)
         excess = sum(file.size for file in files) - self._limit
         if excess <= 0:
@@ -288,7 +288,7 @@ class DiskCache:
 
 
 def disk_cache_of(info: RunnerInfo, adapters: AdapterSet) -> DiskCache:
-    """The user's disk tier for what a runner computes with these adapters."""
+    """The user's disk tier for KV that a runner computes with these adapters."""
     root = disk_cache_folder()
     identity = f"{info.kv_layout}/{adapters}" if adapters else info.kv_layout
     return DiskCache(root, identity, digest=FileDigest(info.kv_files, root / "digests.json"))
@@ -301,7 +301,7 @@ def disk_cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """What was pinned: `tokens` of a model's file, last used then (seconds since 1970)."""
+    """A pinned trunk: the model's file, the number of tokens, and the last use (seconds since 1970)."""
 
     model: str
     tokens: int
@@ -309,7 +309,7 @@ class Trunk:
 
 
 def stored_trunks(model: Path) -> list[Trunk]:
-    """The trunks of a model's file of which everything that was pinned is still on the disk, the latest first."""
+    """A model file's trunks whose pinned segments are all still on disk, most recently used first."""
     found = []
     for file in _stored_files(disk_cache_folder(), "*.trunk", _TRUNK_NAME):
         try:
@@ -322,7 +322,7 @@ def stored_trunks(model: Path) -> list[Trunk]:
 
 
 def _leads_to(folder: Path, digest: str) -> bool:
-    """Whether a folder has all segments up to this digest."""
+    """Whether a folder has the whole chain of segments up to this digest."""
     while digest != ROOT:
         before = next(folder.glob(f"*.{digest}.kv"), None)
         if before is None:
@@ -332,7 +332,7 @@ def _leads_to(folder: Path, digest: str) -> bool:
 
 
 def _stored_files(root: Path, pattern: str, name: "re.Pattern[str]") -> list[StoredFile]:
-    """The files of all models that are named as ours."""
+    """The files of all models with names of the given form in folders of the disk tier."""
     files = []
     for path in root.glob(f"*/{pattern}"):
         if not (_FOLDER_NAME.fullmatch(path.parent.name) and name.fullmatch(path.name)):

@@ -1,19 +1,19 @@
-"""Which segments of the disk tier go first when it is over its limit.
+"""The order in which the disk tier evicts segments when it is over its limit.
 
-Segments of all models form trees by their names, see disk_cache: <tokens before>.<tokens up to its end>.kv. Whoever
-uses a segment uses all before it, and without them it is of no use: so they go after it.
+Segments of all models form trees by their names, see disk_cache: <tokens before>.<tokens up to its end>.kv. A segment
+is useless without those before it, so they are evicted after it.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = "0" * 32  # what a segment that begins at 0 has before it
+ROOT = "0" * 32  # the first part of the name of a segment that starts at 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of `size` bytes, last used at a time in nanoseconds."""
+    """A file. size: in bytes. used: time of the last use, in nanoseconds."""
 
     path: Path
     size: int
@@ -21,7 +21,7 @@ class StoredFile:
 
 
 def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> list[tuple[int, Path]]:
-    """Sizes and paths of segments, those first that nothing leads to, then the least recently used, and `kept` last."""
+    """Sizes and paths of segments in order of eviction: unreachable ones, least recently used ones, then `kept`."""
     before = _before(files)
     depths: dict[Path, int] = {}
     for path in before:
@@ -29,7 +29,7 @@ def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> lis
         at: Path | None = path
         while at is not None and at not in depths and len(way) <= len(files):
             way.append(at)
-            depths[at] = -1  # names of a damaged folder may lead in a circle
+            depths[at] = -1  # names in a damaged folder may form a cycle
             at = before[at]
         depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(ROOT) else -(2**30))
         for each in reversed(way):
@@ -46,7 +46,7 @@ def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> lis
 
 
 def pinned(files: Sequence[StoredFile], trunks: Sequence[StoredFile], most: int) -> set[Path]:
-    """The segments that lead to trunks, those used last first, from their beginning on, up to `most` bytes.
+    """The segments that lead to trunks, up to `most` bytes: the most recently used trunks first, each from its start.
 
     trunks: files <tokens up to its end>.trunk beside their segments.
     """

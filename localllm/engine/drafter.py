@@ -1,4 +1,4 @@
-"""Models that draft: what the scheduler asks of one, the model that drafts for itself, and a small model beside it."""
+"""Drafters: the scheduler's interface to them, the model that drafts for itself, and a separate draft model."""
 
 import logging
 import time
@@ -14,15 +14,15 @@ from localllm.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-# Tokens of a prompt that are read in one go, so that a long one does not delay other requests' next tokens much.
+# Prompt tokens read per call, so that a long prompt does not delay other requests' next tokens much.
 CATCH_UP_ROWS = 64
 
 
 class Drafter(ABC):
-    """Guesses what comes next in sequences. The engine's thread is the only caller.
+    """Drafts the next tokens of sequences. The engine's thread is the only caller.
 
-    length: how long its next drafts should be. token_s: time that guessing one token takes, 0 until it is known. name:
-    for people. clock: the engine's.
+    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. name: for log messages. clock:
+    the engine's.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
@@ -32,35 +32,35 @@ class Drafter(ABC):
         self._broken = False
 
     def guess(self, wanted: Sequence[tuple[TokenSequence, int]]) -> list[list[int]]:
-        """Return up to the given number of tokens for each sequence, which wants one token only.
+        """Return up to the given number of draft tokens for each sequence, which must have one pending token.
 
-        After a failure nothing is guessed any more, with one warning.
+        After a failure, logs one warning and never drafts again.
         """
         guesses: dict[TokenSequence, list[int]] = {}
         if not self._broken:
             try:
                 self._guess([(sequence, count) for sequence, count in wanted if count > 0], guesses)
-            except Exception as error:  # answers go on without drafts, whatever is wrong with these
+            except Exception as error:  # answers continue without drafts, whatever the failure
                 self._broken = True
                 log.warning("%s is no longer used: %s", self._name, error)
         return [guesses.get(sequence, []) for sequence, _ in wanted]
 
     @abstractmethod
     def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
-        """Put guesses into `guesses`, as far as there are any."""
+        """Put drafts into `guesses`, for the sequences that have one."""
 
     def forget(self, sequence: TokenSequence) -> None:  # noqa: B027 - most keep nothing of sequences
-        """Keep what is known of a sequence for the next turn; it has ended or waits again."""
+        """Stop following a sequence that has ended or waits again; its KV may be kept for the next turn."""
 
     def check_integrity(self) -> None:  # noqa: B027
-        """Raise RuntimeError where the bookkeeping is wrong."""
+        """Raise RuntimeError if the bookkeeping is inconsistent."""
 
     def close(self) -> None:  # noqa: B027
-        """Free everything that is its own."""
+        """Free everything that the drafter owns."""
 
 
 class SelfDrafter(Drafter):
-    """Has the runner guess that also computes the answers, with a layer of multi-token prediction or a head."""
+    """Drafts with the runner that computes the answers, by a multi-token prediction layer or a head."""
 
     def __init__(self, runner: DraftsItself, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__("The layer that drafts", clock)
@@ -73,7 +73,7 @@ class SelfDrafter(Drafter):
         if not asked:
             return
         began = self._clock()
-        self._runner.follow(asked)  # of a text that is new, much: no measure of what later drafts cost
+        self._runner.follow(asked)  # slow for new text, so not part of token_s
         read = self._clock() - began
         self.length.reading_s = max(read, 0.9 * self.length.reading_s)
         began += read
@@ -85,7 +85,7 @@ class SelfDrafter(Drafter):
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence's tokens as the draft model has them, the first `agreed` of which are those of `source`."""
+    """A sequence's tokens in the draft model. The first `agreed` equal those of `source`."""
 
     handle: int
     tokens: list[int]
@@ -94,11 +94,11 @@ class _Followed:
 
 
 class DraftModel(Drafter):
-    """Guesses what comes next, greedily, for sequences of another runner.
+    """Drafts greedily, with a model of its own, for sequences of another runner.
 
-    It owns its runner, and keeps a runner's sequence for each running one, and those of past ones as long as there is
-    room. Both models must have the same tokens; a runner with fewer of them (vocab_size) guesses only where none of the
-    others occur. clock: the engine's.
+    It owns its runner. It keeps one of the runner's sequences for each running request, and those of past ones while
+    there is room. Both models must have the same tokens. A runner with a smaller vocab_size drafts only for texts
+    without the missing tokens. clock: the engine's.
     """
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,12 +116,12 @@ class DraftModel(Drafter):
             began = self._clock()
             if not self._advance([sequence for sequence, count in ready if at < count], guesses):
                 return
-            if at:  # the first pass also reads what was accepted
+            if at:  # the first pass also reads accepted tokens
                 took = self._clock() - began
                 self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
 
     def forget(self, sequence: TokenSequence) -> None:
-        """Keep what is known of a sequence for the next turn; it has ended or waits again."""
+        """Stop following a sequence that has ended or waits again; cache its KV for the next turn."""
         followed = self._followed.pop(sequence, None)
         if followed is None or self._broken:
             return
@@ -130,7 +130,7 @@ class DraftModel(Drafter):
             self._cache.drop_oldest()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the bookkeeping is wrong."""
+        """Raise RuntimeError if the bookkeeping is inconsistent."""
         if self._broken:
             return
         owned = self._cache.check_integrity()
@@ -145,7 +145,7 @@ class DraftModel(Drafter):
         self._runner.close()
 
     def _follow(self, sequence: TokenSequence) -> bool:
-        """Read a sequence up to its last tokens; False if that takes another step, or cannot be."""
+        """Read a sequence up to its last tokens; False if that takes another step, or is impossible."""
         tokens = sequence.tokens
         if len(tokens) + 1 > self._runner.info.max_context:
             return False
@@ -165,7 +165,7 @@ class DraftModel(Drafter):
         return followed
 
     def _cut_wrong(self, followed: _Followed, tokens: list[int]) -> None:
-        """Forget the guesses that did not come true, and the last token, whose successor is to be guessed."""
+        """Truncate rejected drafts, and the last token, which is computed again to draft its successor."""
         if followed.source is not tokens:
             followed.source, followed.agreed = tokens, 0
         start = followed.agreed
@@ -177,7 +177,7 @@ class DraftModel(Drafter):
         followed.agreed = agreed
 
     def _advance(self, active: list[TokenSequence], guesses: dict[TokenSequence, list[int]]) -> bool:
-        """Guess one more token for each; False if that cannot be."""
+        """Draft one more token for each; False if there is no room."""
         parts = []
         for sequence in active:
             followed = self._followed[sequence]
@@ -190,7 +190,7 @@ class DraftModel(Drafter):
         return True
 
     def _append(self, parts: list[tuple[_Followed, list[int]]], wanted: bool) -> list[int] | None:
-        """Compute tokens after each sequence and return the likeliest next one of each; None if there is no room."""
+        """Append tokens to each sequence and return the most likely next one of each; None if there is no room."""
         runner = self._runner
         rows = [token for _, tokens in parts for token in tokens]
         if len(rows) > runner.info.max_rows or max(rows) >= runner.info.vocab_size:

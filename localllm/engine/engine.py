@@ -25,11 +25,11 @@ from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
 
-# While requests run, KV is copied out for the disk only after this many rows, a step counting as LEAST_ROWS at least:
-# it then takes a small share of the time, and keeps up. When idle, at once.
+# While requests run, KV is exported for the disk only after this many rows, counting each step as at least LEAST_ROWS:
+# this takes a small share of the time and still keeps up. When idle, KV is exported at once.
 SPILL_ROWS = 256
 LEAST_ROWS = 16
-# The bookkeeping is checked after each busy time, once nothing has come for so long.
+# The bookkeeping is checked after each busy period, once nothing has arrived for this long.
 IDLE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A look at the engine, for people and metrics. Counters run from the start; tokens unless they say otherwise."""
+    """The engine's state, for users and metrics. Counters run from the start, in tokens unless stated otherwise."""
 
     running: int
     waiting: int
@@ -59,14 +59,14 @@ class EngineStats:
 
 
 class Engine:
-    """Runs many requests at once on one Runner, which it owns from now on, as it does the drafter.
+    """Runs many requests at once on one Runner. Takes ownership of the runner and the drafter.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
-    start() begins. context_limit None is the model's own. adapters are those of requests that choose none. clock: where
-    all times come from, in seconds; a drafter must have the same. chunk: how many rows a step may have.
+    start() starts. context_limit None: the model's own. adapters: the default for requests that choose none. clock: the
+    source of all times, in seconds; a drafter must use the same one. chunk: how many rows a step may have.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter for each thing that its user decides
+    def __init__(  # noqa: PLR0913 - one parameter for each decision of the caller
         self,
         runner: Runner,
         vocabulary: Vocabulary,
@@ -87,13 +87,13 @@ class Engine:
         self.context = min(context_limit or info.max_context, info.max_context)
         self.most_tokens = min(
             self.context, max(info.pages_total - 1, 1) * info.page_size
-        )  # a page is left for copying
+        )  # one page stays free for copying
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._drafter = drafter
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
-        self._wakened = threading.Event()  # first: the disk cache's threads set it as soon as they run
+        self._wakened = threading.Event()  # first, because the disk cache's threads set it as soon as they run
         self._kv = KVManager(
             runner,
             kept_sequences=info.max_sequences - max_running,
@@ -106,7 +106,7 @@ class Engine:
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
-        self._interrupted = threading.Event()  # a request came or was cancelled since the step began
+        self._interrupted = threading.Event()  # a request arrived or was cancelled since the step started
         self._submissions: deque[Generation] = deque()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
         self._closing = self._closed = False
@@ -114,14 +114,14 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the engine's thread."""
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Queue a request and return its events at once.
+        """Queue a request and return its event stream at once.
 
-        Raises RequestError, ContextOverflowError, QueueFullError or TemplateError, before anything is queued. A long
-        prompt takes some milliseconds here, one whose messages must be dropped as long as rendering the rest.
+        Raises RequestError, ContextOverflowError, EngineStoppedError, QueueFullError or TemplateError before queueing.
+        A long prompt takes some milliseconds here. Dropping messages takes as long as rendering the rest.
         """
         (context, remedy), adapters = self._context_of(request), self._adapters_of(request)
         text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
@@ -162,7 +162,7 @@ class Engine:
         return bool(plan.parts) or plan.again or ended or self._spill()
 
     def stats(self) -> EngineStats:
-        """Return how busy the engine is and what it has done."""
+        """Return the engine's current load and its counters."""
         info, totals, cache, copies = self.runner.info, self._totals, self._kv.cache, self._kv.copies
         return EngineStats(
             running=len(self._scheduler.running),
@@ -185,7 +185,7 @@ class Engine:
         )
 
     def inspect(self) -> "Future[EngineSnapshot]":
-        """Return a future for a look inside, taken between two steps; it is cancelled if the engine ends first."""
+        """Return a future for a snapshot between two steps; it is cancelled if the engine stops first."""
         asked = self._journal.ask()
         if self._closing or self._failure:
             asked.cancel()
@@ -193,7 +193,7 @@ class Engine:
         return asked
 
     def close(self) -> None:
-        """Cancel everything, write what the disk tier is due, stop the thread and close the runner. Idempotent."""
+        """Cancel everything, finish writes to the disk tier, stop the thread and close the runner. Idempotent."""
         with self._lock:
             self._closing = True
         self._interrupt()
@@ -208,7 +208,7 @@ class Engine:
         self._closed = True
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the bookkeeping is wrong. Between steps only; takes some milliseconds."""
+        """Raise RuntimeError if the bookkeeping is inconsistent. Between steps only; takes some milliseconds."""
         if self._drafter is not None:
             self._drafter.check_integrity()
         owned = self._kv.cache.check_integrity()
@@ -229,7 +229,7 @@ class Engine:
         return adapter_set(request.adapters, self.runner.info.adapter_count)
 
     def _context_of(self, request: GenerationRequest) -> tuple[int, str]:
-        """The longest sequence that a request may have, and what would allow a longer one."""
+        """The longest sequence that a request may have, and advice on how to allow a longer one."""
         allowed = min(self.context, request.context_limit or self.context)
         if self.most_tokens < allowed:
             return self.most_tokens, "load the model with more memory for keys and values (kv_mib)"
@@ -238,7 +238,7 @@ class Engine:
         return allowed, "load a model with more context (--ctx, as far as the model was made for it)"
 
     def _take_news(self) -> bool:
-        """Queue what was submitted, and end what was cancelled or is late; whether anything ended."""
+        """Queue new submissions, and end cancelled and expired generations; return whether any ended."""
         while self._submissions:
             self._scheduler.add(generation := self._submissions.popleft())
             self._journal.keep(generation.timeline)
@@ -250,9 +250,9 @@ class Engine:
         return self._end_finished()
 
     def _run(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Compute the plan's rows; None where it was given up or failed.
+        """Compute the plan's rows; None if the step was interrupted or failed.
 
-        A failure ends the plan's requests, whose sequences hold what is not known.
+        A failure ends the plan's requests, because the contents of their sequences are unknown.
         """
         try:
             return self._compute(plan)
@@ -276,9 +276,9 @@ class Engine:
         return self.runner.run(*rows)
 
     def _sample(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
-        """Score prompts, choose tokens where one is complete; return how many drafts of each part were right.
+        """Score prompts, and sample tokens if the prompt is complete; return each part's number of accepted drafts.
 
-        Whatever one generation raises ends that one alone.
+        An exception from one generation ends only that one.
         """
         accepted = [0] * len(plan.parts)
         for at, (part, rows) in enumerate(zip(plan.parts, plan.logits, strict=True)):
@@ -293,13 +293,13 @@ class Engine:
         return accepted
 
     def _commit(self, plan: Plan, accepted: list[int]) -> None:
-        """Note what was computed, forget drafts that were wrong, send text."""
+        """Record what was computed, truncate rejected drafts, send text."""
         for part, right in zip(plan.parts, accepted, strict=True):
             generation, sequence = part.generation, part.generation.sequence
             self._kv.advance(sequence, len(part))
             if not generation.generated:
                 continue
-            # The row of the last token is never reused: its logits are needed when the sequence goes on.
+            # The last token's row is never reused: its logits are needed to continue the sequence.
             first = sequence.computed - len(part.drafts)
             self._kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
             window = generation.roll_if_full() if generation.finish_reason is None else None
@@ -313,7 +313,7 @@ class Engine:
             self._spill()
 
     def _note(self, plan: Plan, began: float, ran: float) -> None:
-        """Show people a step that the runner was done with at `ran`, and learn from its time."""
+        """Record a step in the journal and learn from its time. ran: when the runner finished."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
         self._journal.note(step, began, plan.work)
         self._scheduler.observe(plan, self._clock() - began)
@@ -322,7 +322,7 @@ class Engine:
         return self._kv.spiller is not None and self._kv.spiller.spill()
 
     def _end_finished(self) -> bool:
-        """Send the last event of every generation that has ended; whether there were any."""
+        """Send the last event of every generation that has ended; return whether there were any."""
         ended = [each for each in [*self._scheduler.running, *self._scheduler.waiting] if each.finish_reason]
         for generation in ended:
             self._end(generation)
@@ -364,7 +364,7 @@ class Engine:
         self._wakened.set()
 
     def _interrupt(self) -> None:
-        """Wake the engine, and have it give up a step that others need not wait for."""
+        """Wake the engine, and interrupt a patient step."""
         self._interrupted.set()
         self._wake()
 
@@ -376,7 +376,7 @@ class Engine:
                 if self.step():
                     checked = False
                 elif self._scheduler.running or self._scheduler.waiting:
-                    self._wakened.wait(0.05)  # for readers and the writer; time limits are looked at meanwhile
+                    self._wakened.wait(0.05)  # for readers and the disk writer; time limits are checked meanwhile
                 elif not self._wakened.wait(None if checked else IDLE_S):
                     self.check_integrity()
                     checked = True

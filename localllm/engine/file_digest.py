@@ -1,6 +1,6 @@
-"""What a model's files hold, to the last byte: a digest that is computed once, in the background, and kept.
+"""A digest of the whole content of a model's files, computed once, in the background, and stored.
 
-SHA-256 is the fastest of the standard library's digests on processors with instructions for it.
+SHA-256 is the standard library's fastest digest on processors with instructions for it.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 MOST_KEPT = 512
 _READ_BYTES = 1 << 20
-# A file that was changed so shortly before may be changed again without a new time.
+# A file changed less than this long ago may change again without a new timestamp.
 _SETTLED_NS = 2 * 10**9
 _LOWEST_PRIORITY = 19
 
 
 class FileDigest:
-    """One digest of some files as they were when they were opened.
+    """One digest of several files, in the state in which they were opened.
 
-    value: None until it is known, and for good where a file was changed or replaced since. A digest that was computed
-    before is known at once: `store` keeps it with the file's size, times and inode. files: those that were given.
+    value: None until it is known, and forever if a file was changed or replaced since. A digest computed before is
+    known at once: `store` has it with the file's size, times and inode. files: as passed in.
     """
 
     def __init__(self, files: Sequence[FileState], store: Path) -> None:
@@ -51,23 +51,23 @@ class FileDigest:
 
     @property
     def failed(self) -> bool:
-        """Whether the value will never be known."""
+        """Whether computing the value has failed or was stopped."""
         return self._ended.is_set() and self.value is None
 
     def when_known(self, known: Callable[[], None]) -> None:
-        """Have `known` called, on the computing thread, when the value is set; not if it is set already."""
+        """Call `known` on the computing thread when the value is set; never if it is already set."""
         self._known = known
 
     def wait(self, seconds: float) -> None:
-        """Wait until the value is known, or never will be, or the time is over."""
+        """Wait until the value is known or has failed, at most `seconds`."""
         self._ended.wait(seconds)
 
     def stop(self) -> None:
-        """Give up computing. Idempotent."""
+        """Stop computing. Idempotent."""
         self._stopped.set()
 
     def _compute(self) -> None:
-        if sys.platform == "linux":  # which gives each thread a priority of its own
+        if sys.platform == "linux":  # where each thread has its own priority
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
@@ -82,7 +82,7 @@ class FileDigest:
             self._known()
 
     def _digest(self, file: FileState) -> str | None:
-        """Hash a file, and keep the digest; None if it is another one than was opened, or it was told to stop."""
+        """Hash a file and store the digest; None if the file is not the one that was opened, or after `stop`."""
         digest = hashlib.sha256()
         with open(os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as source:
             began = time.time_ns()
@@ -111,7 +111,7 @@ class FileDigest:
 
 
 def _read(store: Path) -> dict[str, Any]:
-    """What is kept; nothing where that cannot be read or is damaged."""
+    """The stored digests; empty if they cannot be read or are damaged."""
     try:
         kept = json.loads(store.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One request while the engine works on it."""
+"""One request in progress."""
 
 import logging
 from collections.abc import Sequence
@@ -31,21 +31,21 @@ log = logging.getLogger(__name__)
 
 
 class Vocabulary(Protocol):
-    """What the engine needs of a tokenizer."""
+    """The part of a tokenizer that the engine uses."""
 
     @property
     def eog_ids(self) -> frozenset[int]:
         """Tokens that end a generation."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token stands for in text."""
+        """The bytes of the token's text."""
 
 
 class Generation:
-    """A sequence of tokens that grows, what is drafted for it, and what its reader gets.
+    """A growing sequence of tokens, its drafts, and the events that its reader gets.
 
-    context: most tokens of prompt and answer together. generated: tokens of the answer so far. finish_reason is set
-    when it has ended, its last event sent when `finish` is called.
+    context: maximum tokens of prompt and answer together. generated: tokens of the answer so far. finish_reason is set
+    when the generation ends; `finish` sends the last event.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Generation:
     ) -> None:
         self.request = request
         self.context = context
-        whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # where nothing was dropped
+        whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # no message dropped
         self.sequence = TokenSequence(
             prompt.tokens,
             request.images,
@@ -76,7 +76,7 @@ class Generation:
         self._error: Exception | None = None
         self._prompt = prompt
         self.generated = 0
-        self._scores: list[TokenLogprob] = []  # of the prompt's tokens behind the first
+        self._scores: list[TokenLogprob] = []  # of the prompt's tokens after the first
         self._rolled = 0  # tokens that a rolling window has dropped from the answer's text
         self._sampler = sampler
         self._constraint = request.constraint.fork() if request.constraint else None
@@ -89,7 +89,7 @@ class Generation:
 
     @property
     def speculation(self) -> Speculation:
-        """What may be drafted. Made when it is first asked for, after the first token: it indexes the whole text."""
+        """The source of drafts. Created on first use, after the first token, because it indexes the whole text."""
         if self._speculation is None:
             tokens = self.sequence.tokens
             prompt = len(tokens) - self.generated
@@ -115,7 +115,7 @@ class Generation:
 
     @property
     def unscored(self) -> int:
-        """How many of the rows to compute next predict a token of the prompt whose log-probability is wanted."""
+        """How many of the next rows predict a prompt token whose log-probability is requested."""
         ahead = len(self._prompt.tokens) - 1 - self.sequence.computed
         return max(ahead, 0) if self.sequence.reusable is not None else 0
 
@@ -127,24 +127,24 @@ class Generation:
 
     @property
     def tokens_left(self) -> int:
-        """Most tokens that may still be generated."""
+        """The maximum number of tokens still to generate."""
         asked, in_context = self.request.max_tokens, self.context - len(self.sequence.tokens)
         left = self.context if asked is None else asked - self.generated
         return left if self.request.context_policy is ContextPolicy.ROLLING else min(left, in_context)
 
     @property
     def most_drafted(self) -> int:
-        """Most tokens that a draft may have, so that neither the answer nor the context is exceeded."""
+        """The maximum draft length that exceeds neither the answer's limit nor the context."""
         return min(self.tokens_left, self.context - len(self.sequence.tokens)) - 1
 
     def score_prompt(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Note the log-probabilities that are wanted of the prompt; return the rows behind them, to `sample` from.
+        """Record the prompt's requested log-probabilities; return the remaining rows, for `sample`.
 
-        rows: logits of the sequence's next tokens, of which none is counted as computed yet. Raises LogitsError.
+        rows: logits of the sequence's next tokens, none of which is counted as computed yet. Raises LogitsError.
         """
         top, scored = self.request.prompt_logprobs, self.unscored
         assert top is not None
-        known = len(self._scores) - self.sequence.computed  # more than 0 where evicted rows are computed again
+        known = len(self._scores) - self.sequence.computed  # above 0 if evicted rows are computed again
         for at, row in enumerate(rows[:scored]):
             if at >= known:
                 check_model(float(row.max()))
@@ -153,12 +153,12 @@ class Generation:
         return rows[scored:]
 
     def sample(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> int:
-        """Sample from each row in turn, as long as the token drafted for it is the one sampled.
+        """Sample from each row in turn, until a sampled token differs from the draft.
 
-        rows: the logits of the last token and of the drafts after it. Returns how many drafts were right. A draft is a
-        certainty, so that keeping the target's own sample, and going on only where it equals the draft, is the
-        rejection rule of Leviathan et al. for it: the answer is the one without speculation, seed by seed. Raises
-        LogitsError, RequestError, and whatever else is wrong with this generation.
+        rows: the logits of the last token and of the drafts after it. Returns the number of accepted drafts. A draft
+        has probability 1, and then the rejection rule of Leviathan et al. is to keep the target's own sample and
+        continue only if it equals the draft. So for each seed the answer is the same as without speculation. Raises
+        LogitsError, RequestError, and any other error of this generation.
         """
         if self.request.max_tokens == 0:
             self.finish_reason = FinishReason.LENGTH
@@ -174,9 +174,9 @@ class Generation:
         return accepted
 
     def roll_if_full(self) -> list[int] | None:
-        """Under ContextPolicy.ROLLING, the tokens that stay of a full window; None while there is room.
+        """Under ContextPolicy.ROLLING, the tokens to keep of a full window; None while there is room.
 
-        The caller gives the runner's sequence up, whose KV no longer fits, before `sequence.replace`.
+        The caller discards the runner's sequence, whose KV is no longer valid, before `sequence.replace`.
         """
         tokens = self.sequence.tokens
         if self.request.context_policy is not ContextPolicy.ROLLING or len(tokens) < self.context:
@@ -187,22 +187,22 @@ class Generation:
         return kept
 
     def end(self, reason: FinishReason) -> None:
-        """End for a reason other than an error, unless it has ended."""
+        """End for a reason other than an error. No effect if the generation has ended."""
         self.finish_reason = self.finish_reason or reason
 
     def fail(self, error: Exception) -> None:
-        """End with an error, which the last event shows. One that is no fault of user or model is logged."""
+        """End with an error, which the last event reports. Logs it unless it is a LocalLLMError."""
         self.finish_reason, self._error = FinishReason.ERROR, error
         if not isinstance(error, LocalLLMError):
             log.error("A generation ends after an unexpected error", exc_info=error)
 
     def abort(self, reason: FinishReason, error: Exception | None) -> None:
-        """End now, for a reason outside of the generation, and send the final event."""
+        """End now, for an external reason, and send the final event."""
         self.finish_reason, self._error = reason, error
         self.finish()
 
     def send_progress(self, queue_position: int) -> None:
-        """Send how far the request has come, as long as it has no token."""
+        """Send the request's progress until its first token."""
         if not self.writer.has_token:
             sequence = self.sequence
             self.writer.send_progress(Progress(queue_position, sequence.computed, len(sequence.tokens)), self.counts)
@@ -213,7 +213,7 @@ class Generation:
             self.writer.send_text(self.counts)
 
     def view(self, waiting: bool) -> RequestView:
-        """As people see it."""
+        """The request as the inspector shows it."""
         counts, sequence = self.counts, self.sequence
         return RequestView(
             tokens=len(sequence.tokens),
@@ -235,14 +235,14 @@ class Generation:
         self.writer.send_last(self.counts, self.finish_reason, self._sampler.seed, text, error)
 
     def _note_scores(self) -> None:
-        """Let as much of a known prefix be reused as needs no scores, and have them sent once they are complete."""
+        """Limit reuse of a known prefix to rows already scored; once all are, send the scores with the next event."""
         complete = len(self._scores) == len(self._prompt.tokens) - 1
         self.sequence.reusable = None if complete else len(self._scores)
         if complete:
             self.writer.prompt_scored(self._scores)
 
     def _sample(self, row: NDArray[np.float32]) -> None:
-        """Choose a token; take it and those that must follow."""
+        """Sample a token; append it and the tokens that the constraint forces after it."""
         allowed = self._constraint.mask() if self._constraint else None
         goes_on = allowed is None and (self.request.ignore_eos or self.generated < self.request.min_tokens)
         banned = self._eog if goes_on else None
@@ -256,10 +256,10 @@ class Generation:
             self._take_forced()
 
     def _take_forced(self) -> None:
-        """Take the tokens that the constraint leaves no choice about, which then need no logits.
+        """Append the tokens that the constraint forces, which need no logits.
 
-        Where log-probabilities are wanted, or mirostat learns from every choice, they are sampled like all others; so
-        is the token that fills the context.
+        They are sampled like all others if log-probabilities are requested, or mirostat must learn from every choice;
+        so is the token that fills the context.
         """
         sampling = self.request.sampling
         if self._constraint is None or sampling.logprobs is not None or sampling.mirostat or self.tokens_left <= 0:
@@ -272,7 +272,7 @@ class Generation:
             self._take(token_id, None)
 
     def _take(self, token_id: int, logprob: TokenLogprob | None) -> None:
-        """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""
+        """Append a token to the history, the text and the constraint; end the answer if the token ends it."""
         self._sampler.accept(token_id)
         self.sequence.append(token_id)
         if self._speculation:

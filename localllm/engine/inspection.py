@@ -1,4 +1,4 @@
-"""A look inside the engine for people: the last steps, the requests at work, the prefix tree. Read-only."""
+"""Read-only snapshots of the engine for users: recent steps, current requests, the prefix tree."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 KEPT_STEPS = 240
 KEPT_TIMELINES = 48
-KEPT_SPANS = 256  # of a request
-PAUSE_S = 0.25  # decoding that waits for longer, as after a preemption, is another span
+KEPT_SPANS = 256  # per request
+PAUSE_S = 0.25  # decoding that pauses longer, such as for a preemption, starts a new span
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: rows of prompts, rows of decoding sequences, drafted rows, and seconds that the runner took."""
+    """One step: rows of prompts, rows of decoding sequences, drafted rows, and the runner's time in seconds."""
 
     prefill: int
     decode: int
@@ -26,7 +26,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
-    """A node of a prefix tree: its edge holds tokens start..stop-1; sharers is how many kept prefixes use them."""
+    """A node of a prefix tree: its edge holds tokens start..stop-1. sharers: how many cached prefixes use them."""
 
     start: int
     stop: int
@@ -37,7 +37,7 @@ class PrefixView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request at work or waiting. computed of tokens have their KV stored; cached of them came from a cache."""
+    """A running or waiting request. computed: tokens with stored KV. cached: those whose KV came from a cache."""
 
     tokens: int
     computed: int
@@ -49,7 +49,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on a request without a pause: a chunk of its prompt, or decoding. Times are the engine's clock's."""
+    """Uninterrupted work on a request: a chunk of its prompt, or decoding. Times are by the engine's clock."""
 
     decodes: bool
     began: float
@@ -59,7 +59,7 @@ class Span:
 
 @dataclass(slots=True)
 class Timeline:
-    """A request's phases. It came at `came`; ended is None while it is at work. spans: oldest first."""
+    """A request's phases. came: its arrival. ended: None until it has ended. spans: oldest first."""
 
     came: float
     spans: list[Span] = field(default_factory=list)
@@ -68,25 +68,25 @@ class Timeline:
     ended: float | None = None
 
     def end(self, at: float, cached: int, generated: int) -> None:
-        """Note the end."""
+        """Record the end."""
         self.ended, self.cached, self.generated = at, cached, generated
 
     def add(self, span: Span) -> None:
-        """Note work; decoding that goes on is one span."""
+        """Record work; continued decoding extends the last span."""
         last = self.spans[-1] if self.spans else None
         if last and last.decodes and span.decodes and span.began - last.ended < PAUSE_S:
             self.spans[-1] = Span(True, last.began, span.ended, last.rows + span.rows)
             return
         self.spans.append(span)
         if len(self.spans) > KEPT_SPANS:
-            del self.spans[1]  # the first one tells when the queue was left
+            del self.spans[1]  # keeps the first one, which shows when the request left the queue
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine between two steps. steps and timelines are oldest first; now: the clock that timelines are in.
+    """The engine between two steps. steps and timelines are oldest first. now: by the clock of the timelines.
 
-    page_size is in tokens; page_holders are the runner's.
+    page_size is in tokens. page_holders: see Runner.page_holders.
     """
 
     steps: tuple[StepRecord, ...]
@@ -100,9 +100,9 @@ class EngineSnapshot:
 
 
 class Journal:
-    """Keeps the last steps and timelines, and hands out snapshots.
+    """Keeps recent steps and timelines, and delivers snapshots.
 
-    asked: futures that wait for one. note, keep and answer are for the engine's thread; ask is for any.
+    asked: futures that wait for a snapshot. Only the engine's thread calls note, keep and answer; any thread calls ask.
     """
 
     def __init__(self) -> None:
@@ -111,46 +111,46 @@ class Journal:
         self.asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
-        """Return a future for a snapshot after the present step. The caller wakes the engine."""
+        """Return a future for a snapshot after the current step. The caller must wake the engine."""
         future: Future[EngineSnapshot] = Future()
         self.asked.append(future)
         return future
 
     def note(self, step: StepRecord, began: float, parts: Iterable[tuple[Timeline, bool, int]]) -> None:
-        """Remember a step that began then. parts: whose it was, whether it decodes, and rows."""
+        """Record a step that started at `began`. parts: for each request its timeline, whether it decodes, its rows."""
         self._steps.append(step)
         for timeline, decodes, rows in parts:
             timeline.add(Span(decodes, began, began + step.seconds, rows))
 
     def keep(self, timeline: Timeline) -> None:
-        """Show the timeline of a request that comes, for as long as it is among the last."""
+        """Include a new request's timeline in snapshots while it is among the most recent."""
         self._timelines.append(timeline)
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """Copies of those of the last requests, oldest first."""
+        """Copies of the most recent requests' timelines, oldest first."""
         return tuple(replace(each, spans=[*each.spans]) for each in self._timelines)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """The last steps, oldest first."""
+        """The most recent steps, oldest first."""
         return tuple(self._steps)
 
     def answer(self, snapshot: EngineSnapshot) -> None:
-        """Set the result of every future that was asked for and is still wanted."""
+        """Set the result of every waiting future that was not cancelled."""
         while self.asked:
             asked = self.asked.popleft()
             if asked.set_running_or_notify_cancel():
                 asked.set_result(snapshot)
 
     def cancel(self) -> None:
-        """Cancel every future that was asked for."""
+        """Cancel every waiting future."""
         while self.asked:
             self.asked.popleft().cancel()
 
 
 def depth_first(prefixes: Sequence[PrefixView]) -> Iterator[tuple[int, PrefixView]]:
-    """Every node with its level, parents before children. Trees may be deeper than Python's recursion."""
+    """Every node with its level, parents before children. Not recursive: trees may exceed the recursion limit."""
     stack = [(0, prefix) for prefix in reversed(prefixes)]
     while stack:
         level, prefix = stack.pop()

@@ -1,4 +1,4 @@
-"""Where a sequence's KV comes from and where it goes: prefix cache, running neighbours, copies, disk, free pages."""
+"""Finds and stores each sequence's KV: prefix cache, other running sequences, copies, disk, free pages."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -13,16 +13,16 @@ from localllm.engine.state_cache import StateCache, mark_places
 
 log = logging.getLogger(__name__)
 
-# Restoring fewer tokens than this is not worth it.
+# Restoring fewer tokens than this does not pay.
 LEAST_RESTORED = 16
 
 
 class KVManager:
-    """Gives sequences the runner's sequences and takes them back. The engine's thread is the only caller.
+    """Attaches runner sequences to token sequences and takes them back. The engine's thread is the only caller.
 
-    kept_sequences bounds the prefixes kept, so that running generations always find a free handle. background_pages are
+    kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
     kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
-    can take more. adapters: those that the model was loaded with; only what was computed with them goes to the disk.
+    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class KVManager:
         self._adapters = adapters
         self._disk = disk if self._can_truncate or disk is None else disk.of_states()
         self._disks: dict[str, DiskCache] = {}
-        self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to be read before their next rows
-        self._marks: dict[TokenSequence, list[int]] = {}  # where steps end, so that states can be kept
+        self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to import before their next rows
+        self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
         if self._disk is not None:
             self._disk.when_ready(wake_engine)
@@ -51,10 +51,10 @@ class KVManager:
         self.spiller = Spiller(runner, self.cache, self.copies, wake_engine) if self._disk or self.copies else None
 
     def start(self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]) -> bool:
-        """Attach the longest known prefix; False if a neighbour is just computing a longer one.
+        """Attach the longest known prefix; False if a running sequence is about to compute a longer one.
 
-        Waiting for the neighbour computes the common part once. neighbours: those that run, and whether each goes on.
-        The last token is never reused: its logits are needed, and so may be those of others.
+        Waiting for that sequence computes the common part once. neighbours: the running sequences, and whether each is
+        making progress. The last token is never reused, because its logits are needed; `reusable` may exclude more.
         """
         tokens = sequence.tokens[:-1][: sequence.reusable]
         cached = sequence.images.whole(self.cache.match(sequence.space, tokens))
@@ -87,7 +87,7 @@ class KVManager:
         return True
 
     def restore(self, sequence: TokenSequence) -> bool:
-        """Import one segment, if there is one for the sequence. What cannot be read will be computed."""
+        """Import one segment, if the sequence has one; return whether it had. Unreadable segments are recomputed."""
         segments = self.restoring.pop(sequence, ())
         if not segments:
             return False
@@ -113,13 +113,13 @@ class KVManager:
         return True
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
-        """Pending tokens before the next image, or the next place where the state is to be kept."""
+        """Pending tokens before the next image, or before the next mark where the state is kept."""
         computed, end = sequence.computed, len(sequence.tokens)
         end = next((mark for mark in self._marks.get(sequence, ()) if mark > computed), end)
         return min(sequence.images.text_end(computed, end), end) - computed
 
     def advance(self, sequence: TokenSequence, rows: int) -> None:
-        """Note that rows were computed, and keep a copy of the state if the sequence has come to a mark."""
+        """Record that rows were computed, and keep a copy of the state if the sequence has reached a mark."""
         sequence.advance(rows)
         if sequence.computed not in self._marks.get(sequence, ()):
             return
@@ -129,21 +129,21 @@ class KVManager:
         self._keep(sequence, self._runner.fork_sequence(sequence.handle, sequence.computed))
 
     def cut(self, sequence: TokenSequence, length: int) -> None:
-        """Forget what was computed behind `length`, if anything."""
+        """Truncate the computed rows to `length`, if there are more."""
         if sequence.computed > length:
             assert sequence.handle is not None
             self._runner.truncate_sequence(sequence.handle, length)
             sequence.cut(length)
 
     def make_room(self, pages: int, background: bool) -> bool:
-        """Evict until this many pages are free; False if that cannot be."""
+        """Evict until `pages` pages are free; False if that is impossible."""
         while (free := self._runner.pages_free()) < pages:
             if background or not self.cache.evict(pages - free):
                 return False
         return True
 
     def release(self, sequence: TokenSequence) -> None:
-        """Take the runner's sequence back: into the cache, or free it where it came from a background request."""
+        """Move the runner's sequence into the cache, or free it after a background request."""
         handle = self._detached(sequence)
         if handle is None:
             return
@@ -157,26 +157,26 @@ class KVManager:
             self.cache.evict(self._background_pages - self._runner.pages_free())
 
     def discard(self, sequence: TokenSequence) -> None:
-        """Free the runner's sequence, whose KV is not to be used again."""
+        """Free the runner's sequence without caching its KV."""
         if (handle := self._detached(sequence)) is not None:
             self._runner.free_sequence(handle)
 
     def close(self) -> None:
-        """Write what is due to the disk tier, and end its threads."""
+        """Finish writes to the disk tier, and end its threads."""
         if self.spiller is not None:
             self.spiller.close()
         if self._disk is not None:
             self._disk.close()
 
     def _stored(self, sequence: TokenSequence, tokens: list[int]) -> Sequence[MemorySegment] | Sequence[Segment]:
-        """The stored segments that follow the tokens furthest: copies in main memory, else those on disk."""
+        """The stored segments that match the most tokens: copies in main memory, or on disk if those match more."""
         copies = self.copies.find(sequence.space, tokens) if self.copies else []
         disk = self._disk_of(sequence)
         stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
         return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
 
     def _last_state(self, segments: Sequence[MemorySegment | Segment]) -> MemorySegment | Segment | None:
-        """The last of some segments that has a state from which the end of what is of use can be reached."""
+        """The last segment with a state from which the end of the useful tokens can be reached."""
         page = self._runner.info.page_size
         end = -(-segments[-1].useful // page) * page
         known = (one for one in reversed(segments) if isinstance(one, Segment) and one.state_bytes and one.stop <= end)
@@ -199,7 +199,7 @@ class KVManager:
         return sequence.detach()
 
     def _keep(self, sequence: TokenSequence, handle: int) -> None:
-        """Put a runner's sequence of all computed tokens into the cache, and have it copied."""
+        """Put a runner's sequence of all computed tokens into the cache, and schedule copying it."""
         tokens = sequence.tokens[: sequence.computed]
         self.cache.insert(sequence.space, tokens, handle)
         trunk = sequence.trunk if sequence.trunk <= len(tokens) else 0
@@ -207,11 +207,11 @@ class KVManager:
             self.cache.pin(sequence.space, tokens[:trunk])
         if self.spiller:
             disk = self._disk_of(sequence) if sequence.persist else None
-            text = sequence.images.text_end(0, len(tokens))  # what comes before images, which are never copied
+            text = sequence.images.text_end(0, len(tokens))  # the text before the first image; images are never copied
             self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text))
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
-        """Where the sequence's KV is kept on disk: each namespace has a part of its own."""
+        """The disk tier for a sequence's KV, separate for each namespace; None without one or for other adapters."""
         adapters, namespace = sequence.space
         if self._disk is None or adapters != self._adapters:
             return None

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 DRAFT_KV_MIB = 256  # a draft model's KV cache
 
-# Called with the phase of a load and the share of it that is done, 0 to 1. An exception ends the load.
+# Called with a load's phase and its completed share, 0 to 1. An exception aborts the load.
 LoadProgress = Callable[[str, float], None]
 
 
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    backend: its runner, where, and why. adapters: the files of its LoRA adapters, each with its usual weight. trunks:
-    prompts of system text and tools alone, for localllm.answer.rendering.
+    backend: its backend, where its weights are, and why. adapters: the files of its LoRA adapters, each with its
+    default weight. trunks: prompts of system text and tools alone, cached by localllm.answer.rendering.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LoadedModel:
     ) -> "Constraint":
         """Compile a constraint for a GenerationRequest. Raises RequestError.
 
-        after: the markers of the reasoning before it; see compile_constraint.
+        after: the markers of the reasoning that precedes the constrained text; see compile_constraint.
         """
         from localllm.engine.constraint import compile_constraint
 
@@ -119,7 +119,7 @@ class LoadedModel:
 def release_memory() -> None:
     """Return the memory of closed models that are no longer referenced to the system.
 
-    Engine and runner refer to each other, so their arrays live until the garbage collector runs; glibc then keeps the
+    Engine and runner refer to each other, so their arrays live until the garbage collector runs; then glibc keeps the
     freed memory until malloc_trim.
     """
     gc.collect()
@@ -134,11 +134,11 @@ def load_model(
     template: str | None = None,
     main_memory: int | None = None,
 ) -> LoadedModel:
-    """Open, plan, load and start. Raises ModelFileError, TokenizerError, TemplateError or OutOfMemoryError.
+    """Open, plan, load and start a model, with the settings' draft model or head.
 
-    progress: called on this thread. template: a Jinja chat template that replaces the file's. main_memory: bytes that
-    llama.cpp may plan with; None is the machine's free memory. The settings' draft model or head is
-    loaded too; RequestError if its vocabulary differs.
+    progress: called on this thread. template: a Jinja chat template that replaces the file's. main_memory: bytes to
+    plan with; None is the machine's free memory. Raises ModelFileError, TokenizerError, TemplateError, what open_runner
+    raises, and RequestError if the draft's vocabulary differs.
     """
     file = open_model(path)
     draft_model = None
@@ -170,7 +170,7 @@ def load_model(
         tokenizer,
         context_limit=settings.ctx,
         max_running=settings.parallel,
-        max_waiting=2 * settings.max_queue,  # of all clients; the server bounds the shares of each
+        max_waiting=2 * settings.max_queue,  # of all clients; the server limits each one's share
         disk=disk,
         drafter=draft_model or itself,
         adapters=adapters,
@@ -180,9 +180,9 @@ def load_model(
 
 
 def draft_bytes(draft: ModelFile | None) -> int:
-    """Bytes of a draft model, its KV cache included; 0 without one, and for a head, which is planned with its model.
+    """Bytes of a draft model, including its KV cache; 0 without one, and for a head, which is planned with its model.
 
-    draft: what draft_file gives.
+    draft: from draft_file.
     """
     if (model := draft_beside(draft)) is None:
         return 0
@@ -191,7 +191,7 @@ def draft_bytes(draft: ModelFile | None) -> int:
 
 
 def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:
-    """A progress that ends the load as soon as the tokenizer has failed to load."""
+    """A progress callback that aborts the load as soon as the tokenizer has failed to load."""
 
     def report(phase: str, share: float) -> None:
         if loading.done():
@@ -205,12 +205,12 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
 def _load_draft(
     draft: ModelFile, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
 ) -> DraftModel | None:
-    """Load the draft model, with a KV cache of its own; None for a head, which the runner loads with its model."""
+    """Load the draft model with its own KV cache; None for a head, which the runner loads with its model."""
     if not tokenizer.agrees_with(load_tokenizer(draft)):
         raise RequestError(f"{settings.draft} cannot draft for this model: its vocabulary differs. Leave out --draft.")
     if is_head(draft):
         return None
-    # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
+    # Packed, not mapped: the next model's plan would count mapped weights as free memory.
     alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
     runner, _ = open_runner(draft, alone, progress)
     return DraftModel(runner)

@@ -1,8 +1,8 @@
-"""Copies of cached prefixes in main memory, for runners whose stored tokens cost every step (`copies_bytes`).
+"""Copies of cached prefixes in main memory, for runners whose stored tokens slow every step (`copies_bytes`).
 
-On the CPU, llama.cpp computes attention over all cells in use, also those of other sequences. So cached prefixes are
-copied when the engine is idle, freed in the runner when another request starts, and imported when a prompt begins with
-them again. Copies are segments in a tree like the disk tier's, compared token by token.
+On the CPU, llama.cpp computes attention over all cells in use, including those of other sequences. So cached prefixes
+are copied when the engine is idle, freed in the runner when another request starts, and imported again for a prompt
+that starts with them. Copies are segments in a tree like the disk tier's, compared token by token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from localllm.engine.disk_cache import SEGMENT_TOKENS
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.sequence import KeySpace
 
-_TOKEN_BYTES = 8  # of a token id in a list
+_TOKEN_BYTES = 8  # per token id in a list
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySegment:
-    """A copy of the KV of tokens start..stop-1, of which the first `useful` - start are those asked for."""
+    """A copy of the KV of tokens start..stop-1. Those before `useful` match the requested tokens."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class MemorySegment:
 
 
 class _Node:
-    """A segment behind those of its parents."""
+    """A segment that follows those of its ancestors."""
 
     __slots__ = ("children", "kv", "last_used", "parent", "tokens")
 
@@ -43,9 +43,9 @@ class _Node:
 
 
 class MemoryTier:
-    """Segments of up to `limit` bytes; what was used least recently goes first, from the ends on, and trunks last.
+    """Segments of up to `limit` bytes in all. Evicts the least recently used from the ends of the trees, trunks last.
 
-    Each space has a tree of its own. Not thread-safe: the engine's thread is the only caller.
+    Each space has its own tree. Not thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, limit: int) -> None:
@@ -57,7 +57,7 @@ class MemoryTier:
         self._clock = 0
 
     def find(self, space: KeySpace, tokens: Sequence[int]) -> list[MemorySegment]:
-        """Return the chain of segments that begins at 0 and follows the tokens furthest; it counts as used now."""
+        """Return the chain of segments from 0 that matches the most tokens, and mark it as used."""
         self._clock += 1
         chain, start = [], 0
         for node, useful in self._follow(space, tokens):
@@ -67,7 +67,7 @@ class MemoryTier:
         return chain
 
     def holds(self, space: KeySpace, tokens: Sequence[int]) -> bool:
-        """Whether all of these tokens have copies."""
+        """Whether all these tokens have copies."""
         return max((useful for _, useful in self._follow(space, tokens)), default=0) == len(tokens)
 
     def missing(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -82,7 +82,7 @@ class MemoryTier:
             start = stop
 
     def store(self, space: KeySpace, tokens: Sequence[int], start: int, kv: bytes) -> None:
-        """Keep the KV of tokens[start:], if what comes before has copies and there is room."""
+        """Store the KV of tokens[start:] if all tokens before have copies and there is room."""
         parent, at = self._roots.setdefault(space, _Node(None, [], b"")), 0
         for node, useful in self._follow(space, tokens[:start]):
             if useful == at + len(node.tokens):
@@ -91,7 +91,7 @@ class MemoryTier:
         made.last_used = self._clock
         if at == start and made.size <= self.limit:
             for shorter in [child for child in parent.children if made.tokens[: len(child.tokens)] == child.tokens]:
-                self._remove(shorter)  # the end of a conversation that has grown
+                self._remove(shorter)  # the old end of a conversation that has grown
             parent.children.append(made)
             self._ends.discard(parent)
             self._ends.add(made)
@@ -101,7 +101,7 @@ class MemoryTier:
         self._roots = {space: root for space, root in self._roots.items() if root.children}
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Make segments a trunk, as far as trunks may take; the least recently used ones cease to be."""
+        """Pin the segments of a trunk; over the limit for trunks, unpin the least recently used."""
         self._clock += 1
         size, most = 0, TRUNK_SHARE * self.limit
         for node, _ in self._follow(space, tokens):
@@ -117,7 +117,7 @@ class MemoryTier:
         return node in self._trunks, node.last_used
 
     def _follow(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
-        """The segments that follow the tokens furthest, each with how many tokens are those asked for up to there."""
+        """The chain that matches the most tokens: each segment, and the number of matching tokens up to its end."""
         node, at = self._roots.get(space), 0
         while node is not None and at < len(tokens):
             rest = tokens[at : at + SEGMENT_TOKENS]
@@ -131,7 +131,7 @@ class MemoryTier:
             node, at = best, at + common
 
     def _remove(self, node: _Node) -> None:
-        """Forget a segment and all behind it."""
+        """Remove a segment and all that follow it."""
         parent = node.parent
         assert parent is not None  # a root is never removed
         parent.children.remove(node)

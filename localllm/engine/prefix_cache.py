@@ -1,4 +1,4 @@
-"""Prefixes whose keys and values are still in memory: radix trees on token ids over the runner's sequences."""
+"""Cache of prefixes whose keys and values are in memory: radix trees on token ids over the runner's sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,7 +6,7 @@ from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
 from localllm.engine.sequence import KeySpace
 
-# Most of the memory, and of the disk tier, that trunks may keep for themselves.
+# The maximum share of the memory, and of the disk tier, that pinned trunks may take.
 TRUNK_SHARE = 0.5
 
 
@@ -32,12 +32,11 @@ class _Node:
 class PrefixCache:
     """Keeps the KV of past prompts and answers, and finds the longest known prefix of a new one, to the single token.
 
-    There is a radix tree for each space, so that no two share anything. Every leaf owns one sequence of the runner, as
-    long as its path; inner nodes own none, because any leaf below holds their tokens. Pages are shared inside the
-    runner, so that a prefix of many conversations is stored once. The least recently used prefix of all trees is cut
-    first, from its tail on; trunks, with which conversations still to come begin, go after all others. The runner's
-    sequences must be such that can be cut (StateCache keeps others). Not thread-safe: the engine's thread is the only
-    caller.
+    Each space has its own radix tree, so spaces share nothing. Every leaf owns one sequence of the runner, as long as
+    its path; inner nodes own none, because any leaf below holds their tokens. The runner shares pages, so a prefix of
+    many conversations is stored once. Eviction truncates the least recently used prefix of all trees, from its end;
+    trunks, with which future conversations start, are evicted last. The runner must be able to truncate sequences
+    (StateCache is for those that cannot). Not thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -46,15 +45,15 @@ class PrefixCache:
         self._leaves: set[_Node] = set()
         self._trunks: set[_Node] = set()
         self._clock = 0
-        self.tokens = 0  # kept, shared prefixes counted once
+        self.tokens = 0  # cached; shared prefixes count once
         self.evicted_tokens = 0
 
     def __len__(self) -> int:
-        """Number of prefixes kept, one sequence each."""
+        """Number of cached prefixes, one sequence each."""
         return len(self._leaves)
 
     def match(self, space: KeySpace, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens are kept. Changes nothing."""
+        """Return how many leading tokens are cached. Changes nothing."""
         root = self._roots.get(space)
         return _walk(root, tokens)[1] if root else 0
 
@@ -65,15 +64,15 @@ class PrefixCache:
         return self._runner.fork_sequence(_sequence_below(node), length)
 
     def holder(self, space: KeySpace, tokens: Sequence[int]) -> int | None:
-        """Return a sequence that begins with all these tokens, or None. It stays the cache's."""
+        """Return a sequence that starts with all these tokens, or None. The cache still owns it."""
         root = self._roots.get(space)
         node, length = _walk(root, tokens) if root else (None, 0)
         return _sequence_below(node) if node and 0 < length == len(tokens) else None
 
     def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
-        """Take over a sequence that holds exactly these tokens; it is freed at once if they are kept already, or none.
+        """Take over a sequence that holds exactly these tokens; free it if they are already cached or there are none.
 
-        A leaf that the tokens go on from grows, so that a conversation is one node however many turns it has.
+        A leaf that is a prefix of the tokens grows, so a conversation is one node however many turns it has.
         """
         root = self._roots.get(space) or _Node(space, None, 0, [])
         node, length = _walk(root, tokens)
@@ -88,7 +87,7 @@ class PrefixCache:
             leaf.edge = [*leaf.edge, *tokens[length:]]
         else:
             node = self._split(node, length)
-            if node.sequence is not None:  # a trunk, which the new leaf's sequence begins with
+            if node.sequence is not None:  # a trunk, with which the new leaf's sequence starts
                 self._runner.free_sequence(node.sequence)
                 self._leaves.discard(node)
                 node.sequence = None
@@ -100,7 +99,7 @@ class PrefixCache:
         self._touch(leaf)
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Make a prefix that is kept a trunk, as far as trunks may take; the least recently used ones cease to be."""
+        """Pin a cached prefix as a trunk; over the limit for trunks, unpin the least recently used."""
         most = int(TRUNK_SHARE * self._runner.info.pages_total) * self._runner.info.page_size
         tokens = tokens[:most]
         root = self._roots.get(space)
@@ -112,7 +111,7 @@ class PrefixCache:
             self._trunks.remove(min(self._trunks, key=lambda trunk: trunk.last_used))
 
     def evict(self, pages: int) -> bool:
-        """Cut about this many pages (at least one token) off the least recently used prefix; False if none is left."""
+        """Truncate the least recently used prefix by about `pages` pages, at least a token; False if none is left."""
         if not self._leaves:
             return False
         leaf = min(self._leaves, key=lambda node: (node in self._trunks, node.last_used))
@@ -129,14 +128,14 @@ class PrefixCache:
         return True
 
     def drop_oldest(self) -> bool:
-        """Give one sequence handle back: forget the least recently used prefix whole; False if none is left."""
+        """Free one sequence handle by removing the least recently used prefix entirely; False if none is left."""
         before = len(self._leaves)
         while self._leaves and len(self._leaves) == before:
             self.evict(self._runner.info.pages_total)
         return len(self._leaves) < before
 
     def release_where(self, is_kept_elsewhere: Callable[[KeySpace, list[int]], bool]) -> None:
-        """Forget the prefixes that are kept elsewhere, and free what the runner stores of them alone."""
+        """Remove the prefixes that are stored elsewhere, and free the runner's storage that only they use."""
         for leaf in [*self._leaves]:
             node: _Node | None = leaf
             while node in self._leaves and is_kept_elsewhere(node.space, _path(node)):
@@ -145,7 +144,7 @@ class PrefixCache:
                 node = parent
 
     def check_integrity(self) -> set[int]:
-        """Walk all trees, raise RuntimeError where one is wrong, and return the sequences they own."""
+        """Check all trees; return the sequences that they own. Raises RuntimeError if a tree is inconsistent."""
         owned: set[int] = set()
         leaves = set()
         tokens = 0
@@ -176,7 +175,7 @@ class PrefixCache:
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
-        """The prefixes as trees for people to look at."""
+        """The prefix trees, for display."""
         views: dict[_Node, PrefixView] = {}
         for node in reversed([*self._nodes()]):  # children before their parents
             children = tuple(views.pop(child) for child in node.children.values())
@@ -193,10 +192,10 @@ class PrefixCache:
             stack += node.children.values()
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Return the node that ends at `length`, cutting this one's edge in two where needed."""
+        """Return the node that ends at `length`, splitting this node's edge if needed."""
         if length == node.depth:
             return node
-        assert node.parent is not None  # a root's edge is empty, so that it never splits
+        assert node.parent is not None  # a root's edge is empty, so it is never split
         head = _Node(node.space, node.parent, node.start, node.edge[: length - node.start])
         head.last_used = node.last_used
         node.parent.children[head.edge[0]] = head
@@ -211,7 +210,7 @@ class PrefixCache:
             node = node.parent
 
     def _remove(self, leaf: _Node) -> None:
-        """Take a leaf out. Its sequence serves its parent on, if no other child holds the parent's tokens."""
+        """Remove a leaf. Its parent takes over the sequence if no other child holds the parent's tokens."""
         parent, sequence = leaf.parent, leaf.sequence
         assert parent is not None and sequence is not None
         del parent.children[leaf.edge[0]]
@@ -229,7 +228,7 @@ class PrefixCache:
 
 
 def _walk(root: _Node, tokens: Sequence[int]) -> tuple[_Node, int]:
-    """Return the node in whose edge the longest known prefix ends, and that prefix's length."""
+    """Return the node whose edge contains the end of the longest known prefix, and that prefix's length."""
     node, length = root, 0
     while length < len(tokens) and (child := node.children.get(tokens[length])):
         shared = common_prefix(child.edge, tokens[length : length + len(child.edge)])
@@ -256,7 +255,7 @@ def _sequence_below(node: _Node) -> int:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading tokens that two lists share."""
+    """Number of leading tokens that two sequences share."""
     if a[: len(b)] == b[: len(a)]:
         return min(len(a), len(b))
     for index, (left, right) in enumerate(zip(a, b, strict=False)):

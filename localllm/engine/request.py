@@ -1,4 +1,4 @@
-"""What a front end asks of the engine, and what comes back. Every front end reads the same stream of events."""
+"""Requests to the engine, and the events that it returns. Every front end reads the same stream of events."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.errors import ContextOverflowError, RequestError
 
-if TYPE_CHECKING:  # request records are imported by the chat, whose first picture waits for no NumPy
+if TYPE_CHECKING:  # the chat imports request records, and draws its first screen before NumPy is loaded
     from gguf_io.runner_info import RunnerInfo
     from localllm.engine.constraint import Constraint, LazyConstraint
     from localllm.engine.runner import ImageRows
 
-# First tokens that a rolling window keeps: models lean on them (Xiao et al., Efficient Streaming Language Models).
+# First tokens that a rolling window keeps: models depend on them (Xiao et al., Efficient Streaming Language Models).
 ATTENTION_SINKS = 4
 
 
@@ -21,7 +21,7 @@ ATTENTION_SINKS = 4
 class SamplingParams:
     """How the next token is chosen. Names, defaults and order are llama.cpp's; temperature 0 is greedy.
 
-    seed None draws a fresh one, which the final event reports.
+    seed None draws a random one, which the final event reports.
     """
 
     temperature: float = 0.8
@@ -53,11 +53,11 @@ class SamplingParams:
 
     @classmethod
     def of(cls, source: Any, **others: Any) -> "SamplingParams":
-        """The SETTABLE ones that a source, such as the settings, has under the same names, and others."""
+        """Take the SETTABLE parameters from the same attributes of a source, such as the settings, and add `others`."""
         return cls(**{name: getattr(source, name) for name in SETTABLE} | others)
 
 
-# What settings and chats decide; the rest is for single requests.
+# Parameters that settings and chats can set; the others are set per request only.
 SETTABLE = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
     *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty", "seed"),
@@ -74,12 +74,12 @@ class FinishReason(StrEnum):
 
 
 class ContextPolicy(StrEnum):
-    """What happens when prompt and answer outgrow the context.
+    """What happens when prompt and answer exceed the context.
 
-    REFUSE: a prompt that is too long raises ContextOverflowError. DROP_MESSAGES: the oldest whole messages of the
-    prompt go, system messages and the newest stay. Under both, an answer that reaches the end of the context finishes
-    with LENGTH. ROLLING: the first tokens stay, the oldest after them go, in the prompt and while the answer grows; the
-    window that is left is computed again. Counts.dropped_messages and dropped_tokens report what went.
+    REFUSE: a prompt that is too long raises ContextOverflowError. DROP_MESSAGES: drops the prompt's oldest messages
+    whole, but keeps system messages and the newest. Under both, an answer that reaches the end of the context finishes
+    with LENGTH. ROLLING: keeps the first tokens and drops the oldest after them, in the prompt and while the answer
+    grows; the remaining window is computed again. Counts.dropped_messages and dropped_tokens report the losses.
     """
 
     REFUSE = "refuse"
@@ -88,39 +88,39 @@ class ContextPolicy(StrEnum):
 
 
 class Conversation(Protocol):
-    """The messages that a prompt begins with."""
+    """The messages at the start of a prompt."""
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt that are the messages'; what follows is the beginning of the answer."""
+        """Number of prompt tokens that belong to the messages; the rest is the start of the answer."""
 
     def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return the tokens without the oldest messages, and how many messages went.
+        """Return the tokens without the oldest messages, and how many messages were dropped.
 
-        At least so many tokens are saved, if they can be: system messages and the user's newest stay. The result
-        depends on the messages alone. Raises TemplateError.
+        Saves at least `tokens` tokens if possible, but keeps system messages and the user's newest. The result depends
+        on the messages alone. Raises TemplateError.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. Token ids, already rendered and tokenised once by the front end.
+    """A prompt to continue, as token ids: rendered and tokenised once by the front end.
 
-    max_tokens None runs to the end of the context; 0 fills the cache and generates nothing. context_limit None is the
-    engine's own. time_limit_s counts from submission; reaching it finishes with LENGTH. Lower priority values are
-    served first. A background request (a title, say) never evicts cached chats, and leaves nothing in the cache.
-    messages are needed for ContextPolicy.DROP_MESSAGES alone, and used only when something must be dropped. persist:
-    whether the KV may go to the disk tier afterwards. constraint: as LoadedModel's `constraint` makes it, at its
-    beginning; the engine works on a copy. It decides by itself when the answer may end, whatever min_tokens is.
-    adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
-    Requests of one namespace share keys and values of known prefixes with each other only. images: the rows of the
-    prompt's images, by the first id of each; a window with images never rolls. keep: how many first tokens of the
-    prompt stay in a window that rolls, as far as they take less than half of it; a negative number is all of them, None
-    the engine's default. client: whose request it is; clients take turns in the queue. "" is one that asks for nothing
-    else. trunk: how many first tokens of the prompt other conversations begin with too (an agent's system text and
-    tools, say); their KV is evicted last, within a share of the memory and of the disk. prompt_logprobs: the prompt's
-    own log-probabilities are wanted, and so many of the most probable tokens with each. They need the logits of all of
-    the prompt, so that no known prefix is reused; such a window never rolls.
+    max_tokens: None runs to the end of the context; 0 fills the cache and generates nothing. context_limit: None is the
+    engine's own. time_limit_s: from submission; a request that reaches it finishes with LENGTH. priority: lower values
+    are served first. background: the request (a title, say) never evicts cached chats, and leaves nothing in the cache.
+    messages: only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped. persist: whether
+    the KV may go to the disk tier afterwards. constraint: made by LoadedModel.constraint and not advanced yet; the
+    engine works on a copy. The constraint alone decides when the answer may end, whatever min_tokens is. adapters: LoRA
+    adapters by number, each with its weight; None takes those that the model was loaded with. namespace: requests share
+    KV of known prefixes only within their namespace. images: the rows of the prompt's images, by the first id of each;
+    a window with images never rolls. keep: how many first tokens of the prompt a rolling window keeps, limited to less
+    than half of the window; negative: all of them; None: the engine's default. client: the request's sender; clients
+    take turns in the queue. Each request with "" counts as a client of its own. trunk: how many first tokens of the
+    prompt other conversations share (an agent's system text and tools, say); their KV is evicted last, within a share
+    of the memory and of the disk. prompt_logprobs: request the prompt's own log-probabilities, each with this number of
+    most probable tokens. They need the logits of the whole prompt, so no known prefix is reused; such a window never
+    rolls.
     """
 
     prompt: tuple[int, ...]
@@ -157,10 +157,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of tokens. prompt is what was left of it after dropping.
+    """Numbers of tokens. prompt: after dropping.
 
-    cached_memory and cached_disk are parts of prompt whose KV was reused from that tier. drafted and accepted count
-    speculative tokens. dropped_messages and dropped_tokens are what ContextPolicy took away.
+    cached_memory and cached_disk are the parts of prompt whose KV was reused from that tier. drafted and accepted count
+    speculative tokens. dropped_messages and dropped_tokens were dropped by ContextPolicy.
     """
 
     prompt: int = 0
@@ -190,7 +190,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a request has come before its first token. queue_position 0 means that it runs."""
+    """Progress of a request before its first token. queue_position 0 means that it runs."""
 
     queue_position: int
     prefilled: int
@@ -201,12 +201,12 @@ class Progress:
 class TokenEvent:
     """One step of a generation.
 
-    text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
-    token_ids. logprobs are those of tokens of which some text has come; tokens that end the answer, those of a stop
-    string too, have none, unless the prompt's are wanted. prompt_logprobs are those of the prompt's tokens behind the
-    first one, together on the first event after the prompt. progress is set on events before the first token;
-    finish_reason, seed, error, cause (the exception behind an error) and stop_string (the one that ended the text) on
-    the last event only.
+    text is complete UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
+    token_ids. logprobs belong to tokens that some text was sent for. Tokens that end the answer, including those of a
+    stop string, have none, unless the prompt's are requested. prompt_logprobs belong to the prompt's tokens after the
+    first, all on the first event after the prompt. progress is set on events before the first token; finish_reason,
+    seed, error, cause (the exception behind an error) and stop_string (the one that ended the text) on the last event
+    only.
     """
 
     text: str = ""
@@ -231,7 +231,7 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
 
 
 def check_request(request: GenerationRequest, text: Sequence[int], info: "RunnerInfo", sees_images: bool) -> None:
-    """Raise RequestError for a request that a runner cannot serve. text: the prompt's tokens that are no images."""
+    """Raise RequestError for a request that a runner cannot serve. text: the prompt's tokens without images."""
     if not text:
         raise RequestError("The prompt is empty. Send at least one token.")
     if request.images and not sees_images:
@@ -255,7 +255,7 @@ def check_request(request: GenerationRequest, text: Sequence[int], info: "Runner
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a parameter may have, both ends included. The ends are finite: NaN and infinity are outside."""
+    """A parameter's valid range, both ends included. The ends are finite, so NaN and infinity are outside."""
 
     low: float
     high: float
@@ -297,7 +297,7 @@ RANGES: dict[str, Range] = {
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError, naming the field, its value and its range, unless every parameter can be served."""
+    """Raise RequestError, naming the field, its value and its range, if a parameter is invalid."""
     check_ranges(params)
     for token_id, bias in params.logit_bias.items():
         if not 0 <= token_id < vocab_size:
@@ -309,7 +309,7 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_ranges(params: SamplingParams) -> None:
-    """The part of `validate` that needs no model, so that front ends can refuse before they load one."""
+    """The part of `validate` that needs no model, so front ends can refuse a request before they load one."""
     for name, bounds in RANGES.items():
         value = getattr(params, name)
         if value is not None and not bounds.holds(value):
@@ -327,7 +327,7 @@ def check_ranges(params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """A prompt that leaves room for an answer, and what it cost."""
+    """A prompt that leaves room for an answer, and what was dropped for it."""
 
     tokens: Sequence[int]
     dropped_messages: int = 0
@@ -337,7 +337,7 @@ class FittedPrompt:
 def fit_prompt(request: GenerationRequest, context: int) -> FittedPrompt:
     """Apply the request's policy to its prompt. context: tokens of prompt and answer together.
 
-    Raises ContextOverflowError where the policy cannot make it fit.
+    Raises ContextOverflowError if the policy cannot make it fit.
     """
     room = 1 if request.max_tokens is None else min(request.max_tokens, 1)
     if len(request.prompt) + room <= context and request.context_policy is not ContextPolicy.DROP_MESSAGES:
@@ -351,16 +351,16 @@ def fit_prompt(request: GenerationRequest, context: int) -> FittedPrompt:
 
 
 def kept_first(request: GenerationRequest) -> int:
-    """How many first tokens of the prompt stay in its rolling window."""
+    """How many first tokens of the prompt its rolling window keeps."""
     if request.keep is None:
         return ATTENTION_SINKS
     return len(request.prompt) if request.keep < 0 else min(request.keep, len(request.prompt))
 
 
 def roll(tokens: Sequence[int], context: int, first: int = ATTENTION_SINKS) -> list[int]:
-    """Keep the first and the newest tokens, half a context in all, so that the window is seldom computed again.
+    """Keep the first and the newest tokens, half a context in all, so that the window is rarely recomputed.
 
-    first: how many, where they take less than half of the context. The newest take a quarter of it at least.
+    first: how many first tokens, capped below half of the context. The newest get at least a quarter of the context.
     """
     first = min(first, (context - 1) // 2)
     newest = max(context // 2 - first, context // 4, 1)
@@ -370,8 +370,8 @@ def roll(tokens: Sequence[int], context: int, first: int = ATTENTION_SINKS) -> l
 def _drop_messages(request: GenerationRequest, context: int) -> FittedPrompt:
     """Drop the oldest messages in steps of a quarter of the context.
 
-    The steps keep the cut in one place for many turns: the next turn drops the same messages again, and its prompt
-    begins with what the cache holds. An answer is promised up to a quarter of the context.
+    The steps keep the cut in one place for many turns: the next turn drops the same messages, so its prompt starts with
+    a cached prefix. Up to a quarter of the context is reserved for the answer.
     """
     quarter = max(context // 4, 1)
     answer = quarter if request.max_tokens is None else min(request.max_tokens, quarter)

@@ -1,9 +1,9 @@
-"""The contract between the engine and whatever computes logits.
+"""The interface between the engine and the backends that compute logits.
 
 Two implementations: `models.NativeRunner` (our CPU kernels) and `gpu_offload.LlamaCppRunner`. A runner owns the weights
 and the storage of keys and values, and nothing else: no requests, no sampling, no text. It is not thread-safe; the
-engine's own thread is its only caller. The contract uses plain numbers and arrays, so that implementations need not
-import anything from here.
+engine's own thread is its only caller. The interface uses plain numbers and arrays, so implementations need not import
+anything from here.
 """
 
 import threading
@@ -29,22 +29,22 @@ class Runner(Protocol):
 
     @property
     def info(self) -> RunnerInfo:
-        """What the runner is and can do; the same record always."""
+        """The runner's description and capabilities; always the same record."""
 
     def pages_free(self) -> int:
-        """Pages that can still be taken within the budget."""
+        """Pages that can still be allocated within the budget."""
 
     def page_holders(self) -> NDArray[np.int32]:
-        """How many sequences hold each page, 0 for a free one, about in the order in which pages are first taken.
+        """How many sequences hold each page, 0 for a free one, roughly in the order in which pages are first allocated.
 
-        Pages behind the last entry are free. A copy: it does not change with the storage.
+        Pages after the last entry are free. A copy: it does not change with the storage.
         """
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
-        """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
+        """Pages that appending `tokens` tokens to the sequence would take, including copies of shared pages."""
 
     def create_sequence(self, adapters: AdapterSet = ()) -> int:
-        """Return the handle of a new, empty sequence, to be computed with these LoRA adapters; forks inherit them."""
+        """Return the handle of a new, empty sequence that is computed with these LoRA adapters; forks inherit them."""
 
     def fork_sequence(self, source: int, length: int) -> int:
         """Return a new sequence that shares the first `length` tokens of `source`. Takes no page.
@@ -53,10 +53,10 @@ class Runner(Protocol):
         """
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
-        """Forget all positions from `length` on."""
+        """Remove all positions from `length` on."""
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the handle and the pages that no other sequence shares back."""
+        """Free the handle, and the pages that no other sequence shares."""
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -70,8 +70,8 @@ class Runner(Protocol):
     ) -> NDArray[np.float32]:
         """Append rows to sequences and return the logits of the wanted ones.
 
-        tokens, positions, sequences: one entry per row, at most max_rows. The rows of one sequence stand together, in
-        order, and their positions continue the sequence's length. wanted: indices of rows, ascending.
+        tokens, positions, sequences: one entry per row, at most max_rows. The rows of one sequence are contiguous and
+        in order, and their positions continue from the sequence's length. wanted: indices of rows, ascending.
         Returns float32[len(wanted), vocab_size], valid until the next call. A row's logits do not depend on the other
         rows. Raises before anything is changed if a token, position or sequence is out of range or pages run out.
         """
@@ -80,10 +80,10 @@ class Runner(Protocol):
         """Return the keys and values of positions start..stop-1 in the runner's own format (see info.kv_layout)."""
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
-        """Append what export_kv returned; start must equal the sequence's length. Raises ValueError on a wrong size."""
+        """Append the result of export_kv; start must equal the sequence's length. Raises ValueError on a wrong size."""
 
     def check_integrity(self, sequences: set[int]) -> None:
-        """Raise RuntimeError unless exactly these sequences are alive, and pages and sequences agree."""
+        """Raise RuntimeError unless exactly these sequences exist, and pages and sequences agree."""
 
     def close(self) -> None:
         """Free weights, KV storage and threads. Idempotent."""
@@ -91,7 +91,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """What a Runner has beyond others if a long run of it can be ended early, where `info.can_interrupt` says so."""
+    """Additional interface of a Runner whose run can be interrupted. Only effective if `info.can_interrupt`."""
 
     def run_unless(
         self,
@@ -101,40 +101,40 @@ class Interruptible(Protocol):
         sequences: Sequence[int],
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
-        """Like Runner.run, but give up soon after another thread has set `stop`: None, with nothing changed."""
+        """Like Runner.run, but stop soon after another thread sets `stop`: return None, with nothing changed."""
 
 
 @runtime_checkable
 class DraftsItself(Protocol):
-    """What a Runner has beyond others if the model itself can guess further tokens, where `info.can_draft` says so."""
+    """Additional interface of a Runner whose model can draft by itself. Only effective if `info.can_draft`."""
 
     def follow(self, wanted: Sequence[tuple[int, int, int]]) -> None:
-        """Read what `draft` needs of sequences and was not read yet; `draft` does so, too, where this did not."""
+        """Read the part of the sequences that `draft` needs and has not read yet. Otherwise `draft` reads it."""
 
     def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-        """Guess what comes next in sequences, each once; no sequence changes.
+        """Draft the next tokens of sequences, each listed once; no sequence changes.
 
-        wanted: a sequence, the token that follows what it stores, and at most how many tokens are to follow that one.
+        wanted: a sequence, the token after its stored ones, and the maximum number of tokens to draft after that token.
         A sequence may get fewer, or none.
         """
 
 
 @runtime_checkable
 class KeepsStates(Protocol):
-    """What a Runner has beyond others if layers keep states, which rows need beside keys and values.
+    """Additional interface of a Runner whose layers keep states, which rows need beside keys and values.
 
-    Where a sequence goes on without its state, the rows since the last known one are computed again.
+    If a sequence continues without its state, the rows since the last known state are recomputed.
     """
 
     def export_state(self, sequence: int, length: int) -> bytes:
-        """Return the state behind the first `length` positions; empty where it is not known, or there is none."""
+        """Return the state after the first `length` positions; empty if it is unknown or there is none."""
 
     def import_state(self, sequence: int, data: bytes | memoryview) -> None:
-        """Take what export_state returned for as many positions as are stored. Raises ValueError on a wrong size."""
+        """Set the state that export_state returned for the stored length. Raises ValueError on a wrong size."""
 
 
 class ImageRows(Protocol):
-    """A run of an image's rows. sees_all: they attend to each other in both directions and form one batch."""
+    """A run of an image's rows. sees_all: the rows attend to each other in both directions and form one batch."""
 
     @property
     def ids(self) -> tuple[int, ...]: ...
@@ -158,7 +158,7 @@ class Projector(Protocol):
 
 @runtime_checkable
 class SeesImages(Protocol):
-    """The additional interface of a Runner that reads images. projector: None if the model was loaded without one."""
+    """Additional interface of a Runner that reads images. projector: None if the model was loaded without one."""
 
     @property
     def projector(self) -> Projector | None: ...

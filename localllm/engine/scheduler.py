@@ -1,4 +1,4 @@
-"""What a step computes, and how it is chosen: admission, chunked prefill, decode first, fair turns, preemption."""
+"""Plans each step: admission, chunked prefill, decode first, fair turns, preemption."""
 
 from bisect import insort
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ from localllm.engine.runner import ImageRows, Interruptible, Runner
 from localllm.engine.step_costs import ChunkSize, StepCosts
 from localllm.errors import OutOfMemoryError
 
-# The logits of a step's rows whose log-probabilities are wanted take so much at most.
+# Limit for the logits of a step's scored rows, those of prompts with requested log-probabilities.
 SCORED_BYTES = 32 * 2**20
-# How long a generation may run while others wait for its place.
+# How long a generation may run while others wait for its slot in the batch.
 TURN_S = 2.0
-# A turn lasts this many times as long as computing its KV again would take, where it may have to be.
+# If its KV may be evicted, a turn is extended by this multiple of the time that recomputing the KV would take.
 TURN_PER_PREFILL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens.
+    """The rows of one generation: `count` pending tokens, then drafts; or the rows of an image, which are not tokens.
 
-    scored: of how many of the first rows the log-probabilities are wanted.
+    scored: how many of the first rows need log-probabilities.
     """
 
     generation: Generation
@@ -42,12 +42,12 @@ class PlannedRows:
 class Plan:
     """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows.
 
-    logits: the rows of run's result that belong to each part: those whose log-probabilities are wanted, then its last
-    pending token's and its drafts', which are none while its prompt is unfinished. pages: what all parts take. again:
-    this pass changed what the next can plan, by reading KV from the disk or by preempting, so that another is due even
-    if no row was planned. patient: it may take long, if it is given up as soon as a request comes or is cancelled.
-    decoded and drafted: rows of answers, and of drafts behind them. decodes: all parts are a pending token each.
-    images: some part is one. work: of each part its timeline, whether it decodes, and its rows.
+    logits: the rows of run's result that belong to each part: the scored rows, then the last pending token and the
+    drafts; the latter two only once the prompt is complete. pages: taken by all parts. again: this pass changed what
+    the next one can plan, by reading stored KV or by preempting, so the engine must schedule again even if no row
+    was planned. patient: the step may take long, because it is interrupted as soon as a request arrives or is
+    cancelled. decoded, drafted: rows of answers, and of drafts after them. decodes: each part has one pending token.
+    images: some part is an image. work: each part's timeline, whether it decodes, and its rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Plan:
         return len(self.tokens)
 
     def add(self, part: PlannedRows, pages: int) -> None:
-        """Add rows of a generation that has a runner's sequence, which take this many pages; one part a generation."""
+        """Add rows that take `pages` pages, at most once per generation, which must have a runner's sequence."""
         sequence, start = part.generation.sequence, part.generation.sequence.computed
         assert sequence.handle is not None
         self.pages += pages
@@ -93,7 +93,7 @@ class Plan:
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Share a budget of rows evenly; what one does not need goes to the others."""
+    """Share a budget of rows evenly; rows that one does not need go to the others."""
     shares = [0] * len(wants)
     for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
         shares[index] = min(wants[index], budget // (len(wants) - served))
@@ -104,13 +104,13 @@ def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
 class Scheduler:
     """Admits requests, and plans steps. The engine's thread is the only caller.
 
-    First come, first served within a priority; background requests come last. What one client asks for at once goes
-    into one round of the queue after another, so that others wait for one of its requests and not for all of them
-    (start-time fair queueing). Where requests wait that do not fit beside the running ones, these take turns: one that
-    has run for TURN_S, and has a new token, goes to the end of the queue, so that answers without end do not keep
-    others waiting. Its KV goes to the prefix cache, from where it goes on for free. Only where memory is short may it
-    be evicted; then turns are longer than computing it again takes, so that most of the time is spent on new tokens.
-    The batch stays full, so that turns cost no throughput.
+    First come, first served within a priority; background requests come last. Simultaneous requests of one client go
+    into successive rounds of the queue, so others wait for one of them, not for all (start-time fair queueing).
+
+    If waiting requests do not fit beside the running ones, the running ones take turns. One that has run for TURN_S and
+    has a new token goes to the end of the queue, so endless answers do not starve others. Its KV goes to the prefix
+    cache, so it resumes for free. Only when memory is short may that KV be evicted; then turns last longer than
+    recomputing it would, so most of the time goes to new tokens. The batch stays full, so turns cost no throughput.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Scheduler:
         self._clock = clock
         self._arrivals = count()
         self._order: dict[Generation, tuple[bool, int, int, int]] = {}
-        self._round = 0  # the latest that a generation was admitted from
+        self._round = 0  # the latest round that a generation was admitted from
         self._admitted: dict[Generation, tuple[float, int]] = {}  # when, and how many tokens it had generated
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
@@ -140,7 +140,7 @@ class Scheduler:
         self._most_scored = max(SCORED_BYTES // (4 * runner.info.vocab_size), 1)
 
     def add(self, generation: Generation) -> None:
-        """Put a new generation into the queue, or one whose turn is over behind all others."""
+        """Queue a new generation, or requeue one whose turn is over behind all others."""
         request = generation.request
         rounds = [order[2] for other, order in self._order.items() if other.request.client == request.client != ""]
         place = max([self._round, *rounds]) + 1
@@ -148,7 +148,7 @@ class Scheduler:
         insort(self.waiting, generation, key=self._order.__getitem__)
 
     def remove(self, generation: Generation) -> None:
-        """Forget a generation that has ended, and take its KV back."""
+        """Remove a generation that has ended, and release its KV."""
         del self._order[generation]
         if generation in self.running:
             self._stop(generation)
@@ -179,9 +179,9 @@ class Scheduler:
         return plan
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing.
+        """Learn chunk sizes and the cost of speculation from a step's time. Steps with images are ignored.
 
-        seconds: to compute, to sample and to commit, for drafted rows take their share of each.
+        seconds: to compute, sample and commit, because drafted rows take their share of each.
         """
         if plan.images:
             return
@@ -190,9 +190,9 @@ class Scheduler:
             self.costs.observe(len(plan), seconds)
 
     def _admit(self, behind: set[Generation]) -> None:
-        """Let waiting requests run, in order, while there is room.
+        """Admit waiting requests, in order, while there is room.
 
-        Those whose readers are behind make room, and those whose turn is over.
+        Generations with slow readers, or whose turn is over, make room.
         """
         if not self.waiting:
             return
@@ -215,21 +215,21 @@ class Scheduler:
 
     @property
     def _all_run(self) -> bool:
-        """Whether as many run as may at once."""
+        """Whether the batch is full."""
         return len(self.running) >= self._max_running
 
     def _fits(self, generation: Generation) -> bool:
-        """Whether its pages can be found beside those of the running ones. Cached prefixes can be evicted for it."""
+        """Whether its pages fit beside those of the running ones. Cached prefixes can be evicted for it."""
         needed = self._pages(generation)
         if generation.request.background:
             return needed <= self._runner.pages_free()
         return not self.running or needed + sum(map(self._pages, self.running)) <= self._runner.info.pages_total
 
     def _pages(self, generation: Generation) -> int:
-        return len(generation.sequence.tokens) // self._runner.info.page_size + 2  # the page begun, and one to go on
+        return len(generation.sequence.tokens) // self._runner.info.page_size + 2  # the page in use, and one more
 
     def _turn_for(self, generation: Generation) -> bool:
-        """Let running generations whose turn is over wait again, so that another fits; False if that is not enough."""
+        """Requeue running generations whose turn is over, so that this one fits; False if that is not enough."""
         if generation.request.background:
             return False
         now, rank = self._clock(), self._order[generation][:2]
@@ -248,7 +248,7 @@ class Scheduler:
         return True
 
     def _is_over(self, generation: Generation, now: float, short: bool) -> bool:
-        """Whether a running generation's turn is over. short: its KV may be evicted when it waits."""
+        """Whether a running generation's turn is over. short: its KV may be evicted while it waits."""
         since, generated = self._admitted[generation]
         again = self.chunk.seconds(generation.sequence.computed) if short else 0.0
         return generation.generated > generated and now - since >= TURN_S + TURN_PER_PREFILL * again
@@ -267,7 +267,7 @@ class Scheduler:
 
     def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
         for generation, drafts in zip(decoding, self._drafts(decoding), strict=True):
-            if generation.sequence.handle is None:  # preempted for an earlier one in this very step
+            if generation.sequence.handle is None:  # preempted for an earlier one in this step
                 continue
             room = self._runner.info.max_rows - len(plan) - 1
             if room < 0:
@@ -278,7 +278,7 @@ class Scheduler:
                 pass
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
-        """What each generation may go on with; a model drafts where prompt lookup finds nothing."""
+        """A draft for each generation: by prompt lookup, or by a model if the lookup finds nothing."""
         can_truncate = self._runner.info.can_truncate
         if not can_truncate or not (self._drafter or any(each.speculation.knows_more for each in decoding)):
             return [[] for _ in decoding]
@@ -308,7 +308,7 @@ class Scheduler:
         alone = len(self.running) + len(self.waiting) == 1
         plan.patient = alone and self._patient and prefilling[0].request.time_limit_s is None
         if plan.patient:
-            # An image takes its step all the same.
+            # An image is added to the step anyway.
             rows = self.chunk.rows_patient(max(self._kv.rows_ahead(prefilling[0].sequence), 1))
         else:
             rows = self.chunk.rows_alone if alone else self.chunk.rows
@@ -337,7 +337,7 @@ class Scheduler:
                     scored += rows if scores else 0
 
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
-        """Add rows if their pages, beside those of the rows already planned, can be found."""
+        """Add rows if there are pages for them beside the rows already planned; return whether there are."""
         sequence = part.generation.sequence
         assert sequence.handle is not None
         needed = self._runner.pages_needed(sequence.handle, len(part))
@@ -347,7 +347,7 @@ class Scheduler:
         return True
 
     def _preempt(self, plan: Plan) -> Generation:
-        """Let the last in order wait again, or fail if it is the only one; return it."""
+        """Requeue the last running generation, or fail it if it is the only one; return it."""
         plan.again = True
         generation = self.running[-1]
         if self.running == [generation]:
@@ -362,7 +362,7 @@ class Scheduler:
         return generation
 
     def _requeue(self, generation: Generation, at_the_end: bool = False) -> None:
-        """Let a running one wait again, in its old place of the queue, or behind all of its priority."""
+        """Move a running generation back to its old place in the queue, or behind all of its priority."""
         self._stop(generation)
         if at_the_end:
             self.add(generation)
@@ -370,7 +370,7 @@ class Scheduler:
             insort(self.waiting, generation, key=self._order.__getitem__)
 
     def _stop(self, generation: Generation) -> None:
-        """Take a generation out of the running ones. Its KV stays in the cache unless the pages are needed."""
+        """Remove a generation from the running ones. Its KV stays in the cache until the pages are needed."""
         self.running.remove(generation)
         del self._admitted[generation]
         self._kv.release(generation.sequence)

@@ -1,13 +1,13 @@
-"""A segment of the disk tier as a file: whose KV it has, the KV, and the state behind its last token, if it has that.
+"""The file of a disk-tier segment: its token ids, their KV, and optionally the state after the last token.
 
     magic, number of tokens, bytes of KV, bytes of the state    little-endian
-    token ids                                                   int32 each, from the conversation's first one on
+    token ids                                                   int32 each, from the conversation's first on
     KV
-    checksum of all that                                        4 bytes
-    the state and its checksum, where there is one
+    checksum of the above                                       4 bytes
+    the state and its checksum, if there is one
 
-So KV is read without the state, which may be larger. Checksums are CRC-32: against damage, not against who may write
-there, who could do worse.
+So KV is read without the state, which may be larger. Checksums are CRC-32: they detect damage, not an attacker, who
+could do worse with write access.
 """
 
 import mmap
@@ -30,7 +30,7 @@ _CHECKSUM = 4
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment's file says of itself. state_bytes: 0 for none."""
+    """The contents of a segment file's header, and its token ids. state_bytes: 0 for none."""
 
     tokens: list[int]
     kv_bytes: int
@@ -38,11 +38,11 @@ class SegmentHeader(NamedTuple):
 
 
 class DamagedSegmentError(Exception):
-    """A checksum is wrong, or the file has become shorter."""
+    """A checksum is wrong, or the file was truncated."""
 
 
 def read_header(path: Path) -> SegmentHeader | None:
-    """The header of a segment's file, None if it is gone or not one."""
+    """A segment file's header; None if the file is missing or not a segment."""
     try:
         with _opened(path) as file:
             start = file.read(_HEADER.size)
@@ -59,18 +59,18 @@ def read_header(path: Path) -> SegmentHeader | None:
 
 
 def read_kv(path: Path, tokens: int, kv_bytes: int) -> memoryview:
-    """A segment's KV. Raises OSError, and DamagedSegmentError."""
+    """A segment's KV. Raises OSError or DamagedSegmentError."""
     before = _HEADER.size + 4 * tokens
     return _checked(path, 0, before + kv_bytes)[before:]
 
 
 def read_state(path: Path, tokens: int, kv_bytes: int, state_bytes: int) -> memoryview:
-    """The state behind a segment's last token. Raises OSError, and DamagedSegmentError."""
+    """The state after a segment's last token. Raises OSError or DamagedSegmentError."""
     return _checked(path, _HEADER.size + 4 * tokens + kv_bytes + _CHECKSUM, state_bytes)
 
 
 def write_segment(path: Path, tokens: Sequence[int], kv: bytes, state: bytes) -> None:
-    """Write a segment's file, whole or not at all. Raises OSError."""
+    """Write a segment's file atomically. Raises OSError."""
     header = _HEADER.pack(_MAGIC, len(tokens), len(kv), len(state)) + np.array(tokens, "<i4").tobytes()
     parts = [header, kv, _checksum(header, kv)]
     if state:
@@ -79,8 +79,8 @@ def write_segment(path: Path, tokens: Sequence[int], kv: bytes, state: bytes) ->
 
 
 def _checked(path: Path, start: int, size: int) -> memoryview:
-    """Bytes of a file that their checksum follows."""
-    # np.empty asks for huge pages, which Linux may have to make first: that takes longer than reading.
+    """Read `size` bytes and verify the checksum that follows them."""
+    # np.empty requests huge pages, which Linux may have to assemble first: that takes longer than reading.
     data = memoryview(mmap.mmap(-1, size + _CHECKSUM))
     with _opened(path) as file:
         file.seek(start)
@@ -91,7 +91,7 @@ def _checked(path: Path, start: int, size: int) -> memoryview:
 
 
 def _opened(path: Path) -> BufferedReader:
-    """A segment's file for reading. Raises OSError also for what is no regular file, without waiting for a pipe."""
+    """Open a segment's file. Raises OSError, also if it is not a regular file; never blocks on a pipe."""
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

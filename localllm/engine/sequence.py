@@ -1,7 +1,7 @@
-"""The tokens of one generation: with whom keys and values are shared, where images are, and how far they are computed.
+"""The tokens of one generation: who shares their KV, which of them are images, and how many are computed.
 
 In a prompt's tokens an image is a run of ids far above the vocabulary, derived from a digest of its content, so that
-the prefix cache works for images as for text. Such a run is computed, reused and evicted as a whole.
+the prefix cache works for images as for text. A run is computed and reused as a whole.
 """
 
 import math
@@ -14,7 +14,7 @@ from localllm.settings import LARGEST_LORA_WEIGHT
 
 
 class KeySpace(NamedTuple):
-    """Requests of one space share keys and values of common prefixes. Those of different spaces never do."""
+    """Requests of one space share the KV of common prefixes. Requests of different spaces never do."""
 
     adapters: AdapterSet = ()
     namespace: str = ""
@@ -28,11 +28,11 @@ class ImageSpans:
         self._spans = [(at, at + len(rows[tokens[at]].ids), rows[tokens[at]]) for at in starts]
 
     def at(self, index: int) -> ImageRows | None:
-        """The image that starts at an index, if any."""
+        """The image that starts at an index, or None."""
         return next((rows for start, _, rows in self._spans if start == index), None)
 
     def text_end(self, index: int, length: int) -> int:
-        """The end of the text from an index on: the next image, or `length`."""
+        """The end of the text that starts at an index: the start of the next image, or `length`."""
         return min([start for start, _, _ in self._spans if start >= index], default=length)
 
     def whole(self, length: int) -> int:
@@ -40,7 +40,7 @@ class ImageSpans:
         return next((start for start, stop, _ in self._spans if start < length < stop), length)
 
     def without(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that are text."""
+        """The text tokens."""
         text: list[int] = []
         at = 0
         for start, stop, _ in self._spans:
@@ -50,12 +50,12 @@ class ImageSpans:
 
 
 class TokenSequence:
-    """A prompt and what was generated after it.
+    """A prompt and the tokens generated after it.
 
-    The runner's sequence `handle`, None while there is none, stores the first `computed` tokens. Decoding is the case
-    of one pending token, prefill that of many. space: with whom keys and values are shared. background, persist and
-    trunk are those of the request. from_memory, from_disk: tokens of the prompt whose KV was known in memory, and on
-    disk. reusable: how many first tokens may come from a known prefix, where logits of the others are wanted.
+    The runner's sequence `handle` (None while there is none) stores the first `computed` tokens. Decoding is the case
+    of one pending token, prefill that of many. space: requests in it share KV. background, persist and trunk are the
+    request's. from_memory, from_disk: prompt tokens whose KV was reused from memory, and from disk. reusable: how many
+    first tokens may be reused, if the logits of the others are needed; else None.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class TokenSequence:
 
     @property
     def pending(self) -> int:
-        """Tokens whose KV is not stored yet; 1 while decoding."""
+        """Number of tokens whose KV is not stored yet; 1 while decoding."""
         return len(self.tokens) - self.computed
 
     def attach(self, handle: int, computed: int) -> None:
-        """Take a runner's sequence that already stores the first `computed` tokens."""
+        """Attach a runner's sequence that already stores the first `computed` tokens."""
         self.handle, self.computed = handle, computed
         if self.from_memory is None:
             self.from_memory = computed
 
     def detach(self) -> int | None:
-        """Give the runner's sequence away."""
+        """Detach the runner's sequence and return it."""
         handle, self.handle = self.handle, None
         return handle
 
     def restored(self, length: int, from_disk: bool) -> None:
-        """Note that the runner's sequence was filled up to `length` tokens, from the disk or from copies in memory."""
+        """Record that the runner's sequence was filled up to `length` tokens, from the disk or copies in memory."""
         gained, self.computed = length - self.computed, length
         if len(self.tokens) == self._prompt and from_disk:
             self.from_disk += gained
@@ -105,24 +105,24 @@ class TokenSequence:
             self.from_memory = (self.from_memory or 0) + gained
 
     def advance(self, rows: int) -> None:
-        """Note that the next rows were computed; some may be drafts, which are not among the tokens yet."""
+        """Record that the next rows were computed; some may be drafts, which are not among the tokens yet."""
         self.computed += rows
 
     def cut(self, length: int) -> None:
-        """Note that the runner's sequence was cut to `length` tokens."""
+        """Record that the runner's sequence was truncated to `length` tokens."""
         self.computed = length
 
     def append(self, token_id: int) -> None:
-        """Go on with a token, whose KV is not computed yet."""
+        """Append a token, whose KV is not computed yet."""
         self.tokens.append(token_id)
 
     def replace(self, tokens: list[int]) -> None:
-        """Go on with other tokens, of which nothing is computed; the runner's sequence has been given away."""
+        """Continue with other tokens, none of them computed. The runner's sequence must be detached."""
         self.tokens, self.computed, self.trunk = tokens, 0, 0
 
 
 def text_of_prompt(prompt: Sequence[int], rows: Mapping[int, ImageRows]) -> list[int]:
-    """The tokens of a prompt that are text. Raises RequestError for incomplete images, and an image at the end."""
+    """The text tokens of a prompt. Raises RequestError for an incomplete image, or one at the end."""
     spans = ImageSpans(prompt, rows)
     for at, token in enumerate(prompt):
         if token in rows and tuple(prompt[at : at + len(rows[token].ids)]) != rows[token].ids:
@@ -133,7 +133,7 @@ def text_of_prompt(prompt: Sequence[int], rows: Mapping[int, ImageRows]) -> list
 
 
 def adapter_set(chosen: Sequence[tuple[int, float]], count: int) -> AdapterSet:
-    """Order what a request chose of `count` adapters. Raises RequestError for unknown numbers and unusable weights."""
+    """Sort a request's choice of `count` adapters. Raises RequestError for unknown or repeated ones and bad weights."""
     weights = dict(chosen)
     if len(weights) < len(chosen):
         raise RequestError("An adapter is named twice.")

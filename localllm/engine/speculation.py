@@ -1,7 +1,7 @@
-"""Speculative decoding: what may come next, and how many tokens of it are worth checking.
+"""Speculative decoding: prompt lookup, and the choice of draft lengths.
 
-Prompt lookup needs no second model: what followed the same words before probably follows them again. How many tokens
-are drafted follows from what steps cost and from how often drafts were right.
+Prompt lookup needs no second model: the tokens that followed the same text before probably follow it again. The draft
+length depends on step costs and on the acceptance rate.
 """
 
 import math
@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from localllm.engine.step_costs import StepCosts
 
 MAX_DRAFT = 15
-# A gain below this is not worth the risk that the measure is off.
+# A smaller gain is not worth the risk of a wrong measurement.
 LEAST_GAIN = 1.05
 NGRAM = 3
 
 
 class DraftLength:
-    """How long the next draft for one request should be; `chance` says how likely its guesses are."""
+    """Chooses the length of the next draft from the acceptance probabilities that `chance` estimates."""
 
     FORGET = 0.9
 
     def chance(self, at: int) -> float:
-        """Estimated probability that the guess at this place of a draft is right if all before it are."""
+        """Estimated probability that the draft's token `at` is accepted if all before it are."""
         raise NotImplementedError
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft, 0 to `limit`: the number that promises most tokens per second.
+        """Tokens to draft, 0 to `limit`: the number with the most expected tokens per second.
 
-        drafting_s: time that drafting one token takes. others: rows that the step has anyway.
+        drafting_s: time to draft one token. others: rows that the step has anyway.
         """
         plain = 1 / costs.seconds(others + 1)
         best, best_gain = 0, LEAST_GAIN
@@ -36,7 +36,7 @@ class DraftLength:
         for count in range(1, most + 1):
             likely *= self.chance(count - 1)
             expected += likely
-            if expected + likely * (most - count) <= best_gain:  # no number of rows is free
+            if expected + likely * (most - count) <= best_gain:  # no longer draft can win, even if its rows were free
                 break
             gain = expected / (costs.seconds(others + 1 + count) + count * drafting_s) / plain
             if gain > best_gain:
@@ -45,41 +45,41 @@ class DraftLength:
 
 
 class ModelDraftLength(DraftLength):
-    """How long the next draft of a model should be, for all requests that it drafts for.
+    """Chooses the length of a model's next draft, for all requests that it drafts for.
 
-    Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
-    was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
-    that what trials take is at most TRIALS of the time, and HOPE times as often after a right guess. Between trials
-    nothing is weighed again, unless rows become fewer or drafts may be longer. reading_s: what trials take beside
-    drafting, for a text that the model must read first.
+    Later tokens of a draft are accepted less often than the first, so each position has its own statistics; a position
+    never reached has those of the one before it. When no draft pays, one token is tried now and then: trials take at
+    most TRIALS of the time, and HOPE times as much after an accepted one. Between trials the choice is not
+    reconsidered, unless the step has fewer rows or drafts may be longer. reading_s: time of a trial beside drafting, to
+    read text that is new to the model.
     """
 
     FORGET = 0.85
     TRIALS = 0.005
     HOPE = 8
     LONGEST_PAUSE = 1024  # tokens
-    _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
+    _FIRST, _GUESSES = 0.75, 2.0  # the first position's initial chance; each one's initial weight
 
     def __init__(self) -> None:
-        self._seen: list[list[float]] = []  # right and wrong guesses of each place that was reached
+        self._seen: list[list[float]] = []  # accepted and rejected tokens of each position reached
         self.reading_s = 0.0
         self._pause = 0
-        self._paused_at = 0, 0  # other rows, and the limit
+        self._paused_at = 0, 0  # the step's other rows, and the limit
         self._tries = self._hopes = False
 
     def chance(self, at: int) -> float:
-        """Estimated probability that the guess at this place of a draft is right if all before it are."""
+        """Estimated probability that the draft's token `at` is accepted if all before it are."""
         if not self._seen:
             return self._FIRST
         right, wrong = self._seen[min(at, len(self._seen) - 1)]
         return right / (right + wrong)
 
     def token(self) -> None:
-        """Note that a token was generated."""
+        """Record that a token was generated."""
         self._pause -= self._pause > 0
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft; where none pays, none during a pause, and then one."""
+        """Tokens to draft. If no draft pays: none during a pause, and then one."""
         if limit <= 0 or (self._pause and others >= self._paused_at[0] and limit <= self._paused_at[1]):
             return 0
         if best := super().choose(limit, costs, drafting_s, others):
@@ -91,7 +91,7 @@ class ModelDraftLength(DraftLength):
         if tries:
             return 1
         plain = costs.seconds(others + 1)
-        row = max(costs.seconds(others + 2) - plain, costs.PRIOR * plain)  # few measures may make it look free
+        row = max(costs.seconds(others + 2) - plain, costs.PRIOR * plain)  # with few measurements it may look free
         share = self.TRIALS * (self.HOPE if self._hopes else 1)
         steps = math.ceil((row + drafting_s + self.reading_s) / plain / share) if plain > 0 else 0
         self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
@@ -111,13 +111,13 @@ class ModelDraftLength(DraftLength):
 
 
 class LookupLength(DraftLength):
-    """How long the next draft by prompt lookup should be.
+    """Chooses the length of the next draft by prompt lookup.
 
-    What a lookup would have guessed is known for every token, whether it was drafted or not. So nothing need be tried,
-    and the chances are those of guesses after as many right ones in a row: text that is copied goes on being copied.
+    The lookup's guess is known for every token, whether it was drafted or not. So no trials are needed. Chances depend
+    on the current streak of right guesses, because text that is being copied usually continues to be copied.
     """
 
-    # Right guesses in a row that begin a class, and what its guesses are taken to have been before any was seen.
+    # For each class: the streak at which it starts, and initial counts of right and wrong guesses.
     CLASSES = ((0, 1.0, 1.0), (1, 1.2, 0.8), (4, 1.8, 0.2), (8, 1.9, 0.1))
 
     def __init__(self) -> None:
@@ -125,12 +125,12 @@ class LookupLength(DraftLength):
         self._seen = [[right, wrong] for _, right, wrong in self.CLASSES]
 
     def chance(self, at: int) -> float:
-        """Estimated probability that the guess at this place of a draft is right if all before it are."""
+        """Estimated probability that the draft's token `at` is accepted if all before it are."""
         right, wrong = self._class(self._streak + at)
         return right / (right + wrong)
 
     def guessed(self, right: bool) -> None:
-        """Learn from what the lookup said about a token that has come."""
+        """Learn whether the lookup's guess for a generated token was right."""
         seen = self._class(self._streak)
         seen[:] = [seen[0] * self.FORGET + right, seen[1] * self.FORGET + (not right)]
         self._streak = self._streak + 1 if right else 0
@@ -140,9 +140,9 @@ class LookupLength(DraftLength):
 
 
 class PromptLookup:
-    """Finds the tokens that followed the last NGRAM tokens where they occurred last in the prompt or the output.
+    """Finds the tokens that followed the latest earlier occurrence of the last NGRAM tokens, in prompt or output.
 
-    Where that was right, it goes on from there: the more tokens agree, the better the place.
+    While its guesses are right it stays at that occurrence: the longer the match, the better the guesses.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -154,11 +154,11 @@ class PromptLookup:
 
     @property
     def found(self) -> bool:
-        """Whether the last tokens occurred before."""
+        """Whether the last tokens occur earlier in the text."""
         return self._next is not None
 
     def append(self, token_id: int) -> bool | None:
-        """Add a token to what is searched; return whether it was the expected one, None if none was expected."""
+        """Add a token to the searched text; return whether it was the expected one, None if none was expected."""
         end, expected = len(self._tokens), self._next
         if end >= NGRAM:
             self._after[tuple(self._tokens[end - NGRAM : end])] = end
@@ -168,7 +168,7 @@ class PromptLookup:
         return right
 
     def draft(self, length: int) -> list[int]:
-        """Return up to `length` tokens that may come next; often none."""
+        """Return up to `length` guesses of the next tokens; often none."""
         return [] if self._next is None else self._tokens[self._next : self._next + length]
 
     def _found(self) -> int | None:
@@ -176,7 +176,7 @@ class PromptLookup:
 
 
 class Speculation:
-    """What one request drafts: from its own text by prompt lookup, else from a model.
+    """One request's drafts: from its own text by prompt lookup, else from a model.
 
     drafted and accepted count tokens.
     """
@@ -189,11 +189,11 @@ class Speculation:
 
     @property
     def knows_more(self) -> bool:
-        """Whether `look_up` has something to go on with."""
+        """Whether `look_up` can draft."""
         return self._lookup.found
 
     def look_up(self, limit: int, costs: StepCosts, others: int) -> list[int]:
-        """Draft up to `limit` tokens that followed the same ones before; others: further rows of the step."""
+        """Draft up to `limit` tokens by prompt lookup. others: further rows of the step."""
         self._by_model = None
         if not self._lookup.found:
             return []
@@ -202,12 +202,12 @@ class Speculation:
     def wanted_of_model(
         self, length: ModelDraftLength, limit: int, costs: StepCosts, token_s: float, others: int
     ) -> int:
-        """How many tokens a model should draft that takes token_s for each; for where `look_up` gave none."""
+        """How many tokens a model should draft if `look_up` gave none. token_s: its time per drafted token."""
         self._by_model = length
         return length.choose(limit, costs, token_s, others)
 
     def token(self, token_id: int) -> None:
-        """Note a token that has come."""
+        """Record a generated token."""
         expected = self._lookup.append(token_id)
         if expected is not None:
             self._lookup_length.guessed(expected)
@@ -215,12 +215,12 @@ class Speculation:
             self._by_model.token()
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens of the latest draft were right."""
+        """Record how many tokens of the latest draft were accepted."""
         if self._by_model:
             self._by_model.observe(drafted, accepted)
         self.drafted += drafted
         self.accepted += accepted
 
     def restart(self, text: Sequence[int]) -> None:
-        """Go on with another text."""
+        """Continue with another text."""
         self._lookup = PromptLookup(text)

@@ -1,4 +1,4 @@
-"""From the prefix cache to copies in main memory and to the disk, in the background: a segment at a time."""
+"""Copies cached prefixes to main memory and to the disk in the background, a segment at a time."""
 
 import queue
 import threading
@@ -13,20 +13,20 @@ from localllm.engine.runner import KeepsStates, Runner
 from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import StateCache
 
-# Prefilling less than this is not worth a file, or a copy in main memory.
+# Fewer tokens than this are not worth a file, or a copy in main memory.
 LEAST_TOKENS, LEAST_COPIED = 64, 16
-# Prefixes that may wait for the digest of the model's files; beyond, the oldest are left out.
+# Maximum prefixes in each queue, such as the one that waits for the model files' digest; the oldest are dropped.
 MOST_WAITING = 1024
-# How long closing waits at most for that digest, without which nothing can be written.
+# How long closing waits for that digest, without which nothing can be written.
 DIGEST_S = 2.0
 
 
 @dataclass(slots=True)
 class _Prefix:
-    """A prefix that is due: in main memory, and on disk where one is given.
+    """A prefix to copy to main memory, and to `disk` unless None.
 
-    trunk: how many of its tokens are one. segments: (start, stop, is copied, goes to the disk) that are still to be
-    exported, None until looked up.
+    trunk: how many of its tokens are a trunk. segments: still to be exported, each (start, stop, goes to main memory,
+    goes to the disk); None until looked up.
     """
 
     space: KeySpace
@@ -37,9 +37,9 @@ class _Prefix:
 
 
 class Spiller:
-    """Exports kept prefixes on the engine's thread, copies them, and has another thread write them to the disk.
+    """Exports cached prefixes on the engine's thread, copies them, and writes them to the disk on another thread.
 
-    What has been evicted before its turn comes is left out. copies: None for runners without copies.
+    Skips prefixes that are evicted before their turn. copies: None for runners without copies.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Spiller:
         self._thread.start()
 
     def later(self, space: KeySpace, tokens: Sequence[int], disk: DiskCache | None, trunk: int = 0) -> None:
-        """Remember a prefix that is to be copied, and to be on disk where one is given; `trunk` tokens of it pinned."""
+        """Queue a prefix to be copied, and written to `disk` unless None, with its first `trunk` tokens pinned."""
         if disk is not None and (not disk.enabled or len(tokens) < LEAST_TOKENS):
             disk = None
         if disk is not None and not disk.ready:
@@ -70,7 +70,7 @@ class Spiller:
             self._prefixes.append(_Prefix(space, list(tokens), disk, trunk))
 
     def spill(self, wait: bool = False) -> bool:
-        """Export one segment; False if there is none or, unless told to wait, if the writer is behind."""
+        """Export one segment; False if there is none, or if the writer is behind and `wait` is False."""
         while self._undigested and (self._undigested[0].disk is None or self._undigested[0].disk.ready):
             self._prefixes.append(self._undigested.popleft())
         while self._prefixes:
@@ -95,7 +95,7 @@ class Spiller:
         return False
 
     def close(self) -> None:
-        """Write all that is due, then end the thread."""
+        """Finish all disk writes, then end the thread."""
         self._copies = None
         if self._undigested and self._undigested[0].disk is not None:
             self._undigested[0].disk.wait(DIGEST_S)
@@ -105,7 +105,7 @@ class Spiller:
         self._thread.join()
 
     def _state(self, prefix: _Prefix, sequence: int, stop: int) -> bytes:
-        """The state at the end of a segment that goes to the disk, where one is kept: at ends, and now and then."""
+        """The state to store after a segment, at ends and at STATE_TOKENS' divisors and multiples; else empty."""
         ends = len(prefix.tokens), prefix.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
         between = stop % STATE_TOKENS == 0 or STATE_TOKENS % stop == 0
         if isinstance(self._runner, KeepsStates) and (between or stop in ends):
@@ -121,7 +121,7 @@ class Spiller:
             prefix.disk.pin(trunk)
 
     def _due(self, prefix: _Prefix) -> deque[tuple[int, int, bool, bool]]:
-        """The segments of a prefix that are still to be exported; found out when its turn comes."""
+        """The segments of a prefix still to be exported; looked up when its turn comes."""
         copies = self._copies if len(prefix.tokens) >= LEAST_COPIED else None
         disk = prefix.disk if prefix.disk is not None and prefix.disk.enabled else None
         if prefix.segments is None:

@@ -1,4 +1,4 @@
-"""States that cannot be cut, of recurrent and hybrid models: kept whole, and found by the tokens that led to them."""
+"""Cache of states that cannot be truncated (recurrent, hybrid models): kept whole, found by their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from localllm.engine.prefix_cache import TRUNK_SHARE
 from localllm.engine.runner import Runner
 from localllm.engine.sequence import KeySpace
 
-# The last tokens of a prompt are often written otherwise in the next turn, such as the beginning of the answer.
+# The last tokens of a prompt often differ in the next turn, such as the start of the answer.
 TAIL_TOKENS = 16
-# A long prompt is marked this often at most, so that an edit of an early message does not cost all of it.
+# The maximum number of marks in a long prompt. They keep an edit of an early message from recomputing everything.
 MARKS = 4
 LEAST_BETWEEN = 512
 
 
 def mark_places(length: int, trunk: int = 0) -> list[int]:
-    """Where the state of a prompt of this many tokens, and its trunk's, is to be kept while computed, ascending."""
+    """Where to keep the state of a prompt of `length` tokens, and of its trunk, during prefill; ascending."""
     step = max(length // MARKS // LEAST_BETWEEN + 1, 1) * LEAST_BETWEEN
     last = length - TAIL_TOKENS
     places = [*range(step, last, step), last] if last > TAIL_TOKENS else []
@@ -25,7 +25,7 @@ def mark_places(length: int, trunk: int = 0) -> list[int]:
 
 @dataclass(eq=False, slots=True)
 class _State:
-    """A sequence of the runner, and the tokens that it stores."""
+    """A runner's sequence, and the tokens that it stores."""
 
     space: KeySpace
     tokens: list[int]
@@ -35,9 +35,9 @@ class _State:
 
 
 class StateCache:
-    """Takes the place of a PrefixCache for a runner whose sequences are of use whole or not at all.
+    """Replaces PrefixCache for a runner whose sequences are only usable whole.
 
-    A state that another continues goes before one that none does, the least recently used first; trunks go last. Not
+    Evicts states that another one continues before the others, each the least recently used first, and trunks last. Not
     thread-safe: the engine's thread is the only caller.
     """
 
@@ -48,16 +48,16 @@ class StateCache:
         self.evicted_tokens = 0
 
     def __len__(self) -> int:
-        """Number of states kept, one sequence each."""
+        """Number of cached states, one sequence each."""
         return len(self._states)
 
     @property
     def tokens(self) -> int:
-        """Tokens behind all states."""
+        """Tokens of all states."""
         return sum(len(state.tokens) for state in self._states)
 
     def match(self, space: KeySpace, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens the longest state of use holds. Changes nothing."""
+        """Return how many leading tokens the longest usable state holds. Changes nothing."""
         leading = (state for state in self._of(space) if list(tokens[: len(state.tokens)]) == state.tokens)
         return max((len(state.tokens) for state in leading), default=0)
 
@@ -69,12 +69,12 @@ class StateCache:
         return self._runner.fork_sequence(state.sequence, length)
 
     def holder(self, space: KeySpace, tokens: Sequence[int]) -> int | None:
-        """Return the sequence that holds exactly these tokens, or None. It stays the cache's."""
+        """Return the sequence that holds exactly these tokens, or None. The cache still owns it."""
         state = self._exact(space, tokens)
         return state.sequence if state else None
 
     def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
-        """Take over a sequence that holds exactly these tokens; it is freed at once if they are kept, or none."""
+        """Take over a sequence that holds exactly these tokens; free it if they are cached already or empty."""
         state = self._exact(space, tokens)
         if state or not tokens:
             self._runner.free_sequence(sequence)
@@ -85,7 +85,7 @@ class StateCache:
             self._touch(state)
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Make a state that is kept a trunk; beyond their share of sequences the least recently used cease to be."""
+        """Pin a cached state as a trunk; over the limit for trunks, unpin the least recently used."""
         if state := self._exact(space, tokens):
             state.trunk = True
             self._touch(state)
@@ -94,7 +94,7 @@ class StateCache:
             old.trunk = False
 
     def evict(self, pages: int) -> bool:
-        """Forget one state, however many pages are wanted; False if none is left."""
+        """Remove one state, whatever `pages` is; False if none is left."""
         if not self._states:
             return False
         state = min(self._states, key=lambda state: (state.trunk, not self._is_continued(state), state.last_used))
@@ -104,11 +104,11 @@ class StateCache:
         return True
 
     def drop_oldest(self) -> bool:
-        """Give one sequence handle back; False if no state is left."""
+        """Free one sequence handle; False if no state is left."""
         return self.evict(0)
 
     def check_integrity(self) -> set[int]:
-        """Raise RuntimeError where the bookkeeping is wrong, and return the sequences owned."""
+        """Return the sequences owned. Raises RuntimeError if the bookkeeping is inconsistent."""
         owned = {state.sequence for state in self._states}
         kept = {(state.space, tuple(state.tokens)) for state in self._states}
         if not len(owned) == len(self._states) == len(kept):
@@ -119,7 +119,7 @@ class StateCache:
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
-        """The states for people to look at, the shortest first."""
+        """The states for display, shortest first."""
         ordered = sorted(self._states, key=lambda state: len(state.tokens))
         return tuple(PrefixView(0, len(state.tokens), 1, state.last_used) for state in ordered)
 

@@ -1,14 +1,14 @@
-"""What steps cost, learned from their times: how many rows of prompts one may have, what each decoding row adds."""
+"""Learns from step times how many prompt rows a step may have, and the cost of a decoding step by its rows."""
 
 from bisect import bisect_left, insort
 
 
 class ChunkSize:
-    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
+    """How many rows a step may have so that it takes about TARGET_S; learned from step times.
 
-    A prompt that is alone may take ALONE_S: only cancelling it, or a new request, waits for the step, and long steps
-    read the weights less often. Neither may wait longer than a quarter of a second, unless the step can be given up for
-    them: then its work is lost, so that it may take PATIENT_S.
+    A prompt that runs alone may take ALONE_S per step, because long steps read the weights less often, and only a
+    cancellation or a new request waits for the step. Neither may wait longer than a quarter of a second. A step that
+    they can interrupt may take PATIENT_S, not longer, because interrupting it loses its work.
     """
 
     TARGET_S = 0.15
@@ -16,7 +16,7 @@ class ChunkSize:
     PATIENT_S = 3.0
     SMALLEST = 16
     LEAST_PATIENT = 128
-    WHOLE_TILES = 64  # rows whose attention llama.cpp computes together; fewer cost as much as all behind a long prefix
+    WHOLE_TILES = 64  # rows whose attention llama.cpp computes together; after a long prefix, fewer cost as much as all
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
@@ -29,13 +29,13 @@ class ChunkSize:
 
     @property
     def rows_alone(self) -> int:
-        """Rows of the next step where there is no other request."""
+        """Rows of the next step if there is no other request."""
         return self._rows_in(self.ALONE_S)
 
     def rows_patient(self, ahead: int) -> int:
-        """Rows of the next step where there is no other request and it can be given up; ahead: rows still to compute.
+        """Rows of the next step if there is no other request and it can be interrupted. ahead: rows still to compute.
 
-        They are shared out evenly: a step of the few that are left over would take as long as one of many.
+        Steps share the rows evenly, because a last step of few rows would take as long as one of many.
         """
         most = max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
         share = -(-ahead // max(-(-ahead // most), 1))
@@ -45,29 +45,29 @@ class ChunkSize:
         return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)
 
     def seconds(self, rows: int) -> float:
-        """How long computing this many rows should take; 0 until anything was measured."""
+        """Estimated time to compute `rows` rows; 0 before the first measurement."""
         return rows / self._rows_per_s if self._rows_per_s else 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step. Small ones tell little: their time is that of reading the weights."""
+        """Learn from a step. Ignores small ones, whose time is that of reading the weights."""
         if rows >= self.SMALLEST:
             measured = rows / max(seconds, 1e-6)
             self._rows_per_s = (self._rows_per_s + measured) / 2 if self._rows_per_s else measured
 
 
 class StepCosts:
-    """What a decoding step costs by its number of rows, learned from the steps' own times.
+    """The cost of a decoding step by its number of rows, learned from step times.
 
-    Costs do not grow evenly: rows are computed in tiles, and one more may cost nothing, or a tile. What was not
-    measured is interpolated between its neighbours, and beyond them rows cost what PRIOR says. Old measures fade, so
-    that changes of the machine's load are followed, and numbers of rows that did not pay are tried again.
+    Costs do not grow evenly: rows are computed in tiles, so one more may cost nothing, or a tile. Unmeasured row counts
+    are interpolated between their neighbours; beyond the measured range, PRIOR applies. Old measurements fade, so
+    estimates follow the machine's load, and row counts that did not pay are tried again.
     """
 
     LARGEST = 32
-    PRIOR = 0.1  # a row's share of a step of one, until steps have shown another
-    TRUST = 0.5  # measures that the neighbours' line counts as much as
-    MOST = 8.0  # measures that are remembered at most
-    FADES = 0.99  # what a step leaves of the weight of older ones
+    PRIOR = 0.1  # cost of a further row relative to a step of one row, until measured
+    TRUST = 0.5  # weight of the interpolation, in measurements
+    MOST = 8.0  # maximum weight of past measurements
+    FADES = 0.99  # factor by which each step reduces the weight of older ones
 
     def __init__(self) -> None:
         self._steps = 0
@@ -77,13 +77,13 @@ class StepCosts:
         self._noted = [0] * (self.LARGEST + 1)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step that only decoded. Large ones are never looked up."""
+        """Learn from a step that only decoded. Ignores large ones, which are never looked up."""
         if rows > self.LARGEST:
             return
         self._steps += 1
         weight = self._weight(rows)
         if weight > 1:
-            seconds = min(seconds, 3 * self._means[rows])  # another process had the processor
+            seconds = min(seconds, 3 * self._means[rows])  # another process may have had the processor
         elif not self._weights[rows]:
             insort(self._measured, rows)
         self._means[rows] = (self._means[rows] * weight + seconds) / (weight + 1)
@@ -91,7 +91,7 @@ class StepCosts:
         self._noted[rows] = self._steps
 
     def seconds(self, rows: int) -> float:
-        """What a step of this many rows should take; until anything was measured, in units of a step of one row."""
+        """Estimated time of a step of `rows` rows; before the first measurement, in units of a step of one row."""
         if not self._measured:
             return self._prior(rows)
         at = bisect_left(self._measured, rows)

@@ -1,4 +1,4 @@
-"""The stream of one generation's events, from the engine's thread to whoever reads, and what writes it."""
+"""The stream of one generation's events from the engine's thread to its reader, and its writer."""
 
 import codecs
 import contextlib
@@ -17,7 +17,7 @@ CAPACITY = 256
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason.
+    """A whole answer, folded from a stream's events. last: the final event, with counts, timings and finish reason.
 
     prompt_logprobs: see TokenEvent.
     """
@@ -30,7 +30,7 @@ class Completion:
 
 
 class StreamedEvent(Protocol):
-    """What a stream has to know of its events."""
+    """The attributes of an event that a stream reads."""
 
     @property
     def progress(self) -> object: ...
@@ -46,17 +46,17 @@ class EventStream(Generic[EventT]):
     """Events of one request, in order, ending with the one that has a finish_reason.
 
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
-    A reader that falls CAPACITY events behind pauses the generation of its own request until it catches up. Leaving a
-    loop early does not cancel; call `cancel()`, which any thread may. Reading again after the end gives nothing.
-    cancelled: whether somebody did.
+    Back-pressure: a reader CAPACITY events behind pauses its own request's generation until it catches up.
+    Leaving a loop early does not cancel; `cancel()` does, from any thread. Reading after the end gives nothing.
+    cancelled: whether `cancel` was called.
     """
 
     def __init__(self, wake_engine: Callable[[], None], interrupt: Callable[[], None] | None = None) -> None:
-        """Both are called on the reader's thread: when events were read, and when the request was cancelled."""
+        """Both are called on the reader's thread: wake_engine after a full stream was read, interrupt on cancel."""
         self._wake_engine = wake_engine
         self._interrupt = interrupt or wake_engine
         self._lock = threading.Lock()
-        self._bell: SimpleQueue[None] = SimpleQueue()  # rung for a reader that waits; a condition takes far longer
+        self._bell: SimpleQueue[None] = SimpleQueue()  # wakes a waiting reader; a condition takes far longer
         self._waiting = False
         self._events: deque[EventT] = deque()
         self._listener: Callable[[], None] | None = None
@@ -75,7 +75,7 @@ class EventStream(Generic[EventT]):
         return len(self._events) >= CAPACITY
 
     def push(self, event: EventT) -> None:
-        """Add an event; the engine's thread only. Progress that nobody has read yet is replaced by newer progress."""
+        """Add an event; the engine's thread only. Newer progress replaces unread progress."""
         with self._lock:
             if event.progress and self._events and self._events[-1].progress:
                 self._events.pop()
@@ -89,9 +89,9 @@ class EventStream(Generic[EventT]):
             listener()
 
     def set_listener(self, listener: Callable[[], None] | None) -> None:
-        """Have `listener` called on the engine's thread after each new event, and now if events wait.
+        """Call `listener` on the engine's thread after each new event, and now if events wait.
 
-        It must return at once and not raise; a typical one is `loop.call_soon_threadsafe`, then `poll()`.
+        It must return at once and not raise. A typical one uses `loop.call_soon_threadsafe`, then `poll()`.
         """
         with self._lock:
             self._listener = listener
@@ -100,7 +100,7 @@ class EventStream(Generic[EventT]):
             listener()
 
     def poll(self) -> list[EventT]:
-        """Return the events that have come since the last read, without waiting."""
+        """Return the events since the last read, without waiting."""
         with self._lock:
             was_full = self.full
             events = list(self._events)
@@ -121,7 +121,7 @@ class EventStream(Generic[EventT]):
 
     async def __aiter__(self) -> AsyncGenerator[EventT, None]:
         """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
-        import asyncio  # takes long, and who streams without a loop has no need of it
+        import asyncio  # a slow import, which streaming without a loop does not need
 
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
@@ -152,7 +152,7 @@ GenerationStream = EventStream[TokenEvent]
 
 
 def fold(events: Iterator[TokenEvent]) -> Completion:
-    """Join events to one answer."""
+    """Join events into one answer."""
     text: list[str] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
@@ -167,7 +167,7 @@ def fold(events: Iterator[TokenEvent]) -> Completion:
 
 
 class Detokenizer:
-    """Turns the bytes of one generation's tokens into text, piece by piece.
+    """Decodes the bytes of one generation's tokens to text, piece by piece.
 
     The pieces joined are the text of all tokens, cut before the first stop string. Bytes that are not UTF-8 become
     U+FFFD. stopped is the stop string that was found, None until then.
@@ -175,13 +175,13 @@ class Detokenizer:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stops = [_StopString(text) for text in stop]
-        self._bytes = b""  # the beginning of a character
+        self._bytes = b""  # of an incomplete character
         self._held = ""
         self.stopped: str | None = None
 
     @property
     def held(self) -> int:
-        """Characters that are kept back, those that are not whole yet left out."""
+        """Number of complete characters held back."""
         return len(self._held)
 
     def push(self, piece: bytes) -> str:
@@ -189,7 +189,7 @@ class Detokenizer:
         return self._release(self._decode(piece, False))
 
     def flush(self) -> str:
-        """Return what is still held when the generation ends: it can no longer become a stop string."""
+        """Return the held text when the generation ends, because it can no longer become a stop string."""
         if self.stopped:
             return ""
         text = self._release(self._decode(b"", True))
@@ -220,12 +220,12 @@ class Detokenizer:
 
 
 class _StopString:
-    """Follows how much of a stop string the text ends with, in time linear in the text (Knuth, Morris and Pratt)."""
+    """Tracks how much of a stop string the text ends with, in linear time (Knuth, Morris and Pratt)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # For each beginning of the string: the longest shorter beginning that it ends with.
+        # For each prefix of the string: the length of its longest proper prefix that is also its suffix.
         self._shorter = [0] * len(text)
         length = 0
         for at in range(1, len(text)):
@@ -235,7 +235,7 @@ class _StopString:
             self._shorter[at] = length
 
     def feed(self, fresh: str) -> int | None:
-        """Add text; return how many characters of it complete the string, None if they do not."""
+        """Add text; return the index in it right after the first match, None if there is none."""
         text, matched = self.text, self.matched
         if not matched and text[0] not in fresh:
             return None
@@ -250,7 +250,7 @@ class _StopString:
 
 
 def beginning_at_end(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of the text that begins one of the markers without being all of it."""
+    """Length of the text's longest suffix that is a proper prefix of one of the markers."""
     longest = max((len(marker) - 1 for marker in markers), default=0)
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]
@@ -260,10 +260,10 @@ def beginning_at_end(text: str, markers: Sequence[str]) -> int:
 
 
 class EventWriter:
-    """Makes the events of one generation and pushes them to its stream. stop: the request's stop strings.
+    """Creates the events of one generation and pushes them to its stream.
 
-    It is made when the request comes, at `came`; clock gives seconds. has_token: whether a token was sampled, which
-    ends the reports of progress.
+    Create it when the request arrives; `came` is that time. stop: the request's stop strings. clock: in seconds.
+    has_token: whether a token was sampled, which ends progress reports.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -274,53 +274,53 @@ class EventWriter:
         self._first_token: float | None = None
         self.has_token = False
         self._detokenizer = Detokenizer(stop)
-        self._token_ids: list[int] = []  # not sent yet, as the next two
-        self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
+        self._token_ids: list[int] = []  # not sent yet, like the next two
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
         self._scores: tuple[TokenLogprob, ...] | None = None
         self._was_scored = False
         self._text = ""
-        self._certain = 0  # characters of text that are certain
+        self._certain = 0  # number of certain characters of the whole text
         self._progress: Progress | None = None
 
     @property
     def age(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return self._clock() - self.came
 
     @property
     def stopped(self) -> bool:
-        """Whether the text has come to a stop string."""
+        """Whether a stop string has ended the text."""
         return self._detokenizer.stopped is not None
 
     def admitted(self) -> None:
-        """Note that the request has begun to run."""
+        """Record that the request has started to run."""
         if self._admitted is None:
             self._admitted = self._clock()
 
     def sampled(self) -> None:
-        """Note that a token was sampled: the first one ends the prefill."""
+        """Record that a token was sampled; the first one ends the prefill."""
         if not self.has_token:
             self._first_token, self.has_token = self._clock(), True
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
-        """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""
+        """Send the log-probabilities of the prompt's tokens after the first with the next event."""
         self._scores, self._was_scored = tuple(scores), True
 
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
-        """Add a token with its bytes; those of a token that ends the generation are left out."""
+        """Add a token with its bytes, which are empty for a token that ends the generation."""
         self._token_ids.append(token_id)
         if logprob:
             self._logprobs.append((self._certain + self._detokenizer.held, logprob))
         self._add(self._detokenizer.push(data))
 
     def send_progress(self, progress: Progress, counts: Counts) -> None:
-        """Send how far the request has come before its first token, where that has changed."""
+        """Send the progress before the first token, if it has changed."""
         if progress != self._progress:
             self._progress = progress
             self.stream.push(TokenEvent(counts=counts, timings=self.timings(), progress=progress))
 
     def send_text(self, counts: Counts) -> None:
-        """Send what came since the last event, if some of its text is certain."""
+        """Send what was added since the last event, if it includes certain text."""
         if self._text:
             self.stream.push(self._event(counts, self._certain))
 
@@ -330,8 +330,8 @@ class EventWriter:
         """Send the final event."""
         self._add(self._detokenizer.flush())
         stopped = self._detokenizer.stopped
-        # The log-probabilities of what ends in nothing, such as the first byte of a character, come at the end; those
-        # of a stop string only beside those of the prompt.
+        # Tokens that produced no text, such as an incomplete character, get their log-probabilities at the end; tokens
+        # of a stop string get them only if the prompt's are sent too.
         event = self._event(counts, self._certain if stopped and not self._was_scored else math.inf)
         self.stream.push(
             TokenEvent(
@@ -350,7 +350,7 @@ class EventWriter:
         )
 
     def timings(self) -> Timings:
-        """How long each phase has taken so far."""
+        """Time spent in each phase so far."""
         now = self._clock()
         admitted = now if self._admitted is None else self._admitted
         first = now if self._first_token is None else self._first_token
@@ -366,7 +366,7 @@ class EventWriter:
         self._certain += len(text)
 
     def _event(self, counts: Counts, certain: float) -> TokenEvent:
-        """All that is not sent yet, with the log-probabilities of tokens that begin before `certain`."""
+        """Everything not sent yet, with the log-probabilities of tokens that start before index `certain`."""
         logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
         del self._logprobs[: len(logprobs)]
         ids = tuple(self._token_ids)

@@ -1,4 +1,4 @@
-"""Models whose states are pooled, into a vector a text or a score a pair of texts; which backend computes them."""
+"""Models with pooled states (a vector per text, or a score per pair of texts), and the choice of their backend."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ _LLAMA_CONTEXT_BYTES = 256 << 20
 
 
 class TextEncoder(Protocol):
-    """Texts in, one pooled row of numbers each. Not thread-safe; models.TextEncoder and gpu_offload's are the two.
+    """Texts in, one pooled row of numbers each. Not thread-safe. models and gpu_offload implement it.
 
-    max_tokens: of one text. dimensions: numbers of a row; a reranker has one, its score.
+    max_tokens: of one text. dimensions: numbers in a row; a reranker has one, its score.
     """
 
     max_tokens: int
@@ -27,7 +27,7 @@ class TextEncoder(Protocol):
     def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
 
-        Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
+        Raises ValueError, before computing anything, for a text that is empty or longer than max_tokens and for ids
         outside the vocabulary; LlamaCppError if the computation fails.
         """
 
@@ -36,10 +36,10 @@ class TextEncoder(Protocol):
 
 
 def choose_text_encoder(file: ModelFile, settings: Settings) -> BackendChoice:
-    """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
+    """The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine lacks the architecture.
 
-    Of the settings about devices only gpu_layers and main_gpu matter to models that are pooled. Raises
-    UnsupportedModelError where the native engine is left with an architecture that it does not know.
+    Of the device settings, only gpu_layers and main_gpu apply. Raises UnsupportedModelError if the choice is the native
+    engine and it does not support the architecture.
     """
     from models.registry import TEXT_ENCODERS, find_architecture
 
@@ -56,7 +56,7 @@ def choose_text_encoder(file: ModelFile, settings: Settings) -> BackendChoice:
 
 
 def encoder_bytes(file: ModelFile, choice: BackendChoice) -> tuple[int, int]:
-    """Bytes of the weights, and the most that computing takes beside them; for llama.cpp's context an estimate.
+    """Bytes of the weights, and the maximum that computing needs beside them, an estimate for llama.cpp's context.
 
     Raises UnsupportedModelError.
     """
@@ -72,9 +72,9 @@ def open_text_encoder(
 ) -> tuple[TextEncoder, BackendChoice]:
     """Load a model to pool its states.
 
-    Where "auto" leaves the choice, a model that the native engine turns out not to know goes to llama.cpp. progress is
-    called on this thread; what it raises ends the load and is raised again. Raises ModelFileError and its kin, for a
-    reranker without a head too, and LlamaCppError.
+    With backend "auto", a model that the native engine turns out not to support goes to llama.cpp. progress is called
+    on this thread; an exception from it aborts the load and is propagated. Raises ModelFileError and its subclasses,
+    also for a reranker without a head, and LlamaCppError.
     """
     from models.errors import UnsupportedModelError, kernels_needed
     from models.text_encoder import TextEncoder as NativeTextEncoder

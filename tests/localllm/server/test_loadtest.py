@@ -43,7 +43,7 @@ def test_our_server(start_server: StartServer, api: str) -> None:
         )
         for outcome in trial["outcomes"]:
             # Words of a vocabulary of 512 tokens take several, so that lengths are met on average alone.
-            assert 80 <= outcome["prompt_tokens"] <= 160
+            assert 60 <= outcome["prompt_tokens"] <= 200
             assert 1 <= outcome["generated_tokens"] <= 8
             assert 0 < outcome["ttft"] <= outcome["e2e"]
         # The first of a trial computes the prefix, the others find it.
