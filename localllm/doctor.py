@@ -124,7 +124,7 @@ def check_processor() -> Check:
     from cpu_kernels.isa import ISA, Isa
     from cpu_kernels.tuning import prefetch
 
-    found = f"{usable_cores()} cores, kernels for {ISA}, weights asked for {prefetch()}"
+    found = f"{usable_cores()} cores, kernels for {ISA}, weights prefetched {prefetch()}"
     if ISA is Isa.PORTABLE:
         return Check("processor", State.ADVICE, found, "No known instruction set: the CPU engine works, but slowly.")
     return Check("processor", State.GOOD, found)

@@ -88,7 +88,7 @@ def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: 
 
 
 def _tune(tell: Tell) -> None:
-    tell("how far ahead to ask for weights")
+    tell("prefetch distance of weights")
     tuning.measure()
 
 
