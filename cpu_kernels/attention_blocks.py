@@ -46,7 +46,6 @@ from cpu_kernels.simd.vectors import (
     load_f16,
     load_f32,
     put_f32,
-    put_i16,
     put_i32,
     splat_f32,
     store_f32,
@@ -87,6 +86,25 @@ class Packing:
     values: Callable[[int], Any]
 
 
+@inner
+def largest_of(x: int, padded: int) -> np.float32:
+    """The largest magnitude of D floats; NaN if there is one."""
+    largest = zero_i32()
+    for i in range(0, padded, 16):
+        largest = max_i32(largest, magnitude(load_f32(x + i * 4)))
+    return largest_magnitude(largest)
+
+
+@inner
+def put_words(query: int, column: int, columns: int, padded: int, factor: np.float32, to: int) -> None:
+    """Round D floats times a factor to words in place, and copy them to their column, [D / 2][column][2] of a group."""
+    for i in range(0, padded, 16):
+        store_i16(query + i * 2, round_i32(mul_f32(load_f32(query + i * 4), splat_f32(factor))))
+    place = to + (column // columns * (padded // 2) * columns + column % columns) * 4
+    for pair in range(padded // 2):
+        put_i32(place + pair * columns * 4, get_i32(query + pair * 4))
+
+
 def queries(columns: int, offset: int = 0) -> Any:
     """Function that rounds a query of D floats to words in its column, [group of columns][D / 2][column][2].
 
@@ -96,18 +114,9 @@ def queries(columns: int, offset: int = 0) -> Any:
 
     @inner
     def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
-        largest = zero_i32()
-        for i in range(0, padded, 16):
-            largest = max_i32(largest, magnitude(load_f32(query + i * 4)))
-        bound = largest_magnitude(largest)
-        factor = splat_f32(_ZERO if bound == _ZERO else _WORD / bound)
+        bound = largest_of(query, padded)
         put_f32(scales + 4 * column, bound / _WORD)
-        for i in range(0, padded, 16):
-            store_i16(query + i * 2, round_i32(mul_f32(load_f32(query + i * 4), factor)))
-        place = to + (column // columns * (padded // 2) * columns + column % columns) * 4
-        for pair in range(padded // 2):
-            put_i16(place + pair * columns * 4, get_i16(query + pair * 4))
-            put_i16(place + pair * columns * 4 + 2, get_i16(query + pair * 4 + 2))
+        put_words(query, column, columns, padded, _ZERO if bound == _ZERO else _WORD / bound, to)
         if offset > 0:
             blocks = padded // SCALED_TOGETHER
             place = to + MAX_COLUMNS * padded * 2 + (column // columns * blocks * columns + column % columns) * 4

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels.attention_blocks import WORDS_BYTES
+from cpu_kernels.attention_blocks import WORDS_BYTES, largest_of, put_words
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_PAGES, rows_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS
@@ -25,10 +25,7 @@ from cpu_kernels.simd.arithmetic import (
     add_f32,
     fma,
     largest_f32,
-    largest_magnitude,
-    magnitude,
     max_f32,
-    max_i32,
     mul_f32,
     round_i32,
     sum_f32,
@@ -49,14 +46,12 @@ from cpu_kernels.simd.vectors import (
     get_i32,
     load_f32,
     put_f32,
-    put_i32,
     scatter_i16,
     scatter_i16x2,
     splat_f32,
     store_f32,
     store_i16,
     zero_f32,
-    zero_i32,
 )
 
 VALUE_BYTES = PAGE_BYTES_PER_VALUE = 32
@@ -78,10 +73,7 @@ MEMORY_BYTES = MAX_COLUMNS * (WORDS_BYTES + 4 * SPAN_PAGES // PART_PAGES) + SPAN
 @inner
 def _unit(x: int, padded: int) -> np.float32:
     """The unit (the value of a word of 1) for rounding D floats to words whose norm is at most NORM."""
-    largest = zero_i32()
-    for i in range(0, padded, 16):
-        largest = max_i32(largest, magnitude(load_f32(x + i * 4)))
-    bound = largest_magnitude(largest)
+    bound = largest_of(x, padded)
     if bound < _LEAST:
         return _ZERO
     inverse, squares = splat_f32(_ONE / bound), zero_f32()
@@ -111,10 +103,7 @@ def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
 @inner
 def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> None:
     """Write a token's value, D floats, into its page."""
-    largest = zero_i32()
-    for i in range(0, padded, 16):
-        largest = max_i32(largest, magnitude(load_f32(value + i * 4)))
-    bound = largest_magnitude(largest)
+    bound = largest_of(value, padded)
     unit = _ZERO if bound < _LEAST else bound / LARGEST
     inverse = splat_f32(_reciprocal(unit))
     for i in range(0, padded, 16):
@@ -133,12 +122,7 @@ def queries(columns: int) -> Any:
     def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
         unit = _unit(query, padded)
         put_f32(scales + 4 * column, unit)
-        inverse = splat_f32(_reciprocal(unit))
-        for i in range(0, padded, 16):
-            store_i16(query + i * 2, round_i32(mul_f32(load_f32(query + i * 4), inverse)))
-        place = to + (column // columns * (padded // 2) * columns + column % columns) * 4
-        for pair in range(padded // 2):
-            put_i32(place + pair * columns * 4, get_i32(query + pair * 4))
+        put_words(query, column, columns, padded, _reciprocal(unit), to)
 
     return put
 

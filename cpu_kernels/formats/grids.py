@@ -113,6 +113,16 @@ def _odd(bits: Any) -> Any:
 
 
 @inner
+def _put_16_scales(p: int, panel: int) -> None:
+    """Write a panel's 16 scales, one per 16 values: 4 bits each, eight in each of two vectors."""
+    for half in range(2):
+        scales = load_i32(p + half * 64)
+        for i in range(half * 8, half * 8 + 8):
+            store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
+            scales = shift_right(scales, 4)
+
+
+@inner
 def _unpack_iq2_xxs(p: int, panel: int) -> None:
     """Per 32 values: four one-byte points, then four times seven signs and a 4-bit scale."""
     for b in range(8):
@@ -124,30 +134,24 @@ def _unpack_iq2_xxs(p: int, panel: int) -> None:
 @inner
 def _unpack_iq2_xs(p: int, panel: int) -> None:
     """Per 8 values: a 9-bit point and seven signs. Behind all points: a 4-bit scale per 16 values."""
-    for half in range(2):
-        scales = load_i32(p + 1024 + half * 64)
-        for i in range(half * 8, half * 8 + 8):
-            store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
-            scales = shift_right(scales, 4)
-        for b in range(half * 4, half * 4 + 4):
-            # Of two words, the values in the order first, third, second, fourth: a byte of each half of a word.
-            first, second = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
-            low = or_i32(mask_bits(first, _LOWER_BYTES), shift_left(mask_bits(second, _LOWER_BYTES), 8))
-            high = or_i32(shift_right(mask_bits(first, _UPPER_BYTES), 8), mask_bits(second, _UPPER_BYTES))
-            signs = with_even_bits(mask_bits(shift_right(high, 1), 0x7F7F7F7F))
-            one, three, two, four = _points_2_xs(low, mask_bits(high, 0x01010101))
-            sign_1, sign_3, sign_2, sign_4 = sign_words(signs)
-            _put_2((one, two, three, four), (sign_1, sign_2, sign_3, sign_4), panel + b * 512)
+    _put_16_scales(p + 1024, panel)
+    for b in range(8):
+        # Of two words, the values in the order first, third, second, fourth: a byte of each half of a word.
+        first, second = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
+        low = or_i32(mask_bits(first, _LOWER_BYTES), shift_left(mask_bits(second, _LOWER_BYTES), 8))
+        high = or_i32(shift_right(mask_bits(first, _UPPER_BYTES), 8), mask_bits(second, _UPPER_BYTES))
+        signs = with_even_bits(mask_bits(shift_right(high, 1), 0x7F7F7F7F))
+        one, three, two, four = _points_2_xs(low, mask_bits(high, 0x01010101))
+        sign_1, sign_3, sign_2, sign_4 = sign_words(signs)
+        _put_2((one, two, three, four), (sign_1, sign_2, sign_3, sign_4), panel + b * 512)
 
 
 @inner
 def _unpack_iq2_s(p: int, panel: int) -> None:
     """A byte of the point per 8 values, then signs, then two more bits per point, then a 4-bit scale per 16 values."""
+    _put_16_scales(p + 1152, panel)
     for half in range(2):
-        upper, scales = load_i32(p + 1024 + half * 64), load_i32(p + 1152 + half * 64)
-        for i in range(half * 8, half * 8 + 8):
-            store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
-            scales = shift_right(scales, 4)
+        upper = load_i32(p + 1024 + half * 64)
         for b in range(half * 4, half * 4 + 4):
             points = _points_2_s(load_i32(p + b * 64), spread(upper, 2))
             _put_2(points, sign_words(load_i32(p + 512 + b * 64)), panel + b * 512)

@@ -344,8 +344,7 @@ def _open_native(
     from models.steps import compiling
 
     # Packed weights are verified while the plan is made.
-    kept = is_kept(file, settings.packed_mib)
-    ready = find_packed(file, settings.packed_mib) if kept else None
+    ready = find_packed(file, settings.packed_mib) if is_kept(file, settings.packed_mib) else None
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room, draft=draft)
     kv_types, drafts = native_kv_types(settings), native_drafts(settings, draft)
     needs = native_needs(file, kv_types, settings.threads, drafts)
@@ -368,7 +367,7 @@ def _open_native(
         if plan.on_disk:
             runner = open_from_disk(file, ready, settings.packed_mib, plan.weights + plan.on_disk, opened, progress)
         else:
-            runner = open_with_packed(file, ready, settings.packed_mib, opened) if kept else opened(None)
+            runner = open_with_packed(file, ready, settings.packed_mib, opened)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise

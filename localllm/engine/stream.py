@@ -263,7 +263,6 @@ class EventWriter:
     """Creates the events of one generation and pushes them to its stream.
 
     Create it when the request arrives; `came` is that time. stop: the request's stop strings. clock: in seconds.
-    has_token: whether a token was sampled, which ends progress reports.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -272,7 +271,6 @@ class EventWriter:
         self.came = clock()
         self._admitted: float | None = None
         self._first_token: float | None = None
-        self.has_token = False
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, like the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
@@ -292,6 +290,11 @@ class EventWriter:
         """Whether a stop string has ended the text."""
         return self._detokenizer.stopped is not None
 
+    @property
+    def has_token(self) -> bool:
+        """Whether a token was sampled, which ends progress reports."""
+        return self._first_token is not None
+
     def admitted(self) -> None:
         """Record that the request has started to run."""
         if self._admitted is None:
@@ -299,8 +302,8 @@ class EventWriter:
 
     def sampled(self) -> None:
         """Record that a token was sampled; the first one ends the prefill."""
-        if not self.has_token:
-            self._first_token, self.has_token = self._clock(), True
+        if self._first_token is None:
+            self._first_token = self._clock()
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
         """Send the log-probabilities of the prompt's tokens after the first with the next event."""

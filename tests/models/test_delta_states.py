@@ -22,7 +22,7 @@ from tests.models.state_checks import (
     opened,
 )
 from tests.models.synthetic import shapes, write
-from tests.models.test_determinism import extend, tokens_of, whole
+from tests.models.test_determinism import extend, shared, tokens_of, whole
 
 PAGE = 16
 AMPLE, LITTLE = 64 << 20, 3 << 20
@@ -50,10 +50,7 @@ def ample(path: Path) -> Iterator[Counting]:
 
 @pytest.fixture
 def runner(ample: Counting) -> Iterator[Counting]:
-    yield ample
-    ample.check_integrity(set(ample._sequences))
-    for sequence in list(ample._sequences):
-        ample.free_sequence(sequence)
+    yield from shared(ample)
 
 
 @pytest.mark.parametrize("length", AFTER_REJECTION)

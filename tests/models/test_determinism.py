@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from gguf_io import open_model
 from models import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
+
+RunnerT = TypeVar("RunnerT", bound=NativeRunner)
 
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
@@ -91,12 +94,17 @@ def opened(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
     runner.close()
 
 
+def shared(runner: RunnerT) -> Iterator[RunnerT]:
+    """The runner for one test of several; afterwards it is checked, and its sequences are freed."""
+    yield runner
+    runner.check_integrity(set(runner._sequences))
+    for sequence in list(runner._sequences):
+        runner.free_sequence(sequence)
+
+
 @pytest.fixture
 def runner(opened: NativeRunner) -> Iterator[NativeRunner]:
-    yield opened
-    opened.check_integrity(set(opened._sequences))
-    for sequence in list(opened._sequences):
-        opened.free_sequence(sequence)
+    yield from shared(opened)
 
 
 def tokens_of(seed: int, count: int = LENGTH) -> list[int]:
