@@ -12,16 +12,19 @@ from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import MemoryUse, Plan, PlanRequest
 from gpu_offload.planner import plan as make_plan
-from localllm.engine.backends import (
-    BackendChoice,
-    choose_backend,
-    native_kv_types,
-    plan_request,
-)
+from localllm.engine.backends import BackendChoice, choose_backend, native_kv_types, plan_request
 from localllm.engine.companions import draft_beside, draft_file, native_drafts, projector_of
 from localllm.engine.loaded_model import draft_bytes
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import RESERVE_BYTES, disk_notes, kv_bytes_in_file, native_memory, plan_from_disk
+from localllm.memory import (
+    RESERVE_BYTES,
+    context_limit,
+    context_note,
+    disk_notes,
+    kv_bytes_in_file,
+    native_memory,
+    plan_from_disk,
+)
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
@@ -65,13 +68,13 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
             if native:
                 made, longest, from_disk = _native_plan(file, settings, room, draft)
             else:
-                request = replace(plan_request(settings, projector_of(file, settings)), draft=draft_beside(draft))
+                request = replace(plan_request(file, settings, projector_of(file, settings)), draft=draft_beside(draft))
                 made, longest = _llama_plan(file, imagined or _gpus_here(), room, request, dry_run=choice is not None)
         except ValueError as error:
             raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     kept = kept_limits(settings.threads) if native else None
     return Advice(
-        plan=replace(made, notes=(*file.notes, *made.notes)),
+        plan=replace(made, notes=(*file.notes, *made.notes, *filter(None, [context_note(file, settings.ctx)]))),
         choice=choice,
         trained_context=ModelNeeds(file).trained_context,
         longest_context=longest,
@@ -102,7 +105,7 @@ def _native_plan(file: ModelFile, settings: Settings, room: int, draft: ModelFil
     beside = draft_bytes(draft)
     tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
     longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP
-    context = settings.ctx or min(longest or CONTEXT_STEP, USUAL_CONTEXT)
+    context = context_limit(file, settings.ctx) or min(longest or CONTEXT_STEP, USUAL_CONTEXT)
     kv, compute = context * memory.kv_per_token, memory.buffers + context * memory.position_bytes
     use = MemoryUse("main memory", memory.weights, kv, compute, beside, RESERVE_BYTES, room)
     notes = [f"{context} tokens of context with {kv_types[0]} keys and {kv_types[1]} values"]

@@ -156,6 +156,24 @@ def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
     )
 
 
+def trained_context(file: ModelFile) -> int:
+    """The tokens of context that the model was trained for; 0 if its file does not say."""
+    return file.metadata.get_int(f"{file.architecture}.context_length", 0)
+
+
+def context_limit(file: ModelFile, ctx: int | None) -> int | None:
+    """The setting ctx, at most the model's trained context; None without the setting."""
+    return ctx and min(ctx, trained_context(file) or ctx)
+
+
+def context_note(file: ModelFile, ctx: int | None) -> str | None:
+    """What to tell the user if the setting ctx is more than the model's trained context."""
+    limit = context_limit(file, ctx)
+    if limit == ctx:
+        return None
+    return f"{file.name} was trained for {limit:,} tokens of context; the limit of {ctx:,} is lowered to that"
+
+
 def native_memory(
     file: ModelFile, kv_types: tuple[str, str], threads: int | None = None, drafts: bool | ModelFile = True
 ) -> ModelMemory:

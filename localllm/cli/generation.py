@@ -12,6 +12,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.engine.backends import BackendChoice
+from localllm.engine.request import FinishReason
 from localllm.text import human_bytes
 
 
@@ -105,6 +106,13 @@ def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_
     if written and not written.endswith("\n"):
         answer("\n")
     return printed
+
+
+def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:
+    """Tell the user on stderr if the answer was cut off by a limit other than their own max_tokens."""
+    if last.finish_reason is FinishReason.LENGTH and last.counts.generated != max_tokens:
+        used = last.counts.prompt + last.counts.generated
+        note(f"The answer is cut off: with its prompt it reached {used:,} tokens. Raise --ctx or --max-tokens.")
 
 
 def show_progress(event: AnswerEvent, status: StatusLine) -> None:

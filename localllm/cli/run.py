@@ -159,6 +159,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             raise typer.Exit(ExitCode.REFUSED if is_remote else ExitCode.FAILED)
         if as_json:
             generation.write_json(printed, model, started.backend, started.load_s)
+        else:
+            generation.note_cut(last, max_tokens)
         if stats:
             generation.write_stats(last, started.backend, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:

@@ -23,11 +23,13 @@ from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import (
     RESERVE_BYTES,
     MemoryPlan,
+    context_limit,
     disk_notes,
     kv_bytes_in_file,
     native_memory,
     plan_from_disk,
     plan_memory,
+    trained_context,
 )
 from localllm.settings import Settings
 
@@ -147,7 +149,7 @@ def choose_backend(
     return choice
 
 
-def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
+def plan_request(file: ModelFile, settings: Settings, projector: Path | None = None) -> "PlanRequest":
     """The settings for llama.cpp's devices and context, for a model and its projector."""
     from gpu_offload.memory import projector_bytes
     from gpu_offload.options import LlamaOptions
@@ -164,7 +166,7 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
     )
     return PlanRequest(
         # llama.cpp allocates all cells at once: twice the limit holds a chat and other chats' prefixes.
-        context_tokens=settings.ctx,
+        context_tokens=context_limit(file, settings.ctx),
         spare=settings.ctx is not None,
         kv_types=(settings.kv_type_k, settings.kv_type_v),
         gpu_layers=settings.gpu_layers,
@@ -218,7 +220,7 @@ def plan_native(
     if kv_tokens is not None:
         config = read_config(file)
         budget = bytes_of_tokens(config, stored_types(config, native_kv_types(settings)), kv_tokens)
-    context = settings.ctx or file.metadata.get_int(f"{file.architecture}.context_length", 0)
+    context = context_limit(file, settings.ctx) or trained_context(file)
     memory = replace(memory, weights=memory.weights + beside)
     try:
         return plan_memory(memory, context, budget, room)
@@ -257,7 +259,7 @@ def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
     """Bytes of main memory in llama.cpp's plan without GPUs."""
     from gpu_offload.planner import plan
 
-    made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
+    made = plan(file, [], available_memory() if room is None else room, plan_request(file, settings))
     return made.uses[0].needed
 
 
@@ -356,7 +358,7 @@ def _open_native(
             file,
             kv_bytes=plan.kv,
             threads=settings.threads,
-            context=settings.ctx,
+            context=context_limit(file, settings.ctx),
             kv_types=kv_types,
             progress=progress,
             ready=ready,
@@ -388,7 +390,7 @@ def _open_llama(
 ) -> tuple[Runner, BackendChoice]:
     from gpu_offload.opening import open_planned
 
-    request = replace(plan_request(settings, projector_of(file, settings)), draft=draft_beside(draft))
+    request = replace(plan_request(file, settings, projector_of(file, settings)), draft=draft_beside(draft))
     runner, plan = open_planned(file, request, progress, main_memory)
     return runner, replace(
         choice,

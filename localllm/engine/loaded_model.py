@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,12 +23,13 @@ from localllm.engine.engine import Engine
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
-from localllm.memory import model_memory
+from localllm.memory import context_note, model_memory
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
 
+log = logging.getLogger(__name__)
 DRAFT_KV_MIB = 256  # a draft model's KV cache
 
 # Called with a load's phase and its completed share, 0 to 1. An exception aborts the load.
@@ -141,6 +143,8 @@ def load_model(
     raises, and RequestError if the draft's vocabulary differs.
     """
     file = open_model(path)
+    if told := context_note(file, settings.ctx):
+        log.warning("%s", told)
     draft_model = None
     try:
         # The tokenizer is read while the weights are packed, which does not hold the GIL.

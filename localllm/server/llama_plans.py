@@ -36,7 +36,7 @@ def plan_model(
     first. Raises OutOfMemoryError with the sums.
     """
     found = _gpus(promised)
-    request = replace(plan_request(settings, projector_of(file, settings)), dry_run=True)
+    request = replace(plan_request(file, settings, projector_of(file, settings)), dry_run=True)
     made = plan_placement(file, found, room, request)
     if not made.uses[0].fits:
         raise _refusal(made, "Close other programs, choose a smaller quantisation, or set the context (ctx) lower.")

@@ -71,6 +71,21 @@ def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest
     assert "The native engine has no GPUs to plan for" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", [("--backend", "native"), ("--gpu-memory", "8GiB")])
+def test_no_more_context_is_planned_than_the_model_was_trained_for(
+    place: tuple[str, str], plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, uses = [], []
+    for context in ("1024", "1025"):
+        assert plan(*place, "--ctx", context, "--json") == 0
+        made.append(json.loads(capsys.readouterr().out))
+        uses.append([{**use, "available": None} for use in made[-1]["uses"]])
+    assert uses[0] == uses[1] and made[1]["trained_context"] == 1024
+    told = "was trained for 1,024 tokens of context; the limit of 1,025 is lowered to that"
+    assert [note.endswith(told) for note in made[1]["notes"]].count(True) == 1
+    assert not any("lowered" in note for note in made[0]["notes"])
+
+
 def test_one_gpu_of_several_takes_it_all(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     two = ("--gpu-memory", "8GiB", "--gpu-memory", "16GiB", "--ctx", "256", "--json")
     assert plan(*two, "--main-gpu", "0") == 0

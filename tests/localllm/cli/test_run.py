@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,20 @@ def test_the_answer_is_all_that_goes_to_stdout(run: Callable[..., int], capsys: 
     assert model.messages == [{"role": "user", "content": "Hello"}]
     assert model.request.prompt == tuple(b"rendered")
     assert model.request.stop == ("<end>",)
+
+
+def test_an_answer_cut_off_by_a_limit_the_user_did_not_give_is_reported(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = [*ANSWER[:-1], replace(ANSWER[-1], finish_reason=FinishReason.LENGTH)]
+    assert run(ScriptedModel(cut), "Hello") == 0
+    told = "The answer is cut off: with its prompt it reached 8 tokens. Raise --ctx or --max-tokens.\n"
+    assert capsys.readouterr() == ("Once é\n", told)
+    assert run(ScriptedModel(cut), "Hello", "--max-tokens", "9", "--ctx", "8") == 0
+    assert capsys.readouterr().err == told
+    assert run(ScriptedModel(cut), "Hello", "--max-tokens", "3") == 0
+    assert run(ScriptedModel(cut), "Hello", "--json") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:

@@ -13,8 +13,9 @@ from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from localllm.engine import backends
 from localllm.engine.backends import choose_backend, open_runner, plan_native, plan_request
 from localllm.engine.companions import for_draft
+from localllm.engine.loaded_model import load_model
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import ModelMemory, native_memory
+from localllm.memory import ModelMemory, native_memory, trained_context
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
@@ -113,14 +114,30 @@ def test_wishes_about_devices_need_llama_cpp(known: ModelFile, monkeypatch: pyte
         choose_backend(known, Settings(backend="native", gpu_layers=3, split_mode="row"))
 
 
-def test_the_settings_become_a_request_to_the_planner() -> None:
+def test_the_settings_become_a_request_to_the_planner(known: ModelFile) -> None:
     settings = Settings(ctx=512, gpu_layers=7, main_gpu=1, n_cpu_moe=3, threads=2)
-    request = plan_request(settings)
+    request = plan_request(known, settings)
     assert (request.context_tokens, request.spare, request.gpu_layers, request.cpu_expert_layers) == (512, True, 7, 3)
     assert request.about_gpus == ("main_gpu",)
     assert (request.base.main_gpu, request.base.split_mode, request.base.threads) == (1, "none", 2)
-    assert plan_request(Settings()).base.split_mode == "layer"
-    assert plan_request(Settings(main_gpu=1, split_mode="row")).base.split_mode == "row"
+    assert plan_request(known, Settings()).base.split_mode == "layer"
+    assert plan_request(known, Settings(main_gpu=1, split_mode="row")).base.split_mode == "row"
+
+
+def test_more_context_than_the_model_was_trained_for_is_lowered_with_a_warning(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = data_dir / "models/gguf/stories260K-F32.gguf"
+    settings = Settings(backend="native", ctx=5000, kv_mib=16, threads=1, disk_cache=False)
+    with open_model(path) as file:
+        trained = trained_context(file)
+        assert plan_request(file, settings).context_tokens == trained < 5000
+        least = plan_native(file, replace(settings, ctx=trained))
+        assert replace(plan_native(file, settings), available=least.available) == least
+        told = f"{file.name} was trained for {trained:,} tokens of context; the limit of 5,000 is lowered to that"
+    with load_model(path, settings) as loaded:
+        assert loaded.engine.context == trained
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [told]
 
 
 @pytest.mark.oracle
@@ -169,9 +186,9 @@ def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> Non
         assert runner.info.kv_layout.endswith(":".join(types).replace("f16", "i16"))
         assert runner.info.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
         runner.close()
-    request = plan_request(Settings(kv_type_k="q8_0"))
+    request = plan_request(known, Settings(kv_type_k="q8_0"))
     assert request.kv_types == ("q8_0", None)
-    assert plan_request(for_draft(Settings(kv_type_k="q8_0"))).kv_types == (None, None)
+    assert plan_request(known, for_draft(Settings(kv_type_k="q8_0"))).kv_types == (None, None)
 
 
 ODD = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})

@@ -60,5 +60,5 @@ def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_p
             loaded_projector(file, Settings(), [tmp_path / "gone.gguf"])
         shown = summarize(file, projector=beside).memory_bytes(512)
         assert shown is not None and shown > projector_bytes(beside) + file.weights_bytes
-    request = plan_request(Settings(), beside)
+        request = plan_request(file, Settings(), beside)
     assert (request.base.mmproj, request.projector_bytes) == (beside, projector_bytes(beside))
