@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 
-from localllm.answer.event import AnswerEvent, AnsweringModel, AnswerStream, PartKind
+from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.answer.tool_calls import ToolCall
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.engine.backends import BackendChoice
 from localllm.engine.request import FinishReason
@@ -35,9 +34,7 @@ class Printed:
     """
 
     text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    last: AnswerEvent = field(default_factory=AnswerEvent)
+    answer: Answer = field(default_factory=Answer)
     shows_calls: bool = True
     _thinking: bool = False
     _thought: bool = False  # reasoning has ended, content has not started
@@ -59,12 +56,10 @@ class Printed:
                 text += part.text
             else:
                 text += part.unfinished
-            self.calls += part.tool_calls
         if event.finish_reason is not None:
             text += self._close(text)
         self.text.append(text)
-        self.token_ids += event.token_ids
-        self.last = event
+        self.answer.add(event)
         return text
 
     def _close(self, text: str) -> str:
@@ -127,10 +122,10 @@ def show_progress(event: AnswerEvent, status: StatusLine) -> None:
 
 def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: float) -> None:
     """Write the whole answer as one JSON object."""
-    last = printed.last
+    last = printed.answer.last
     result = {
         "text": "".join(printed.text),
-        "token_ids": printed.token_ids,
+        "token_ids": printed.answer.token_ids,
         "prompt_tokens": last.counts.prompt,
         "cached_tokens": last.counts.cached,
         "completion_tokens": last.counts.generated,

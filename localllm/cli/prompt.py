@@ -1,9 +1,12 @@
 """Reads a prompt from arguments, files and standard input."""
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from localllm.errors import RequestError
+from localllm.text import shortened
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -28,6 +31,20 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 def read_text(file: Path) -> str:
     """Read a text file. Raises RequestError if it cannot be read or is not UTF-8."""
     return _decoded(_read(file), str(file))
+
+
+def read_format(argument: str) -> Any:
+    """ "json", or the JSON Schema that the argument is or that its file has. Raises RequestError if it is neither."""
+    if argument == "json":
+        return argument
+    in_place = argument.lstrip().startswith("{")
+    try:
+        schema = json.loads(check_text(argument) if in_place else read_text(Path(argument)))
+    except ValueError as error:
+        raise RequestError(f"--format {shortened(argument)}: is not JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"--format {shortened(argument)}: is not a JSON Schema, which is an object.")
+    return schema
 
 
 def read_image(file: Path) -> bytes:

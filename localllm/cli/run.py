@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from localllm.cli import generation
     from localllm.settings import Settings
 
+_THINK = {"on": True, "off": False}
 KEPT_PROMPT_TOKENS = 256  # shorter prompts are recomputed faster than they are read from the disk cache
 
 
@@ -69,6 +70,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         float | None, typer.Option(metavar="X", help="The same, for each occurrence (0).")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed for a reproducible answer.")] = None,
+    think: Annotated[
+        str | None, typer.Option(metavar="HOW", help="Reason first: on, off, or an effort such as low or high.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="Answer in JSON: json, a JSON Schema, or a file with one."),
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
@@ -101,7 +109,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import check_text, read_image, read_prompt
+    from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
     from localllm.engine.request import FinishReason, SamplingParams, check_ranges
     from localllm.errors import RequestError
     from localllm.settings import load_settings
@@ -127,13 +135,15 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     for argument in (system or "", *(stop or ())):
         check_text(argument)
     images = [read_image(path) for path in image or ()]
-    for name, value in (("system", system), ("image", images or None), ("tools", tools)):
+    for name, value in (("system", system), ("image", images or None), ("tools", tools), ("think", think)):
         if raw and value is not None:
             raise RequestError(f"--{name} cannot be used with --raw.")
     request = AnswerRequest(
         messages=[] if raw else _messages(text, system, images),
         prompt=text if raw else None,
         continues_text=not tools,
+        think=_THINK.get(think, think) if think else None,
+        format=read_format(form) if form else None,
         stop=tuple(stop) if stop else None,
         ignore_eos=ignore_eos,
         persist_from=KEPT_PROMPT_TOKENS + 1,
@@ -152,7 +162,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         else:
             with generation.interrupt_cancels(started.stream):
                 printed = generation.read(started.stream, status, silent=as_json)
-        last = printed.last
+        last = printed.answer.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
             is_remote = started.backend.backend == "remote"
@@ -161,6 +171,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             generation.write_json(printed, model, started.backend, started.load_s)
         else:
             generation.note_cut(last, max_tokens)
+        if last.finish_reason is FinishReason.STOP and isinstance(request.format, dict):
+            from localllm.answer.schema_check import unmet
+
+            for problem in unmet(request, printed.answer):
+                terminal.warn(problem)
         if stats:
             generation.write_stats(last, started.backend, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:

@@ -76,14 +76,15 @@ def answer_with_tools(
     messages: list[Message] = list(request.messages)
     for left in reversed(range(MAX_ROUNDS + 1)):
         printed = _read(stream, status, silent)
-        if not printed.calls or printed.last.finish_reason is not FinishReason.STOP:
+        said = printed.answer
+        if not said.calls or said.last.finish_reason is not FinishReason.STOP:
             return printed
         if not left:
             break
-        content = "".join(printed.text)
-        messages.append({"role": "assistant", "content": content, "tool_calls": [*map(function_object, printed.calls)]})
+        calls = [*map(function_object, said.calls)]
+        messages.append({"role": "assistant", "content": said.content, "thinking": said.reasoning, "tool_calls": calls})
         must_call = None
-        for call in printed.calls:
+        for call in said.calls:
             text, malformed = tools.result(call)
             must_call = must_call or malformed
             note(harmless(f"{call.name} {shortened(str(call.arguments))}: {shortened(text)}"))

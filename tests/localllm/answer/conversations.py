@@ -1,6 +1,7 @@
 """Conversations, and how each front end says them."""
 
 import base64
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,12 +208,14 @@ CASES = {
         generate={"prompt": ASKED, "think": True},
         openai={"messages": [user()], "chat_template_kwargs": {"enable_thinking": True}},
         anthropic={"messages": [user()], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        run=["--think", "on"],
         chat=thinking("on"),
     ),
     "an effort": Case(
         ollama={"messages": [user()], "think": "low"},
         openai={"messages": [user()], "reasoning_effort": "low"},
         responses={"input": ASKED, "reasoning": {"effort": "low"}},
+        run=["--think", "low"],
         written="[assistant]low",
     ),
     "no thinking": Case(
@@ -221,6 +224,7 @@ CASES = {
         openai={"messages": [user()], "reasoning_effort": "none"},
         responses={"input": ASKED, "reasoning": {"effort": "none"}},
         anthropic={"messages": [user()], "thinking": {"type": "disabled"}},
+        run=["--think", "off"],
         chat=thinking("off"),
         written="[assistant]<think></think>",
     ),
@@ -232,6 +236,7 @@ CASES = {
             "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}},
         },
         responses={"input": ASKED, "text": {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}},
+        run=["--format", json.dumps(SCHEMA)],
         written="[assistant]<think></think>",
     ),
     "a picture": Case(

@@ -1,9 +1,10 @@
 import io
+import json
 from pathlib import Path
 
 import pytest
 
-from localllm.cli.prompt import check_text, read_prompt
+from localllm.cli.prompt import check_text, read_format, read_prompt
 from localllm.errors import RequestError
 
 
@@ -53,3 +54,18 @@ def test_sources_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch, t
         read_prompt(None, tmp_path / "missing")
     with pytest.raises(RequestError, match=r"not UTF-8 text \(character 1\)"):
         check_text("a\udcff")
+
+
+def test_a_format_is_json_a_schema_or_a_file_with_one(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"ä": {"type": "integer"}}}
+    (tmp_path / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
+    (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
+    assert read_format("json") == "json"
+    assert read_format(f" {json.dumps(schema)}") == read_format(str(tmp_path / "schema.json")) == schema
+    for wrong, told in (
+        ('{"type"', "is not JSON: "),
+        (str(tmp_path / "list.json"), "is not a JSON Schema"),
+        (str(tmp_path / "missing"), "missing: cannot be read: No such file"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            read_format(wrong)

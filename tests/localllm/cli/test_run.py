@@ -131,6 +131,16 @@ def test_an_answer_cut_off_by_a_limit_the_user_did_not_give_is_reported(
     assert capsys.readouterr().err == ""
 
 
+def test_what_a_schema_cannot_enforce_is_checked_and_reported(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedModel, "constraint", lambda *_, **_after: None, raising=False)
+    assert run(ScriptedModel(), "Hello", "--format", '{"type": "object"}') == 0
+    assert capsys.readouterr() == ("Once é\n", "warning: The answer is no JSON.\n")
+    assert run(ScriptedModel(), "Hello", "--format", "json") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:
     model = ScriptedModel()
     flags = "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.6 --min-p 0.1 --repeat-penalty 1.2 --seed 11"

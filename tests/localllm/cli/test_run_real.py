@@ -79,6 +79,18 @@ def test_a_seed_repeats_the_answer(backend: str, model: Path, start: Start) -> N
 
 
 @each_backend
+def test_an_answer_fits_the_schema_given_on_the_command_line(backend: str, model: Path, start: Start) -> None:
+    digit = {"enum": [3, 5, 7]}
+    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"], "additionalProperties": False}
+    out, err = start(backend, str(model), PROMPT, "--format", json.dumps(schema), "--seed", "1").communicate()
+    assert json.loads(out)["n"] in {3, 5, 7}, err
+    process = start(backend, str(model), PROMPT, "--format", '{"type": "objekt"}')
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert b"objekt" in err and b"Traceback" not in err
+
+
+@each_backend
 def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start) -> None:
     process = start(backend, str(model), PROMPT, "--ignore-eos", "--temperature", "2", begins=SLOWLY)
     assert process.stdout is not None
