@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.waiting import PATIENCE_S, eventually
@@ -115,6 +116,8 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> Iterator[Server]:
-    """One server for all tests that leave it as it was."""
+    """One server for all tests that leave it as it was. MODEL is loaded, so no stream begins with lines of a wait."""
     with start_server() as running:
+        body = {"model": MODEL, "stream": False}
+        assert httpx.post(f"{running.url}/api/generate", json=body, timeout=PATIENCE_S).status_code == 200
         yield running
