@@ -72,8 +72,9 @@ def kernel_cache(request: pytest.FixtureRequest) -> None:
 
     It is kept between runs; what lies in it is named after the sources, so it is never stale.
     """
-    if CACHE_VARIABLE not in os.environ and request.config.cache is not None:
-        os.environ[CACHE_VARIABLE] = str(request.config.cache.mkdir("kernels"))
+    cache = getattr(request.config, "cache", None)  # absent with -p no:cacheprovider
+    if CACHE_VARIABLE not in os.environ and cache is not None:
+        os.environ[CACHE_VARIABLE] = str(cache.mkdir("kernels"))
 
 
 @pytest.fixture(scope="session", autouse=True)
