@@ -94,12 +94,29 @@ def write(
     values: tensors by name, instead of random ones, those in `types` in blocks of that type. tokens: a vocabulary
     without merges or scores. metadata: keys that are other than the model's.
     """
-    name = model.architecture
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_tokenizer_model("llama" if tokens else "no_vocab")
     if tokens:
         writer.add_token_list(tokens)
         writer.add_token_scores([0.0] * len(tokens))
+    add_keys(writer, keys_of(model, metadata))
+    writer.add_token_type_count(2)
+    random = np.random.default_rng(seed)
+    for tensor, shape in shapes(model).items():
+        made = random_values(tensor, shape, random) if values is None else values[tensor]
+        if types and tensor in types:
+            writer.add_tensor(tensor, made, raw_dtype=types[tensor])
+            continue
+        factor = model.query_norm if values is None and tensor.endswith("attn_q_norm.weight") else 1.0
+        writer.add_tensor(tensor, made * np.float32(factor))
+    for tensor, factors in rope_factors(model).items():
+        writer.add_tensor(tensor, factors)
+    finish(writer)
+    return path
+
+
+def keys_of(model: Synthetic, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's metadata, and `metadata` in place of its own values, without the vocabulary."""
     keys: dict[str, Any] = {
         "vocab_size": model.vocabulary,
         "block_count": model.layers,
@@ -117,25 +134,20 @@ def write(
     if model.window_head:
         keys |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
         keys |= {"embedding_length_per_layer_input": model.per_layer}
-    named = {f"{name}.{key}": value for key, value in {**keys, **model.extra, **(metadata or {})}.items()}
-    add_keys(writer, {**named, **model.shared})
-    writer.add_token_type_count(2)
-    random = np.random.default_rng(seed)
-    for tensor, shape in shapes(model).items():
-        made = _values(tensor, shape, random) if values is None else values[tensor]
-        if types and tensor in types:
-            writer.add_tensor(tensor, made, raw_dtype=types[tensor])
-            continue
-        factor = model.query_norm if values is None and tensor.endswith("attn_q_norm.weight") else 1.0
-        writer.add_tensor(tensor, made * np.float32(factor))
+    named = {f"{model.architecture}.{key}": value for key, value in {**keys, **model.extra, **(metadata or {})}.items()}
+    return {**named, **model.shared}
+
+
+def rope_factors(model: Synthetic) -> dict[str, NDArray[np.float32]]:
+    """Tensors with factors of rotary frequencies, by name."""
+    pairs = model.head // 2
+    made = {}
     for tensor, factor in model.factors.items():
-        pairs = model.head // 2
         factors = np.linspace(1.0, factor, pairs, dtype=np.float32)
         if factor >= STILL:
             factors = np.where(np.arange(pairs) < pairs // 4, np.float32(1.0), np.float32(factor))
-        writer.add_tensor(tensor, factors)
-    finish(writer)
-    return path
+        made[tensor] = factors
+    return made
 
 
 def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
@@ -308,7 +320,7 @@ def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
     return {"ffn_gate.weight": (inner, width), "ffn_up.weight": (inner, width), "ffn_down.weight": (width, inner)}
 
 
-def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+def random_values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
     values = random.standard_normal(shape, dtype=np.float32)
     if name.endswith("ssm_a"):
         return -np.exp(values)
