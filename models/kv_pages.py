@@ -53,7 +53,7 @@ class Sequence:
     """
 
     length: int = 0
-    table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((TABLE_STEP,), np.int32))
+    table: NDArray[np.generic] = field(default_factory=partial(aligned_zeros, (TABLE_STEP,), np.int32))
     written: int = 0
     state: int = 0
     table_address: int = field(init=False)

@@ -124,7 +124,8 @@ class NativeRunner:
         """Bytes of weights in mapped file pages, which the system counts as free memory."""
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
-        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
+        self._inputs = recorder.inputs
+        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._reserve_logits(1)
@@ -206,7 +207,8 @@ class NativeRunner:
         wanted: Ordered[int],
     ) -> NDArray[np.float32]:
         """Run no more segments than the states allow at once. segments: (handle, first row, rows) each."""
-        self._steps.fetch(tokens)
+        if self._inputs:
+            self._inputs.fetch(tokens, self._steps.program)  # first, because it raises if the file was changed
         begun: list[tuple[Sequence, int, int]] = []
         if self._store.delta:
             self._store.delta.begin(len(segments))
@@ -270,8 +272,8 @@ class NativeRunner:
         wanted: Ordered[int],
     ) -> NDArray[np.float32]:
         """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
-        self._steps.place(tokens, positions, segments, self._ropes)
         self._reserve_logits(len(wanted))
+        self._steps.place(tokens, positions, segments, self._ropes)
         if self._store.delta:
             self._store.prepare([(sequence, positions[first], count) for sequence, first, count in segments])
         self._steps.run(len(tokens), wanted)
@@ -331,7 +333,8 @@ class NativeRunner:
         while self.closing:
             self.closing.pop()()
         self._team.close()
-        self._steps.close()
+        if self._inputs:
+            self._inputs.close()
         self._sequences.clear()
 
     def _register(self, sequence: Sequence) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,6 @@ from models.config import ModelConfig
 from models.kv_pages import Sequence
 from models.rope_tables import Ropes
 from models.weights import padded
-
-if TYPE_CHECKING:
-    from models.per_layer_inputs import PerLayerInputs
 
 LoadProgress = Callable[[str, float], None]
 """Called with the current activity and the fraction of it that is done."""
@@ -67,7 +63,7 @@ def step_fields(
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
-    Call `fetch` and `place` before `run` if the program reads tokens, or keys and values of sequences.
+    Call `place` before `run` if the program reads tokens, or keys and values of sequences.
     """
 
     def __init__(
@@ -77,13 +73,12 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
-        inputs: "PerLayerInputs | None" = None,
     ) -> None:
-        """Compile the builder's kernels. inputs: embeddings that the program reads from the file in each step."""
+        """Compile the builder's kernels."""
         fields = step_fields(builder, config, max_rows, team.threads)
         self.program = builder.build(compiling(progress))
         release_linker()
-        self._team, self._config, self._inputs = team, config, inputs
+        self._team, self._config = team, config
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)
         self._address = self._step.ctypes.data
         for index, array in fields.items():
@@ -99,19 +94,6 @@ class Steps:
         self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
         self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
         self._stages = (0, 0)  # rows and rows with requested logits that the step record was written for
-
-    def fetch(self, tokens: Ordered[int]) -> None:
-        """Read what the program needs from the file for the next step's tokens.
-
-        Raises ModelFileError, before anything else changes, if the file was changed or cannot be read.
-        """
-        if self._inputs:
-            self._inputs.fetch(tokens, self.program)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._inputs:
-            self._inputs.close()
 
     def place(
         self,
@@ -133,8 +115,8 @@ class Steps:
             at = index * _SEGMENT_FIELDS
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
         step[Step.SEGMENT_COUNT] = len(segments)
-        ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
         self._share_attention(Step.PARTS, [(count, positions[first] + count) for _, first, count in segments])
+        ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
         self._placed = segments
 
     def _place_wanted(self, wanted: Ordered[int]) -> None:

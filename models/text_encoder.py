@@ -68,7 +68,8 @@ class TextEncoder:
             recorder = DecoderRecorder(recording, self._store, self._ropes)
             self._states = recorder.record_states().values
             loader.check_all_used(config.layers)
-            self._steps = Steps(builder, team, config, rows, progress, recorder.inputs)
+            self._inputs = recorder.inputs
+            self._steps = Steps(builder, team, config, rows, progress)
         except BaseException:
             team.close()
             raise
@@ -103,7 +104,8 @@ class TextEncoder:
         """Stop the threads; memory is released with the last reference. Idempotent."""
         self._closed = True
         self._team.close()
-        self._steps.close()
+        if self._inputs:
+            self._inputs.close()
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +125,8 @@ class TextEncoder:
                 segments.append((sequence, len(tokens), len(text)))
                 tokens += text
                 positions += range(len(text))
-            self._steps.fetch(tokens)
+            if self._inputs:
+                self._inputs.fetch(tokens, self._steps.program)
             self._steps.place(tokens, positions, segments, self._ropes)
             self._steps.run(len(tokens))
         finally:

@@ -62,8 +62,9 @@ class Engine:
     """Runs many requests at once on one Runner. Takes ownership of the runner and the drafter.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
-    start() starts. context_limit None: the model's own. adapters: the default for requests that choose none. clock: the
-    source of all times, in seconds; a drafter must use the same one. chunk: how many rows a step may have.
+    start() starts. context_limit None: the model's own. disk: opens the disk tier, when a request can first use it.
+    adapters: the default for requests that choose none. clock: the source of all times, in seconds; a drafter must use
+    the same one. chunk: how many rows a step may have.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter for each decision of the caller
@@ -75,7 +76,7 @@ class Engine:
         max_running: int = 8,
         max_waiting: int = 64,
         background_tokens: int = 512,
-        disk: DiskCache | None = None,
+        disk: Callable[[], DiskCache] | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterSet = (),
         clock: Callable[[], float] = time.monotonic,
@@ -93,12 +94,12 @@ class Engine:
         self._drafter = drafter
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
-        self._wakened = threading.Event()  # first, because the disk cache's threads set it as soon as they run
+        self._wakened = threading.Event()
         self._kv = KVManager(
             runner,
             kept_sequences=info.max_sequences - max_running,
             background_pages=min(background_tokens // info.page_size, info.pages_total // 8),
-            disk=disk,
+            open_disk=disk,
             wake_engine=self._wake,
             adapters=adapters,
         )
@@ -240,12 +241,14 @@ class Engine:
     def _take_news(self) -> bool:
         """Queue new submissions, and end cancelled and expired generations; return whether any ended."""
         while self._submissions:
-            self._scheduler.add(generation := self._submissions.popleft())
-            self._journal.keep(generation.timeline)
+            generation = self._submissions.popleft()
+            self._journal.recent.append(generation.timeline)
+            self._scheduler.add(generation)
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
+            limit = generation.request.time_limit_s
             if generation.writer.stream.cancelled:
                 generation.end(FinishReason.CANCELLED)
-            elif generation.expired:
+            elif limit is not None and generation.writer.age >= limit:
                 generation.end(FinishReason.LENGTH)
         return self._end_finished()
 

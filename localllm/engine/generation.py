@@ -120,12 +120,6 @@ class Generation:
         return max(ahead, 0) if self.sequence.reusable is not None else 0
 
     @property
-    def expired(self) -> bool:
-        """Whether the request's time limit has passed."""
-        limit = self.request.time_limit_s
-        return limit is not None and self.writer.age >= limit
-
-    @property
     def tokens_left(self) -> int:
         """The maximum number of tokens still to generate."""
         asked, in_context = self.request.max_tokens, self.context - len(self.sequence.tokens)
@@ -203,7 +197,7 @@ class Generation:
 
     def send_progress(self, queue_position: int) -> None:
         """Send the request's progress until its first token."""
-        if not self.writer.has_token:
+        if self.writer.first_token is None:
             sequence = self.sequence
             self.writer.send_progress(Progress(queue_position, sequence.computed, len(sequence.tokens)), self.counts)
 
@@ -274,7 +268,7 @@ class Generation:
     def _take(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Append a token to the history, the text and the constraint; end the answer if the token ends it."""
         self._sampler.accept(token_id)
-        self.sequence.append(token_id)
+        self.sequence.tokens.append(token_id)
         if self._speculation:
             self._speculation.token(token_id)
         self.generated += 1

@@ -102,12 +102,13 @@ class EngineSnapshot:
 class Journal:
     """Keeps recent steps and timelines, and delivers snapshots.
 
-    asked: futures that wait for a snapshot. Only the engine's thread calls note, keep and answer; any thread calls ask.
+    asked: futures that wait for a snapshot. recent: the latest requests' timelines, to which the engine appends. Only
+    the engine's thread calls note and answer; any thread calls ask.
     """
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
-        self._timelines: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
+        self.recent: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
         self.asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
@@ -122,14 +123,10 @@ class Journal:
         for timeline, decodes, rows in parts:
             timeline.add(Span(decodes, began, began + step.seconds, rows))
 
-    def keep(self, timeline: Timeline) -> None:
-        """Include a new request's timeline in snapshots while it is among the most recent."""
-        self._timelines.append(timeline)
-
     @property
     def timelines(self) -> tuple[Timeline, ...]:
         """Copies of the most recent requests' timelines, oldest first."""
-        return tuple(replace(each, spans=[*each.spans]) for each in self._timelines)
+        return tuple(replace(each, spans=[*each.spans]) for each in self.recent)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

@@ -8,7 +8,7 @@ from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import AdapterSet, KeepsStates, Runner
 from localllm.engine.sequence import TokenSequence
-from localllm.engine.spill import Spiller
+from localllm.engine.spill import LEAST_TOKENS, Spiller
 from localllm.engine.state_cache import StateCache, mark_places
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,9 @@ class KVManager:
     """Attaches runner sequences to token sequences and takes them back. The engine's thread is the only caller.
 
     kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
-    kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
-    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk.
+    kept free of cached chats for background requests, which may not evict any. open_disk is called by the first request
+    that can use the disk tier, and wake_engine when it can take more. adapters: those that the model was loaded with;
+    only KV computed with them goes to the disk.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class KVManager:
         runner: Runner,
         kept_sequences: int,
         background_pages: int,
-        disk: DiskCache | None,
+        open_disk: Callable[[], DiskCache] | None,
         wake_engine: Callable[[], None],
         adapters: AdapterSet = (),
     ) -> None:
@@ -39,16 +40,15 @@ class KVManager:
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
-        self._disk = disk if self._can_truncate or disk is None else disk.of_states()
-        self._disks: dict[str, DiskCache] = {}
+        self._open_disk = open_disk
+        self._wake_engine = wake_engine
+        self._disks: dict[str, DiskCache] = {}  # by namespace; empty until first used
         self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to import before their next rows
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
-        if self._disk is not None:
-            self._disk.when_ready(wake_engine)
         limit = runner.info.copies_bytes if self._can_truncate else 0
         self.copies = MemoryTier(limit) if limit else None
-        self.spiller = Spiller(runner, self.cache, self.copies, wake_engine) if self._disk or self.copies else None
+        self.spiller: Spiller | None = None  # made for the first prefix
 
     def start(self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]) -> bool:
         """Attach the longest known prefix; False if a running sequence is about to compute a longer one.
@@ -120,7 +120,7 @@ class KVManager:
 
     def advance(self, sequence: TokenSequence, rows: int) -> None:
         """Record that rows were computed, and keep a copy of the state if the sequence has reached a mark."""
-        sequence.advance(rows)
+        sequence.computed += rows
         if sequence.computed not in self._marks.get(sequence, ()):
             return
         assert sequence.handle is not None
@@ -133,7 +133,7 @@ class KVManager:
         if sequence.computed > length:
             assert sequence.handle is not None
             self._runner.truncate_sequence(sequence.handle, length)
-            sequence.cut(length)
+            sequence.computed = length
 
     def make_room(self, pages: int, background: bool) -> bool:
         """Evict until `pages` pages are free; False if that is impossible."""
@@ -165,8 +165,8 @@ class KVManager:
         """Finish writes to the disk tier, and end its threads."""
         if self.spiller is not None:
             self.spiller.close()
-        if self._disk is not None:
-            self._disk.close()
+        if self._disks:
+            self._disks[""].close()
 
     def _stored(self, sequence: TokenSequence, tokens: list[int]) -> Sequence[MemorySegment] | Sequence[Segment]:
         """The stored segments that match the most tokens: copies in main memory, or on disk if those match more."""
@@ -183,20 +183,18 @@ class KVManager:
         return next(known, None)
 
     def _import_state(self, handle: int, segment: MemorySegment | Segment) -> None:
-        assert isinstance(segment, Segment) and isinstance(self._runner, KeepsStates) and self._disk is not None
-        if (state := self._disk.load_state(segment)) is not None:
+        assert isinstance(segment, Segment) and isinstance(self._runner, KeepsStates)
+        if (state := self._disks[""].load_state(segment)) is not None:
             self._runner.import_state(handle, state)
 
     def _data(self, segment: MemorySegment | Segment) -> bytes | memoryview | None:
-        if isinstance(segment, MemorySegment):
-            return segment.kv
-        assert self._disk is not None
-        return self._disk.load(segment)
+        return segment.kv if isinstance(segment, MemorySegment) else self._disks[""].load(segment)
 
     def _detached(self, sequence: TokenSequence) -> int | None:
         self.restoring.pop(sequence, None)
         self._marks.pop(sequence, None)
-        return sequence.detach()
+        handle, sequence.handle = sequence.handle, None
+        return handle
 
     def _keep(self, sequence: TokenSequence, handle: int) -> None:
         """Put a runner's sequence of all computed tokens into the cache, and schedule copying it."""
@@ -205,16 +203,22 @@ class KVManager:
         trunk = sequence.trunk if sequence.trunk <= len(tokens) else 0
         if trunk:
             self.cache.pin(sequence.space, tokens[:trunk])
-        if self.spiller:
-            disk = self._disk_of(sequence) if sequence.persist else None
-            text = sequence.images.text_end(0, len(tokens))  # the text before the first image; images are never copied
+        text = sequence.images.text_end(0, len(tokens))  # the text before the first image; images are never copied
+        disk = self._disk_of(sequence) if sequence.persist and text >= LEAST_TOKENS else None
+        if disk or self.copies:
+            if self.spiller is None:
+                self.spiller = Spiller(self._runner, self.cache, self.copies, self._wake_engine)
             self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text))
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """The disk tier for a sequence's KV, separate for each namespace; None without one or for other adapters."""
         adapters, namespace = sequence.space
-        if self._disk is None or adapters != self._adapters:
+        if self._open_disk is None or adapters != self._adapters:
             return None
-        if namespace and namespace not in self._disks:
-            self._disks[namespace] = self._disk.apart(namespace)
-        return self._disks.get(namespace, self._disk)
+        if not self._disks:
+            disk = self._open_disk()
+            self._disks[""] = disk if self._can_truncate else disk.of_states()
+            disk.when_ready(self._wake_engine)
+        if namespace not in self._disks:
+            self._disks[namespace] = self._disks[""].apart(namespace)
+        return self._disks[namespace]

@@ -260,10 +260,6 @@ class Range:
     low: float
     high: float
 
-    def holds(self, value: float) -> bool:
-        """Whether a value lies in the range."""
-        return self.low <= value <= self.high
-
     def __str__(self) -> str:
         return f"between {self.low} and {self.high}"
 
@@ -312,7 +308,7 @@ def check_ranges(params: SamplingParams) -> None:
     """The part of `validate` that needs no model, so front ends can refuse a request before they load one."""
     for name, bounds in RANGES.items():
         value = getattr(params, name)
-        if value is not None and not bounds.holds(value):
+        if value is not None and not bounds.low <= value <= bounds.high:
             raise RequestError(f"{name} is {value}; it must be {bounds}.")
     if params.mirostat == 1:
         raise RequestError("mirostat is 1; it must be 0 (off) or 2. Version 1 is superseded by version 2.")

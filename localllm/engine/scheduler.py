@@ -315,22 +315,18 @@ class Scheduler:
         budget = min(rows, self._runner.info.max_rows) - len(plan)
         scored = 0
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
-            members = [generation for generation in group if generation.sequence.handle is not None]
-            reading = []
-            for generation in members:
+            reading: list[tuple[Generation, int]] = []  # each with the number of its next rows to score
+            wants: list[int] = []
+            for generation in [each for each in group if each.sequence.handle is not None]:
                 image = generation.sequence.images.at(generation.sequence.computed)
                 if image is None:
-                    reading.append(generation)
+                    ahead, scores = self._kv.rows_ahead(generation.sequence), generation.unscored
+                    reading.append((generation, scores))
+                    wants.append(min(ahead, self._most_scored) if scores else ahead)
                 elif budget > 0:
                     self._add(plan, PlannedRows(generation, len(image.ids), image=image))
                     budget -= len(image.ids)
-            unscored = [generation.unscored for generation in reading]
-            ahead = [self._kv.rows_ahead(generation.sequence) for generation in reading]
-            wants = [
-                min(rows, self._most_scored) if scores else rows for rows, scores in zip(ahead, unscored, strict=True)
-            ]
-            shares = fair_shares(wants, max(budget, 0))
-            for generation, share, scores in zip(reading, shares, unscored, strict=True):
+            for (generation, scores), share in zip(reading, fair_shares(wants, max(budget, 0)), strict=True):
                 rows = min(share, self._most_scored - scored) if scores else share
                 if rows and self._add(plan, PlannedRows(generation, rows, scored=min(scores, rows))):
                     budget -= rows

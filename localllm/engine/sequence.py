@@ -52,10 +52,11 @@ class ImageSpans:
 class TokenSequence:
     """A prompt and the tokens generated after it.
 
-    The runner's sequence `handle` (None while there is none) stores the first `computed` tokens. Decoding is the case
-    of one pending token, prefill that of many. space: requests in it share KV. background, persist and trunk are the
-    request's. from_memory, from_disk: prompt tokens whose KV was reused from memory, and from disk. reusable: how many
-    first tokens may be reused, if the logits of the others are needed; else None.
+    The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
+    drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
+    it share KV. background, persist and trunk are the request's. from_memory, from_disk: prompt tokens whose KV was
+    reused from memory, and from disk. reusable: how many first tokens may be reused, if the logits of the others are
+    needed; else None.
     """
 
     def __init__(
@@ -91,11 +92,6 @@ class TokenSequence:
         if self.from_memory is None:
             self.from_memory = computed
 
-    def detach(self) -> int | None:
-        """Detach the runner's sequence and return it."""
-        handle, self.handle = self.handle, None
-        return handle
-
     def restored(self, length: int, from_disk: bool) -> None:
         """Record that the runner's sequence was filled up to `length` tokens, from the disk or copies in memory."""
         gained, self.computed = length - self.computed, length
@@ -103,18 +99,6 @@ class TokenSequence:
             self.from_disk += gained
         elif len(self.tokens) == self._prompt:
             self.from_memory = (self.from_memory or 0) + gained
-
-    def advance(self, rows: int) -> None:
-        """Record that the next rows were computed; some may be drafts, which are not among the tokens yet."""
-        self.computed += rows
-
-    def cut(self, length: int) -> None:
-        """Record that the runner's sequence was truncated to `length` tokens."""
-        self.computed = length
-
-    def append(self, token_id: int) -> None:
-        """Append a token, whose KV is not computed yet."""
-        self.tokens.append(token_id)
 
     def replace(self, tokens: list[int]) -> None:
         """Continue with other tokens, none of them computed. The runner's sequence must be detached."""

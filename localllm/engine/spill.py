@@ -60,8 +60,11 @@ class Spiller:
         self._thread.start()
 
     def later(self, space: KeySpace, tokens: Sequence[int], disk: DiskCache | None, trunk: int = 0) -> None:
-        """Queue a prefix to be copied, and written to `disk` unless None, with its first `trunk` tokens pinned."""
-        if disk is not None and (not disk.enabled or len(tokens) < LEAST_TOKENS):
+        """Queue a prefix to be copied, and written to `disk` unless None, with its first `trunk` tokens pinned.
+
+        disk: None for fewer than LEAST_TOKENS tokens.
+        """
+        if disk is not None and not disk.enabled:
             disk = None
         if disk is not None and not disk.ready:
             self._undigested.append(_Prefix(space, list(tokens), disk, trunk))

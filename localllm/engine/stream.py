@@ -48,7 +48,7 @@ class EventStream(Generic[EventT]):
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
     Back-pressure: a reader CAPACITY events behind pauses its own request's generation until it catches up.
     Leaving a loop early does not cancel; `cancel()` does, from any thread. Reading after the end gives nothing.
-    cancelled: whether `cancel` was called.
+    cancelled: whether `cancel` was called. full: whether the reader is so far behind that generation must pause.
     """
 
     def __init__(self, wake_engine: Callable[[], None], interrupt: Callable[[], None] | None = None) -> None:
@@ -60,8 +60,7 @@ class EventStream(Generic[EventT]):
         self._waiting = False
         self._events: deque[EventT] = deque()
         self._listener: Callable[[], None] | None = None
-        self.cancelled = False
-        self._finished = False
+        self.cancelled = self.full = self._finished = False
 
     def cancel(self) -> None:
         """Ask the engine to stop, whether the request waits, prefills or decodes. The last event still comes."""
@@ -69,17 +68,13 @@ class EventStream(Generic[EventT]):
         if not self._finished:
             self._interrupt()
 
-    @property
-    def full(self) -> bool:
-        """Whether the reader is so far behind that generation must pause."""
-        return len(self._events) >= CAPACITY
-
     def push(self, event: EventT) -> None:
         """Add an event; the engine's thread only. Newer progress replaces unread progress."""
         with self._lock:
             if event.progress and self._events and self._events[-1].progress:
                 self._events.pop()
             self._events.append(event)
+            self.full = len(self._events) >= CAPACITY
             self._finished = event.finish_reason is not None
             listener = self._listener
             waiting, self._waiting = self._waiting, False
@@ -102,7 +97,7 @@ class EventStream(Generic[EventT]):
     def poll(self) -> list[EventT]:
         """Return the events since the last read, without waiting."""
         with self._lock:
-            was_full = self.full
+            was_full, self.full = self.full, False
             events = list(self._events)
             self._events.clear()
         if was_full:
@@ -263,6 +258,7 @@ class EventWriter:
     """Creates the events of one generation and pushes them to its stream.
 
     Create it when the request arrives; `came` is that time. stop: the request's stop strings. clock: in seconds.
+    first_token: when the first token was sampled, which ends progress reports; None until then.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -270,7 +266,7 @@ class EventWriter:
         self._clock = clock
         self.came = clock()
         self._admitted: float | None = None
-        self._first_token: float | None = None
+        self.first_token: float | None = None
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, like the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
@@ -290,11 +286,6 @@ class EventWriter:
         """Whether a stop string has ended the text."""
         return self._detokenizer.stopped is not None
 
-    @property
-    def has_token(self) -> bool:
-        """Whether a token was sampled, which ends progress reports."""
-        return self._first_token is not None
-
     def admitted(self) -> None:
         """Record that the request has started to run."""
         if self._admitted is None:
@@ -302,8 +293,8 @@ class EventWriter:
 
     def sampled(self) -> None:
         """Record that a token was sampled; the first one ends the prefill."""
-        if self._first_token is None:
-            self._first_token = self._clock()
+        if self.first_token is None:
+            self.first_token = self._clock()
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
         """Send the log-probabilities of the prompt's tokens after the first with the next event."""
@@ -356,12 +347,12 @@ class EventWriter:
         """Time spent in each phase so far."""
         now = self._clock()
         admitted = now if self._admitted is None else self._admitted
-        first = now if self._first_token is None else self._first_token
+        first = now if self.first_token is None else self.first_token
         return Timings(
             queue_s=admitted - self.came,
             prefill_s=first - admitted,
             decode_s=now - first,
-            ttft_s=0.0 if self._first_token is None else first - self.came,
+            ttft_s=0.0 if self.first_token is None else first - self.came,
         )
 
     def _add(self, text: str) -> None:

@@ -1,5 +1,6 @@
 """The random work of test_engine_random on the real runners, whose greedy answers are computed again afterwards."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def work(kind: str, path: Path, disk_bytes: int, expected: set[str], monkeypatch
         class RealWork(Work):
             def start(self) -> None:
                 self.runner = WatchedRunner(open_real(kind, model, tokens=TOKENS))  # type: ignore[assignment]
-                cache = DiskCache(self.folder, self.runner.info.kv_layout, disk_bytes) if self.disk else None
+                cache = partial(DiskCache, self.folder, self.runner.info.kv_layout, disk_bytes) if self.disk else None
                 self.engine = Engine(self.runner, FakeVocabulary(), max_running=4, max_waiting=6, disk=cache)
 
             def submit(self) -> None:
