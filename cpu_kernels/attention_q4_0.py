@@ -1,9 +1,9 @@
-"""Keys and values in q4_0: four bits each, 32 of which share a scale, turned by a Hadamard transform before.
+"""Keys and values in q4_0: four bits each after a Hadamard transform; 32 of them share a scale.
 
-The transform spreads what is large in a few numbers of a head over all of them, so that four bits lose less. It is
-orthogonal: products of a turned query with turned keys are those of the query with the keys, and sums of turned values
-are turned back once, by the same transform. It also makes the numbers nearly Gaussian, so four bits stand for levels
-that lie closer around zero: those of GGML's IQ4_NL. What is computed is in cpu_kernels.attention_blocks.
+The transform spreads outliers over all numbers of a head, so four bits lose less. It is orthogonal: products of
+transformed queries and keys are those of the original ones, and sums of transformed values are transformed back once,
+by the same transform. It also makes the numbers nearly Gaussian, so the 16 levels are closer together around zero:
+those of GGML's IQ4_NL. cpu_kernels.attention_blocks has the arithmetic.
 """
 
 import math
@@ -50,18 +50,19 @@ from cpu_kernels.simd.vectors import (
 )
 
 VALUE_BYTES = PAGE_TOKENS // 2
-"""Bytes of a page of values for each of D, scales left out."""
+"""Bytes of a page of values for each of D, without scales."""
 
 PAGE_BYTES_PER_VALUE = 9
 """Bytes of a page for each of D: eight bytes, and sixteen scales for every 32."""
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What four bits stand for, in units of the scale."""
+"""The values of the four-bit codes, in units of the scale."""
 _OFFSET = -LEVELS[0]
 _STORED = tuple(level + _OFFSET for level in LEVELS)
 _ZERO, _ONE, _LAST = np.float32(0.0), np.float32(1.0), np.float32(15.0)
-# What the largest magnitude of a block may become: a little inside or outside of the outermost levels on both sides.
+# Candidates for the value that a block's largest magnitude is scaled to: slightly inside or outside of the outermost
+# levels, at both ends.
 _LARGEST = tuple(np.float32(level) for level in (-135, -127, -118, -110, -104, 105, 113, 127))
-# Coefficients, highest first, of a polynomial that goes through k + 0.5 half-way between levels k and k + 1, to 0.034.
+# Coefficients, highest first, of a polynomial that is k + 0.5 midway between levels k and k + 1, to within 0.034.
 _PLACES = tuple(
     np.float32(coefficient / 128**power)
     for coefficient, power in (
@@ -83,7 +84,7 @@ def _level_values(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
     return builder.sitofp(levels, f32x16.llvm)
 
 
-# The levels that numbers from 0 to 15 stand for.
+# The values of codes from 0 to 15.
 _level = define("q4_0_level", [i32x16], f32x16, _level_values, lambda n: np.array(LEVELS, np.float32)[n])
 
 
@@ -91,7 +92,7 @@ _level = define("q4_0_level", [i32x16], f32x16, _level_values, lambda n: np.arra
 def turn(x: int, padded: int, out: int) -> None:
     """out = the orthogonal Hadamard transform of x, D floats, in blocks of the largest power of two that divides D.
 
-    It is its own inverse, but for rounding. out may be x.
+    It is its own inverse, except for rounding. out may be x.
     """
     size = padded & -padded
     for i in range(0, padded * 4, 64):
@@ -111,7 +112,9 @@ def turn(x: int, padded: int, out: int) -> None:
 
 @inner
 def _nearest(scaled: Any) -> Any:
-    """Which level each number is next to, from 0 to 15: by a polynomial, which may take the other of two close ones."""
+    """The index of the nearest level of each number, 0 to 15, by a polynomial: between two levels, it may choose the
+    other.
+    """
     place = fma(splat_f32(_PLACES[0]), scaled, splat_f32(_PLACES[1]))
     place = fma(place, scaled, splat_f32(_PLACES[2]))
     place = fma(place, scaled, splat_f32(_PLACES[3]))
@@ -122,7 +125,7 @@ def _nearest(scaled: Any) -> Any:
 
 @inner
 def _better(best: Any, x0: Any, x1: Any, inverse: np.float32) -> Any:
-    """The closer of two choices for a block: `best`, or the levels next to the block times `inverse`.
+    """The better of two choices for a block: `best`, or the levels nearest to the block times `inverse`.
 
     A choice is (inverse, product of block and levels, square of their cosine times the block's square).
     """
@@ -135,11 +138,11 @@ def _better(best: Any, x0: Any, x1: Any, inverse: np.float32) -> Any:
 
 @inner
 def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
-    """Write the levels of D floats, from 0 to 15, to bytes at `out`, and their scales into a token's slot.
+    """Write the codes of D floats, 0 to 15, as bytes to `out`, and their scales into a token's slot.
 
-    A block's levels are those of several scales whose direction is next to the block's. The scale that is stored makes
-    the block's product with what is stored its product with itself: an error along a key would be one of the scores
-    of the very queries that look for it.
+    Of several candidate scales, a block uses the one whose levels are closest to it in direction. The stored scale
+    makes the product of the block and its stored form equal to the block's product with itself: an error along a key
+    would change the scores of just the queries that match it.
     """
     for block in range(padded // SCALED_TOGETHER):
         x0 = load_f32(x + block * 128)
@@ -149,7 +152,7 @@ def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
             largest = -largest
         unit = _ZERO if largest == _ZERO else _ONE / largest
         best = (_ZERO, largest, _ZERO)
-        # One by one: a loop over a tuple leaves a path that LLVM takes for impossible where it is not unrolled.
+        # Unrolled: a loop over a tuple leaves a path that LLVM considers unreachable.
         best = _better(best, x0, x1, _LARGEST[0] * unit)
         best = _better(best, x0, x1, _LARGEST[1] * unit)
         best = _better(best, x0, x1, _LARGEST[2] * unit)
@@ -194,7 +197,7 @@ def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> N
 
 
 def queries(columns: int) -> Any:
-    """Function that turns a query of D floats and puts it into its column as attention_blocks has it."""
+    """Function that transforms a query of D floats and writes it to its column, as attention_blocks does."""
     put_words = attention_blocks.queries(columns, _OFFSET)
 
     @inner

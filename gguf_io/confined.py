@@ -94,11 +94,11 @@ class ConfinedChild:
 
     def _reason_of_end(self, status: int, cpu_seconds: float, waited: float) -> str:
         if waited:
-            return f"it takes too long: it had not answered after {waited:g} s and was ended"
+            return f"it takes too long: it had not answered after {waited:g} s and was stopped"
         if sys.platform != "win32" and status == -signal.SIGPROF:
-            return f"it takes too long: it used more than {cpu_seconds:g} s of CPU time and was ended"
+            return f"it takes too long: it used more than {cpu_seconds:g} s of CPU time and was stopped"
         if status == _EXIT_MEMORY:
-            return f"it takes too much memory: it used more than {self._memory_bytes >> 20} MiB of memory and was ended"
+            return f"it takes too much memory: it used more than {self._memory_bytes >> 20} MiB of memory"
         return f"the process that works on it ended with status {status}"
 
 

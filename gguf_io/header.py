@@ -129,7 +129,7 @@ class _HeaderReader:
         self.position = 4
         version = self.number(_U32, "version")
         if version and version & 0xFFFF == 0:
-            self.fail("version", "the file is big-endian", "Get the model's little-endian edition.")
+            self.fail("version", "the file is big-endian", "Use the little-endian version of the model.")
         if version not in SUPPORTED_VERSIONS:
             self.fail("version", f"GGUF {version} is not supported, only 2 and 3 are", "Convert the model again.")
         return version
@@ -174,7 +174,7 @@ class _HeaderReader:
                 filled = len(buffer) - 8
             (length,) = length_at(buffer, position)
             if length > MAX_STRING_BYTES:
-                self.fail(f"{key}[{index}]", f"has {length} bytes, more than the cap of {MAX_STRING_BYTES}")
+                self.fail(f"{key}[{index}]", f"has {length} bytes, more than the limit of {MAX_STRING_BYTES}")
             position += 8 + length
         if position > self.end:
             self.past_end(key)
@@ -208,7 +208,7 @@ class _HeaderReader:
         for tensor in tensors:
             field = f"tensor {tensor.name!r}"
             if tensor.offset % alignment:
-                self.fail(field, f"lies at offset {tensor.offset}, which is not aligned to {alignment}")
+                self.fail(field, f"starts at offset {tensor.offset}, which is not aligned to {alignment}")
             offset = data_start + tensor.offset
             if offset + tensor.nbytes > self.size:
                 self.fail(field, f"ends at byte {offset + tensor.nbytes} and the file has {self.size}")
@@ -239,7 +239,7 @@ class _HeaderReader:
         """A count of items that each take at least one byte of the rest of the header."""
         count = self.number(_U64, field)
         if count > cap:
-            self.fail(field, f"is {count}, more than the cap of {cap}")
+            self.fail(field, f"is {count}, above the limit of {cap}")
         if count > self.end - self.position:
             self.past_end(field)
         return count
@@ -247,7 +247,7 @@ class _HeaderReader:
     def string(self, field: str, cap: int) -> str:
         length = self.number(_U64, f"{field} (length)")
         if length > cap:
-            self.fail(field, f"has {length} bytes, more than the cap of {cap}")
+            self.fail(field, f"has {length} bytes, more than the limit of {cap}")
         start = self.position
         self.skip(length, field)
         try:
@@ -270,7 +270,7 @@ class _HeaderReader:
 
     def past_end(self, field: str) -> NoReturn:
         if self.end < self.size:
-            self.fail(field, f"runs past the cap of {MAX_HEADER_BYTES} bytes for a header")
+            self.fail(field, f"exceeds the limit of {MAX_HEADER_BYTES} bytes for a header")
         self.fail(field, f"runs past the end of the file ({self.size} bytes)")
 
     def fail(self, field: str, problem: str, advice: str = DAMAGED) -> NoReturn:

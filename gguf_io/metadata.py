@@ -129,7 +129,7 @@ class Metadata(Mapping[str, Value]):
         """An integer in minimum..maximum, both included."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            self._fail(key, f"should be an integer and is {_kind(value)}")
+            self._fail(key, f"must be an integer, not {_kind(value)}")
         return self._in_range(key, value, minimum, maximum)
 
     def get_float(
@@ -138,7 +138,7 @@ class Metadata(Mapping[str, Value]):
         """A finite number in minimum..maximum, both included; integers count as numbers."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self._fail(key, f"should be a number and is {_kind(value)}")
+            self._fail(key, f"must be a number, not {_kind(value)}")
         if not math.isfinite(value):
             self._fail(key, f"is {value}, not a finite number")
         return float(self._in_range(key, value, minimum, maximum))
@@ -146,13 +146,13 @@ class Metadata(Mapping[str, Value]):
     def get_str(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            self._fail(key, f"should be a string and is {_kind(value)}")
+            self._fail(key, f"must be a string, not {_kind(value)}")
         return value
 
     def get_bool(self, key: str, default: bool | None = None) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            self._fail(key, f"should be true or false and is {_kind(value)}")
+            self._fail(key, f"must be true or false, not {_kind(value)}")
         return value
 
     def get_list(self, key: str, item: type[ItemT], *, length: int | None = None) -> list[ItemT]:
@@ -162,13 +162,13 @@ class Metadata(Mapping[str, Value]):
         """
         value = self._value(key, None)
         if not isinstance(value, MetadataArray):
-            self._fail(key, f"should be an array and is {_kind(value)}")
+            self._fail(key, f"must be an array, not {_kind(value)}")
         if length is not None and len(value) != length:
-            self._fail(key, f"should have {length} items and has {len(value)}")
+            self._fail(key, f"must have {length} items, not {len(value)}")
         items: list[Any] = list(value)
         if wrong := set(map(type, items)) - {item}:
             entry = next(entry for entry in items if type(entry) in wrong)
-            self._fail(key, f"should be an array of {item.__name__} and holds {_kind(entry)}")
+            self._fail(key, f"must be an array of {item.__name__}, but contains {_kind(entry)}")
         return items
 
     def _value(self, key: str, default: Scalar | None) -> Value:
@@ -183,7 +183,7 @@ class Metadata(Mapping[str, Value]):
         return value
 
     def _fail(self, key: str, problem: str) -> NoReturn:
-        raise ModelFileError(f"{self._path}: {key}: {problem}. Convert the model again or get another edition of it.")
+        raise ModelFileError(f"{self._path}: {key}: {problem}. Convert the model again or use another version of it.")
 
 
 def _kind(value: Value) -> str:

@@ -116,7 +116,7 @@ def check_rows(
         if sequence not in book:
             raise ValueError(f"there is no sequence {sequence}")
         if sequence in appended:
-            raise ValueError(f"the rows of sequence {sequence} are not together")
+            raise ValueError(f"the rows of sequence {sequence} are not contiguous")
         stored = book.length(sequence)
         if positions[first : first + length] != list(range(stored, stored + length)):
             raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")

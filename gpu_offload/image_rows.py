@@ -60,7 +60,7 @@ class PositionBook:
         saved = 0
         for start, stop, so_far in self._images.get(sequence, ()):
             if start < row < stop:
-                raise ValueError(f"row {row} of sequence {sequence} lies within an image, which cannot be cut")
+                raise ValueError(f"row {row} of sequence {sequence} is within an image, which cannot be split")
             if stop <= row:
                 saved = so_far
         return row - saved

@@ -124,11 +124,11 @@ def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: Pl
 
 def _check_devices(request: PlanRequest, gpus: Sequence[Device]) -> None:
     if not gpus and (request.gpu_layers or request.about_gpus):
-        layers = f"{request.gpu_layers} layers are to go to a GPU (gpu_layers), and " if request.gpu_layers else ""
+        layers = f"gpu_layers is {request.gpu_layers}, but " if request.gpu_layers else ""
         others = f"{', '.join(request.about_gpus)} set, but " if request.about_gpus and not layers else ""
         raise DeviceRequestError(
             f"{layers}{others}llama.cpp sees no GPU. "
-            "Leave that out, or install llama.cpp for the GPU; `localllm doctor` says how."
+            "Leave it out, or install llama.cpp for the GPU: `localllm doctor` prints the command."
         )
     if gpus and not 0 <= request.base.main_gpu < len(gpus):
         names = ", ".join(f"{number}: {gpu.label}" for number, gpu in enumerate(gpus))

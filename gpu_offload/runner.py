@@ -299,4 +299,6 @@ class LlamaCppRunner:
         if not 0 <= length <= stored:
             raise ValueError(f"sequence {sequence} has {stored} positions, not {length}")
         if length not in (0, stored) and not self._can_truncate:
-            raise ValueError(f"this model's state cannot be cut: sequence {sequence} is {stored} positions or none")
+            raise ValueError(
+                f"this model's state cannot be truncated: keep {stored} positions of sequence {sequence}, or none"
+            )

@@ -34,7 +34,7 @@ def served(file: StandardFile) -> Iterator[int]:
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "fopencookie"):
-        raise LlamaCppError("llama.cpp can be given a file of another layout on Linux only.")
+        raise LlamaCppError("llama.cpp can load files in this layout on Linux only.")
     position = 0
     errors: list[BaseException] = []
 

@@ -87,28 +87,28 @@ def written_folders(settings: Settings) -> tuple[WrittenFolder, ...]:
         WrittenFolder(
             "models",
             places.own_store(settings),
-            "No model can be pulled or made. Name another folder by model_store (LOCALLLM_MODEL_STORE).",
+            "No model can be pulled or made. Choose another folder with model_store (LOCALLLM_MODEL_STORE).",
             State.BAD,
         ),
         WrittenFolder(
             "KV cache",
             disk_cache_folder(),
-            "Long prompts are computed again after each start. Name another folder by XDG_CACHE_HOME.",
+            "Long prompts are computed again after each start. Choose another folder with XDG_CACHE_HOME.",
         ),
         WrittenFolder(
             "packed weights",
             packed_folder(),
-            "Each load of a model packs its weights again. Name another folder by XDG_CACHE_HOME.",
+            "Each load of a model packs its weights again. Choose another folder with XDG_CACHE_HOME.",
         ),
         WrittenFolder(
             "chats",
             sessions_path().parent,
-            "Chats are gone when they end. localllm chat --sessions FILE keeps them elsewhere.",
+            "Chats are not saved. Use localllm chat --sessions FILE to save them elsewhere.",
         ),
         WrittenFolder(
             "kernels",
             cache_root(),
-            "Each start compiles its kernels again. Name another folder by LOCALLLM_KERNEL_CACHE.",
+            "Each start compiles its kernels again. Choose another folder with LOCALLLM_KERNEL_CACHE.",
         ),
     )
 
@@ -165,9 +165,9 @@ def check_gpu() -> Check:
         found = gpus()
     except LlamaCppMissingError:
         advice = f"A GPU and rarer architectures need llama.cpp. Install it for your device:\n{install_commands()}"
-        return Check("GPU", State.GOOD, "llama.cpp is not installed, the CPU engine computes", advice)
+        return Check("GPU", State.GOOD, "llama.cpp is not installed; the CPU engine is used", advice)
     if not found:
-        advice = f"If there is one, install llama.cpp for it anew:\n{install_commands(version('llama_cpp_python'))}"
+        advice = f"If there is one, reinstall llama.cpp for it:\n{install_commands(version('llama_cpp_python'))}"
         return Check("GPU", State.GOOD, "none that the installed llama.cpp can use", advice)
     shown = (f"{gpu.description}, {gpu.free_bytes / 2**30:.1f} GiB free ({gpu.backend})" for gpu in found)
     return Check("GPU", State.GOOD, "; ".join(shown))
@@ -193,7 +193,7 @@ def check_kernels() -> Check:
         found = f"portable builds of {', '.join(portable)}: compiled for this processor, their results were wrong"
         return Check("compiled kernels", State.BAD, found, advice)
     count = sum(1 for _ in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else 0
-    advice = "" if count else "The first answer waits, once, while those that its model needs are compiled."
+    advice = "" if count else "The first answer takes longer, once, while the kernels for its model are compiled."
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
 
 
@@ -202,7 +202,7 @@ def check_settings(errors: Sequence[SettingsError]) -> Check:
     path = config_path()
     if errors:
         return Check(
-            "settings", State.BAD, " ".join(map(str, errors)), "Other commands refuse to run until it is mended."
+            "settings", State.BAD, " ".join(map(str, errors)), "Other commands refuse to run until it is fixed."
         )
     return Check("settings", State.GOOD, str(path) if path.is_file() else f"the defaults; there is no {path}")
 
@@ -212,7 +212,7 @@ def check_disk(folder: Path) -> Check:
     free = free_bytes(folder)
     found = f"{free / 2**30:.1f} GiB free for models"
     if free < LITTLE_DISK_BYTES:
-        return Check("disk", State.ADVICE, found, "Free some space, or name another folder by model_store.")
+        return Check("disk", State.ADVICE, found, "Free some space, or choose another folder with model_store.")
     return Check("disk", State.GOOD, found)
 
 
@@ -220,7 +220,7 @@ def check_unfinished(partial: Path) -> Check:
     """Leftovers of interrupted pulls."""
     size = size_of(partial)
     if size:
-        advice = "Pull again to go on, or remove them: localllm rm --unfinished."
+        advice = "Pull again to resume, or remove them: localllm rm --unfinished."
         return Check("unfinished pulls", State.ADVICE, f"{size / 2**20:,.1f} MiB", advice)
     return Check("unfinished pulls", State.GOOD, "none")
 
@@ -229,7 +229,7 @@ def check_models(settings: Settings) -> Check:
     """The user's models by source."""
     counts = Counter(str(model.source) for model in users_models(settings))
     if not counts:
-        advice = "There is the built-in one; localllm pull qwen3:0.6b gets one that is of use."
+        advice = "There is the built-in one; localllm pull qwen3:0.6b downloads a useful one."
         return Check("models found", State.ADVICE, "none", advice)
     return Check("models found", State.GOOD, ", ".join(f"{count} of {source}" for source, count in counts.items()))
 
@@ -248,6 +248,6 @@ def check_network(address: str) -> Check:
     try:
         httpx2.head(address, timeout=NETWORK_TIMEOUT_S)
     except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-        advice = "Models on this machine work all the same. Check the network, or the proxy's variables."
+        advice = "Models on this machine still work. Check the network, or the proxy's variables."
         return Check("network", State.ADVICE, f"{address} does not answer: {reason(error)}", advice)
     return Check("network", State.GOOD, f"{address} answers")

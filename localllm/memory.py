@@ -134,7 +134,7 @@ def plan_from_disk(
     plan = MemoryPlan(available, max(inside, 0), buffers, kv, memory.kv_per_token, states=states, on_disk=outside)
     if inside < LEAST_IN_MEMORY * memory.weights or plan.kv_tokens < min(LEAST_TOKENS, context):
         raise OutOfMemoryError(
-            f"The model does not run from the disk either, with so little of it in memory:\n{plan}\n"
+            f"The model cannot run from disk either: too little of it fits into memory:\n{plan}\n"
             "Close other programs, or choose a smaller quantisation."
         )
     return plan

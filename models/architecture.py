@@ -84,7 +84,7 @@ def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
     if value is None:
         raise UnsupportedModelError(
             f"The file lacks {config.architecture}.{key}, which models of this architecture need. "
-            f"Convert the model again or get another edition of it."
+            f"Convert the model again or use another version of it."
         )
     return value
 
@@ -96,7 +96,7 @@ def stated_gating(config: ModelConfig) -> Gating:
     if number not in known:
         raise UnsupportedModelError(
             f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
-            f"The llama.cpp backend may: use --backend llama."
+            f"llama.cpp may: use --backend llama."
         )
     return known[number]
 

@@ -270,8 +270,8 @@ class AttentionLayers:
             return
         if rows.heads.padded != size:
             raise UnsupportedModelError(
-                f"{norm}.weight is for all heads together, which the native engine computes for heads of 32 values and "
-                f"multiples of that, and these have {size}. Use --backend llama."
+                f"{norm}.weight normalises all heads together. The native engine supports that only for head sizes "
+                f"that are multiples of 32, and this one is {size}. Use --backend llama."
             )
         addend = self._vector(bias, count, order) if recording.loader.has(bias) else 0
         of_norm = (0, 0, 0, weight, addend, count, self._epsilon)

@@ -314,7 +314,7 @@ def _rows(file: ModelFile, name: str, *, required: bool = False) -> int:
         return 0
     if tensor is None or len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= MAX_VOCABULARY:
         raise UnsupportedModelError(
-            f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
+            f"{file.path}: the tensor {name} is missing or has an unusable shape. Use another version of the model."
         )
     return tensor.shape[0]
 
@@ -348,8 +348,8 @@ def _per_layer_width(file: ModelFile) -> int:
     key = f"{file.architecture}.embedding_length_per_layer_input"
     if file.metadata.get_int(key, width) != width or width > MAX_WIDTH:
         raise ModelFileError(
-            f"{file.path}: {key} is {file.metadata[key]}, and the tensors of embeddings of layers are {width} wide. "
-            "Get another edition of the model."
+            f"{file.path}: {key} is {file.metadata[key]}, but the per-layer embedding tensors are {width} wide. "
+            "Use another version of the model."
         )
     return width
 
@@ -362,7 +362,7 @@ def _altup(file: ModelFile) -> tuple[int, int]:
     if file.metadata.get_int(f"{prefix}.num_inputs", streams) != streams:
         raise ModelFileError(
             f"{file.path}: {prefix}.num_inputs does not fit the tensor {_STREAMS}, which is for {streams} streams. "
-            "Get another edition of the model."
+            "Use another version of the model."
         )
     return streams, file.metadata.get_int(f"{prefix}.active_idx", 0, maximum=streams - 1)
 

@@ -43,9 +43,9 @@ def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
     width = metadata.get_int(f"{EAGLE}.target_hidden_size", minimum=1)
     if width != model.embedding or len(found) != _LAYERS_READ or not all(0 <= one <= model.layers for one in found):
         raise ModelFileError(
-            f"{head.path} drafts for a model of width {width} and reads what goes into its layers "
-            f"{', '.join(map(str, found))}. This model has the width {model.embedding} and {model.layers} layers, so "
-            "it is another one. Get the head that was made for it, or leave out --draft."
+            f"{head.path} drafts for a model of width {width} and reads the inputs of its layers "
+            f"{', '.join(map(str, found))}. This model has width {model.embedding} and {model.layers} layers. "
+            "Use the head that was made for this model, or leave out --draft."
         )
     if (model.narrows and max(found) > model.last_stored) or model.altup[0] > 1 or width % VECTOR:
         raise refusal(head, f"it reads layer {max(found)} of this {model.architecture} model")
@@ -78,8 +78,8 @@ class EagleHead(DraftingLayer):
         lacks = [name for name in (_EMBEDDING, _OUTPUT) if not loader.has(name)]
         if lacks and config.embedding != model.embedding:
             raise ModelFileError(
-                f"{head.path} has no {lacks[0]} and cannot share the model's, which is {model.embedding} wide and not "
-                f"{config.embedding}. Get another edition of the head, or leave out --draft."
+                f"{head.path} has no {lacks[0]} and cannot use the model's, because the widths differ: "
+                f"{model.embedding} and {config.embedding}. Use another version of the head, or leave out --draft."
             )
         config = replace(config, vocabulary=model.vocabulary, joins=max(2 * config.embedding, self.width))
         super().__init__(config, _ARCHITECTURE, loader, types, threads)

@@ -57,7 +57,7 @@ def refuse_unread(file: ModelFile) -> None:
     # For text, the first three components of a position are equal and the fourth is 0.
     sections = _integers(file, _SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):
-        raise refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
+        raise refusal(file, f"{name}.{_SECTIONS} uses multi-dimensional positions")
     if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
         raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
@@ -94,6 +94,5 @@ def _layer_of(tensor: str) -> int:
 def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
     """The error for a file that needs something the native engine does not compute."""
     return UnsupportedModelError(
-        f"{file.path}: {problem}, and the native engine does not compute that. "
-        f"The llama.cpp backend may: use --backend llama."
+        f"{file.path}: {problem}, which the native engine does not support. llama.cpp may: use --backend llama."
     )

@@ -54,7 +54,7 @@ def expert_width(file: ModelFile, prefix: str) -> int:
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= _MAX_WIDTH:
         raise UnsupportedModelError(
-            f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
+            f"{file.path}: the tensor {name} is missing or has an unusable shape. Use another version of the model."
         )
     return tensor.shape[1] // 2 if fused else tensor.shape[1]
 
@@ -78,6 +78,6 @@ def expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
     if experts % groups or experts // groups < 2 or used > experts // groups * groups_used:
         raise ModelFileError(
             f"{file.path}: {key} is {groups}, of which {groups_used} are used: {experts} experts, {used} of them used, "
-            "cannot be grouped like that. Get another edition of the model."
+            "cannot be grouped like that. Use another version of the model."
         )
     return groups, groups_used

@@ -21,12 +21,12 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
     types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
     if config.latents and KVType.Q4_0 in types:
         raise UnsupportedModelError(
-            "This model stores keys and values as one latent, which has no form in q4_0. Store both as f16 or q8_0."
+            "This model stores keys and values as one latent, which q4_0 does not support. Use f16 or q8_0."
         )
     if config.latents and types[0] is not types[1]:
         raise UnsupportedModelError(
-            f"This model stores keys and values as one: it cannot have keys in {types[0]} and values in {types[1]}. "
-            "Give both the same type."
+            f"This model stores keys and values as one latent, so keys in {types[0]} and values in {types[1]} "
+            "are not possible. Use the same type for both."
         )
     return types
 
@@ -76,14 +76,14 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
     kinds = {"f16": sixteen_bits, "q8_0": KVType.Q8_0, "q4_0": KVType.Q4_0}
     if name not in kinds:
         raise UnsupportedModelError(
-            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(kinds)}."
+            f"The native engine cannot store {what} as {name!r}. Choose one of: {', '.join(kinds)}."
         )
     kind = kinds[name]
     size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
     if kind is not sixteen_bits and size:
         raise UnsupportedModelError(
-            f"{what} of heads of {size} numbers cannot be stored as {name}, which takes "
-            f"{SCALED_TOGETHER} together. Store them as f16."
+            f"{name} stores {what} in blocks of {SCALED_TOGETHER} numbers, which do not divide this model's heads of "
+            f"{size}. Use f16."
         )
     return kind
 

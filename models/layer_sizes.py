@@ -84,11 +84,11 @@ def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum:
     for value in values:
         if not minimum <= value <= maximum:
             raise ModelFileError(
-                f"{file.path}: {key} is {value}, outside {minimum}..{maximum}. Get another edition of the model."
+                f"{file.path}: {key} is {value}, outside {minimum}..{maximum}. Use another version of the model."
             )
     if len(values) < layers:
         raise ModelFileError(
-            f"{file.path}: {key} has {len(values)} numbers for {layers} layers. Get another edition of the model."
+            f"{file.path}: {key} has {len(values)} numbers for {layers} layers. Use another version of the model."
         )
     return values
 
@@ -120,7 +120,7 @@ def layer_heads(
         if values != size or size % 2 or turned % 2:
             raise UnsupportedModelError(
                 f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
-                "turn: the native engine needs one even size. Use --backend llama."
+                "are rotated: the native engine needs one even size. Use --backend llama."
             )
     found = []
     for layer, (count, stated, slides) in enumerate(zip(query_heads, kv_heads, windowed, strict=True)):
@@ -156,7 +156,7 @@ def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -
         if not alike:
             raise ModelFileError(
                 f"{file.path}: {key} is {shared}, and layer {layer} finds no layer to share keys and values with. "
-                "Get another edition of the model."
+                "Use another version of the model."
             )
         found.append(alike[-1])
     return tuple(found)
@@ -218,7 +218,7 @@ def _factors(file: ModelFile, name: str, layers: int) -> list[float]:
         return [file.metadata.get_float(key)] * layers
     values = file.metadata.get_list(key, float, length=layers)
     if not all(map(math.isfinite, values)):
-        raise ModelFileError(f"{file.path}: {key} holds what is not a number. Get another edition of the model.")
+        raise ModelFileError(f"{file.path}: {key} has a value that is not a number. Use another version of the model.")
     return values
 
 
@@ -264,8 +264,8 @@ def read_latents(file: ModelFile) -> Latents:
     key, turned = size(_KEY + generation), size(_TURNED)
     if turned % 2 or turned >= key:
         raise ModelFileError(
-            f"{file.path}: {name}.{_TURNED} is {turned}, and heads have {key} values, of which an even number smaller "
-            "than that can turn. Get another edition of the model."
+            f"{file.path}: {name}.{_TURNED} is {turned}, which must be an even number below the head size, {key}. "
+            "Use another version of the model."
         )
     return Latents(
         rank=size(LATENT_RANK, MAX_RANK),

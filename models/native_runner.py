@@ -66,7 +66,7 @@ class NativeRunner:
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
         if config.causal is False:
-            raise refusal(file, f"{file.architecture}.attention.causal is False: it writes no text")
+            raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
         self._threads = min(threads or usable_cores(), usable_processors())
         types = stored_types(config, kv_types)
         chosen = choose_drafts(file, config, architecture, drafts)
@@ -159,7 +159,7 @@ class NativeRunner:
         """Forget all positions from `length` on."""
         target = self._sequences[sequence]
         if not 0 <= length <= target.length:
-            raise ValueError(f"cannot cut a sequence of {target.length} tokens to {length}")
+            raise ValueError(f"cannot truncate a sequence of {target.length} tokens to {length}")
         self._store.truncate(target, length)
         if self._drafts:
             self._drafts.truncate(sequence, length)
@@ -313,7 +313,7 @@ class NativeRunner:
         """See localllm.engine.runner.KeepsStates."""
         source = self._sequences[sequence]
         if not 0 < length <= source.length:
-            raise ValueError(f"cannot export the state behind {length} positions of a sequence of {source.length}")
+            raise ValueError(f"cannot export the state after {length} positions of a sequence of {source.length}")
         return self._store.read_state(source, length)
 
     def import_state(self, sequence: int, data: bytes | memoryview) -> None:
@@ -363,7 +363,7 @@ class NativeRunner:
                 segments.append((sequences[first], first, row - first))
                 first = row
         if len({handle for handle, _, _ in segments}) != len(segments):
-            raise ValueError("rows of one sequence must stand together")
+            raise ValueError("rows of one sequence must be contiguous")
         needed = 0
         for handle, first, count in segments:
             sequence = self._sequences[handle]

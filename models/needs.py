@@ -103,7 +103,7 @@ def _addressable(file: ModelFile) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise UnsupportedModelError(
-            f"{file.path.name}: its sizes ask for more memory than this process may address ({error}). Check the "
+            f"{file.path.name}: its sizes need more memory than this process may address ({error}). Check the "
             "file, and the limit of this process (ulimit -v)."
         ) from error
 

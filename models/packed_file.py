@@ -82,11 +82,11 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
     about, entries = _read_index(fd)
     size = os.fstat(fd).st_size
     if any(entry.offset + entry.size > size for entry in entries.values()):
-        raise DamagedError("it is cut off")
+        raise DamagedError("it is truncated")
     try:
         whole = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
     except ValueError as error:  # it has become shorter since
-        raise DamagedError("it is cut off") from error
+        raise DamagedError("it is truncated") from error
     matrices = {name: whole[entry.offset :][: entry.size] for name, entry in entries.items()}
     pieces = [
         (entry.offset + number * _PIECE, min(_PIECE, entry.size - number * _PIECE), check)
@@ -114,7 +114,7 @@ def _check_pieces(fd: int, pieces: Sequence[tuple[int, int, int]]) -> None:
         while done < size:
             count = os.preadv(fd, [room[done:size]], offset + done)
             if not count:
-                raise DamagedError("it is cut off")
+                raise DamagedError("it is truncated")
             done += count
         if zlib.crc32(room[:size]) != check:
             raise DamagedError(f"bytes {offset:,} to {offset + size:,} are not as they were written")
@@ -177,7 +177,7 @@ def _read_index(fd: int) -> tuple[dict[str, Any], dict[str, _Entry]]:
     end = os.fstat(fd).st_size - _TRAILER.size
     trailer = os.pread(fd, _TRAILER.size, max(end, 0))
     if end < 0 or len(trailer) != _TRAILER.size:
-        raise DamagedError("it is cut off")
+        raise DamagedError("it is truncated")
     digest, size, magic = _TRAILER.unpack(trailer)
     if magic != _MAGIC:
         raise DamagedError("it does not end as a packed file does")

@@ -55,8 +55,7 @@ def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) 
     """The base, if it is usable: YaRN divides by its logarithm. Raises ModelFileError otherwise."""
     if not math.isfinite(base) or base < 1.0 or (base == 1.0 and scaling.kind == "yarn"):
         raise ModelFileError(
-            f"{file.path}: {key}: the rotation's base is {base:g}, which cannot be computed with. "
-            "Get another edition of the model."
+            f"{file.path}: {key}: the RoPE base is {base:g}, which is not usable. Use another version of the model."
         )
     return base
 

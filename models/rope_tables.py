@@ -196,7 +196,7 @@ def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: 
         long = context > scaling.original_context
         factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
     if scaling.kind == "longrope" and factors is None:
-        raise UnsupportedModelError("The model asks for longrope scaling and has no tensor of its factors.")
+        raise UnsupportedModelError("The model uses longrope scaling but has no tensor with its factors.")
     if factors is not None and not (np.isfinite(factors).all() and factors.all()):
         raise UnsupportedModelError("The model's RoPE factors are not all finite and non-zero. Download it again.")
     return factors

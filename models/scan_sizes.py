@@ -100,7 +100,7 @@ def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[in
             if attending and width:
                 raise UnsupportedModelError(
                     f"{file.path}: layer {layer} has key-value heads and a feed-forward network, which {name} does not "
-                    "put together. Use --backend llama."
+                    "combine. Use --backend llama."
                 )
         scans = tuple(not attending and not width for attending, width in zip(attends, widths, strict=True))
     if not any(scans):

@@ -164,7 +164,7 @@ class WeightLoader:
     def refuse_missing(self, name: str) -> NoReturn:
         """Raise UnsupportedModelError for a tensor that the program needs and the file lacks."""
         raise UnsupportedModelError(
-            f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
+            f"{self._file.path}: the tensor {name} is missing. Use another version of the model."
         )
 
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
@@ -242,7 +242,7 @@ class WeightLoader:
             self.refuse_missing(name)
         if tensor.shape != shape:
             raise UnsupportedModelError(
-                f"{self._file.path}: the tensor {name} has the shape {tensor.shape} and should have {shape}."
+                f"{self._file.path}: the tensor {name} has the shape {tensor.shape} instead of {shape}."
             )
         self._used.add(name)
         return tensor
@@ -328,7 +328,7 @@ class WeightLoader:
         if (found := WEIGHT_FORMATS.get(tensor.type.name)) is None:
             raise UnsupportedModelError(
                 f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}. "
-                "The llama.cpp backend may take it: use --backend llama."
+                "llama.cpp may: use --backend llama."
             )
         return found
 

@@ -1,7 +1,7 @@
-"""Processes that begin with their imports done, forked from one that has them.
+"""Processes forked from one that has done its imports.
 
-For tests of what processes do to each other, or leave behind when they are killed: dozens of them cost seconds, where
-each would import for half a second. Each has its own variables, its own output, and Ctrl-C as a terminal gives it.
+For tests that start dozens of processes, or kill them: importing would take each half a second. Each child has its own
+environment and output, and handles Ctrl-C as in a terminal.
 """
 
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass
 class Forked:
-    """A child of a Nursery. returncode: as subprocess has it, None while it runs or nobody asked."""
+    """A child of a Nursery. returncode: as in subprocess; None while it runs or has not been waited for."""
 
     nursery: "Nursery"
     pid: int
@@ -35,21 +35,21 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # not waited for, so the number is still its own
+        if self.poll() is None:  # not waited for yet, so the pid is still its own
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self) -> tuple[bytes, bytes]:
-        """Wait for its end; what it wrote to stdout and stderr."""
+        """Wait for its end; return its stdout and stderr."""
         if self.returncode is None:
             self.returncode = self.nursery.ask(wait=self.pid)
         return self.out.read_bytes(), self.err.read_bytes()
 
 
 class Nursery:
-    """The process that has imported `modules`, and forks."""
+    """The process that has imported `modules` and forks children."""
 
     def __init__(self, modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Nursery:
         )
 
     def start(self, code: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Forked:
-        """Run Python code in a new process. variables: its whole environment, by default that of now."""
+        """Run Python code in a new process. variables: its whole environment, by default the current one."""
         out, err = (Path(tempfile.mkstemp(suffix=suffix, dir=self._folder)[1]) for suffix in (".out", ".err"))
         wanted = {"code": code, "arguments": [*arguments], "variables": dict(variables or os.environ)}
         pid = self.ask(**wanted, out=str(out), err=str(err), folder=os.getcwd())
@@ -83,7 +83,7 @@ class Nursery:
 
 @contextmanager
 def nursery(modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> Iterator[Nursery]:
-    """modules: what to import once; folder: for what the processes write; path: where else to look for modules."""
+    """modules: imported once; folder: for the children's output; path: further folders to search for modules."""
     opened = Nursery(modules, folder, path)
     try:
         yield opened
@@ -110,7 +110,7 @@ def _serve(modules: Sequence[str]) -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """Run the code as a program of its own would; does not return."""
+    """Run the code as its own program; does not return."""
     os.environ.clear()
     os.environ.update(order["variables"])
     os.chdir(order["folder"])

@@ -8,7 +8,7 @@ import gguf
 
 
 def add_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
-    """Add values by their Python types, integers and floats in 32 bits."""
+    """Add values by their Python types; integers and floats in 32 bits."""
     for key, value in keys.items():
         add: Any = {
             list: writer.add_array,
@@ -21,7 +21,7 @@ def add_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
 
 
 def finish(writer: gguf.GGUFWriter) -> Path:
-    """Write what the writer has collected, and close it."""
+    """Write everything added to the writer, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -39,9 +39,9 @@ def copying(
     renamed: Callable[[str], str] = str,
     **options: Any,
 ) -> tuple[gguf.GGUFReader, gguf.GGUFWriter]:
-    """A reader of a model, and a writer that has all its keys but `without`; tensors are left to the caller.
+    """A reader of a model, and a writer with all its keys except `without`; the caller adds tensors.
 
-    architecture: another one for the copy. renamed: a key's new name. options: of the writer.
+    architecture: another one for the copy. renamed: new names of keys. options: of the writer.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, architecture or reader.fields["general.architecture"].contents(), **options)

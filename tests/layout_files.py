@@ -1,4 +1,4 @@
-"""Model files in Ollama's own layouts, made by the inverse of each translation from files in the standard one."""
+"""Model files in Ollama's own layouts, made from standard files by the inverse of each translation."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +20,8 @@ _MTP = {"mtp.fc.weight": (16, 8), "mtp.layers.0.input_layernorm.weight": (8,)}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a standard file is brought into Ollama's layout. Keys are without the architecture's name where they have it.
+    """How to convert a standard file to Ollama's layout. Keys that begin with the architecture's name are given without
+    it.
 
     base: writes the standard file. keys: new names of keys. dropped: keys that the layout lacks. changed: new values.
     tensors: new names, by patterns. added: tensors that no text model has.

@@ -1,4 +1,4 @@
-"""Standard files of random weights whose architectures llama.cpp computes and our engine does not."""
+"""Standard files with random weights of architectures that llama.cpp supports and our engine does not."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.gguf_files import add_keys, finish
 def made(
     architecture: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Callable[[Path], Path]:
-    """What writes a file of these keys and of random tensors."""
+    """A function that writes a file with these keys and random tensors."""
 
     def make(path: Path) -> Path:
         writer = gguf.GGUFWriter(path, architecture)

@@ -40,7 +40,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         except LocalLLMError as error:
             failure = error
         except Exception as error:
-            failure = UnexpectedError(f"{type(error).__name__}: {error}. This is a defect in localllm.")
+            failure = UnexpectedError(f"{type(error).__name__}: {error}. This is a bug in localllm.")
             failure.__cause__ = error
         with contextlib.suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(settle, result, failure)

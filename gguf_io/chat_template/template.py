@@ -61,9 +61,7 @@ class ChatTemplate:
         stop_strings: tuple[str, ...] = (),
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
-            raise TemplateError(
-                f"the chat template has {len(source)} characters, and {MAX_SOURCE_CHARS} are the most that is run"
-            )
+            raise TemplateError(f"the chat template has {len(source)} characters, and the limit is {MAX_SOURCE_CHARS}")
         self.source = source
         self.warning = warning
         self.stop_strings = stop_strings
@@ -130,7 +128,7 @@ class ChatTemplate:
                 **extra,
             )
         if tools and not self._takes.tools:
-            raise TemplateError("this model's chat template has no place for tools; send the request without them")
+            raise TemplateError("this model's chat template does not support tools; send the request without them")
         variables: dict[str, Any] = {
             **self._special_tokens,
             **tool_variables(list(tools or ()), self._takes.variables, self._takes.null_tools),
@@ -209,8 +207,8 @@ def load_chat_template(model: HasMetadata | str | Path, source: str | None = Non
         family.source(),
         bos_token,
         eos_token,
-        warning=f"this model file brings no chat template; messages are written as {family.description}, "
-        "which a model that was trained on another form answers badly",
+        warning=f"this model file has no chat template; using {family.description}, which gives bad answers if the "
+        "model was trained on another format",
         stop_strings=family.stop_strings,
     )
 

@@ -45,7 +45,7 @@ def _render(source: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         for piece in compile_template(source).generate(**variables):
             room -= len(piece)
             if room < 0:
-                return {"error": f"the text grew beyond {MAX_OUTPUT_CHARS} characters", "line": None}
+                return {"error": f"the output exceeds {MAX_OUTPUT_CHARS} characters", "line": None}
             pieces.append(piece)
     except MemoryError:
         raise

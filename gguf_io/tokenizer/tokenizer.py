@@ -214,4 +214,4 @@ def _byte(text: str) -> bytes:
             return bytes.fromhex(text[3:5])
         except ValueError:
             pass
-    raise TokenizerError(f"tokenizer.ggml.tokens: {shortened(text)!r} should be a byte, as <0x0A>. {DAMAGED}")
+    raise TokenizerError(f"tokenizer.ggml.tokens: {shortened(text)!r} must be a byte such as <0x0A>. {DAMAGED}")

@@ -142,8 +142,8 @@ def _pre_tokenizer(metadata: Metadata, model: str) -> tuple[str, PreTokenizer | 
         return pre or "default", None
     if not pre:
         _log.warning(
-            "The file does not say how to cut text (tokenizer.ggml.pre is missing), so answers may be worse than the "
-            "model's. Convert the model again."
+            "The file names no pre-tokenizer (tokenizer.ggml.pre is missing), so answers may be worse than they should "
+            "be. Convert the model again."
         )
         pre = "default"
     return pre, find_pre_tokenizer(pre)

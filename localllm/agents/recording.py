@@ -38,9 +38,9 @@ class Recording:
         except OSError as error:
             raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
         except (ValueError, TypeError, KeyError) as error:
-            raise RequestError(f'{file} is no recorded request: JSON with "path" and "body" is expected.') from error
+            raise RequestError(f'{file} is not a recorded request: JSON with "path" and "body" is expected.') from error
         if path not in ROUTES or not isinstance(body, dict):
-            raise RequestError(f"{file}: {str(path)[:64]!r} is none of {', '.join(ROUTES)}.")
+            raise RequestError(f"{file}: {str(path)[:64]!r} must be one of {', '.join(ROUTES)}.")
         return cls(path, body)
 
     def write(self, file: Path) -> None:

@@ -77,7 +77,7 @@ class CallConstraints:
         try:
             return self._compiled_once(form, tools, options, before, after)
         except RequestError as error:
-            log.warning("arguments of tool calls are held to be objects, and to no schema: %s", error)
+            log.warning("arguments of tool calls are only constrained to be JSON objects: %s", error)
             return self._compiled_once(form, {name: {"type": "object"} for name in tools}, options, before, after)
 
     def _compiled_once(

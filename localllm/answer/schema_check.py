@@ -33,7 +33,7 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
         try:
             value = json.loads(answer.content)
         except ValueError:
-            return ("The answer is no JSON.",)
+            return ("The answer is not valid JSON.",)
         return _lacking("The answer", request.format, value)
     parameters = parameters_of(request.tools)
     found: list[str] = []
@@ -59,7 +59,7 @@ def _lacking(what: str, schema: Mapping[str, Any], value: Any) -> tuple[str, ...
         return ()
     places = _not_enforced(schema)
     named = f": {', '.join(places[:MOST_PLACES])}" if places else ""
-    return (f"{what} does not fit its JSON Schema, of which not everything is enforced{named}.",)
+    return (f"{what} does not fit its JSON Schema, which is not fully enforced{named}.",)
 
 
 def _not_enforced(schema: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
         return
     answer(table([HEADINGS, *map(_cells, rows)]))
     if all(row.source == Source.BUILT_IN for row in rows):
-        note("This one is for demonstration alone. `localllm pull qwen3:0.6b` gets a small one that is of use.")
+        note("This one is for demonstration alone. `localllm pull qwen3:0.6b` downloads a small useful one.")
 
 
 def _cells(row: "Listed") -> tuple[str, ...]:

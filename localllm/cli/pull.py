@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, o
 def pull(name: Name, debug: Debug = False) -> None:
     """Bring a model to this machine. From Ollama's registry, from Hugging Face or from any address.
 
-    What was interrupted goes on where it was. Every file is checked against its SHA-256 before it counts.
+    An interrupted pull is resumed. Every file is verified against its SHA-256.
     """
     from localllm.library.pull import pull as pull_model
     from localllm.settings import load_settings
@@ -57,7 +57,7 @@ def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") 
             return pulling(lambda told: status.show(meter.text(told, monotonic())))
         except KeyboardInterrupt:
             status.clear()
-            note(f"Stopped. `localllm pull {name}` goes on where it was.")
+            note(f"Stopped. `localllm pull {name}` resumes it.")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 

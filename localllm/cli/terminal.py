@@ -156,5 +156,5 @@ def errors_told() -> Iterator[None]:
             advice = "Close other programs, raise the limit (ulimit -v), or choose a smaller model or --ctx."
             fail(f"There is not enough memory. {advice}", error)
             sys.exit(ExitCode.REFUSED)
-        fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
+        fail(f"{type(error).__name__}: {error}. This is a bug in localllm; --debug shows where.", error)
         sys.exit(ExitCode.FAILED)

@@ -143,7 +143,7 @@ def choose_backend(
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs, adapters nor images and cannot follow {', '.join(wishes)}. "
+                f"The native engine has neither GPUs, adapters nor images and cannot use {', '.join(wishes)}. "
                 "Leave that out, or choose llama.cpp with --backend llama."
             )
     return choice
@@ -316,7 +316,7 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
-    return f"{projector.name} lets it see images, which the native engine cannot" if projector else ""
+    return f"{projector.name} is its image projector, which needs llama.cpp" if projector else ""
 
 
 def llama_is_here() -> bool:

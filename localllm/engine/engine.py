@@ -384,7 +384,7 @@ class Engine:
                     self.check_integrity()
                     checked = True
         except Exception as error:
-            log.exception("The engine stops after an unexpected error")
+            log.exception("The engine stopped after an unexpected error")
             with self._lock:
                 self._failure = f"{type(error).__name__}: {error}"
             self._end_all(FinishReason.ERROR, error)

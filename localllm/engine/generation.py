@@ -188,7 +188,7 @@ class Generation:
         """End with an error, which the last event reports. Logs it unless it is a LocalLLMError."""
         self.finish_reason, self._error = FinishReason.ERROR, error
         if not isinstance(error, LocalLLMError):
-            log.error("A generation ends after an unexpected error", exc_info=error)
+            log.error("A generation failed with an unexpected error", exc_info=error)
 
     def abort(self, reason: FinishReason, error: Exception | None) -> None:
         """End now, for an external reason, and send the final event."""
@@ -225,7 +225,7 @@ class Generation:
         error = self._error
         text = None if error is None else str(error)
         if error is not None and not isinstance(error, LocalLLMError):
-            text = f"{type(error).__name__}: {error}. This is a defect in localllm; its log shows where."
+            text = f"{type(error).__name__}: {error}. This is a bug in localllm; its log shows where."
         self.writer.send_last(self.counts, self.finish_reason, self._sampler.seed, text, error)
 
     def _note_scores(self) -> None:

@@ -132,7 +132,7 @@ class Checkpoint:
         """A file's JSON object. Raises CheckpointError if the file is missing, too large or not an object."""
         found = self.optional_json(name)
         if found is None:
-            raise CheckpointError(f"{self.folder}: there is no {name}. A folder as Hugging Face has them is needed.")
+            raise CheckpointError(f"{self.folder}: there is no {name}. Use a folder in Hugging Face's format.")
         return found
 
     def optional_json(self, name: str) -> dict[str, Any] | None:
@@ -145,7 +145,7 @@ class Checkpoint:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.folder / name}: is not JSON: {shortened(str(error))}.") from error
         if not isinstance(value, dict):
-            raise CheckpointError(f"{self.folder / name}: holds no object. Download the folder again.")
+            raise CheckpointError(f"{self.folder / name}: is not a JSON object. Download the folder again.")
         return value
 
     def optional_text(self, name: str) -> str | None:
@@ -188,7 +188,7 @@ class Checkpoint:
     def _file(self, name: str) -> Path:
         path = self.folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{self.folder / _INDEX}: {shortened(name)!r} is no safetensors file beside it.")
+            raise CheckpointError(f"{self.folder / _INDEX}: {shortened(name)!r} is not a safetensors file beside it.")
         if not path.is_file():
             hint = "" if list(self.folder.glob("*.safetensors")) else " Files of other formats are not imported."
             raise CheckpointError(f"{path}: the file is missing. Download the folder again.{hint}")
@@ -214,14 +214,14 @@ def _read_header(path: Path) -> list[StoredTensor]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointError(f"{path}: is no safetensors file, or is not whole. Download it again.")
+                raise CheckpointError(f"{path}: is not a complete safetensors file. Download it again.")
             header = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is not JSON: {shortened(str(error))}. Download it again.") from error
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise CheckpointError(f"{path}: its header is no table of tensors. Download it again.")
+        raise CheckpointError(f"{path}: its header is not a table of tensors. Download it again.")
     entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     return [_tensor(path, name, entry, 8 + length, size) for name, entry in entries]
 
@@ -234,7 +234,7 @@ def _tensor(path: Path, name: str, entry: Any, first: int, size: int) -> StoredT
         raise CheckpointError(f"{path}: {shortened(name)}: its entry is damaged. Download it again.") from error
     if dtype not in _DTYPES:
         known = ", ".join(_DTYPES)
-        raise CheckpointError(f"{path}: {shortened(name)} has the type {shortened(dtype)!r}. Imported are {known}.")
+        raise CheckpointError(f"{path}: {shortened(name)} has the type {shortened(dtype)!r}, not one of {known}.")
     expected = prod(shape) * np.dtype(_DTYPES[dtype].stored).itemsize if whole else -1
     if not whole or len(shape) > MAX_DIMENSIONS or stop - start != expected or first + stop > size or 0 in shape:
         raise CheckpointError(f"{path}: {shortened(name)}: its size does not fit the file. Download it again.")

@@ -33,14 +33,14 @@ class Config:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CheckpointError(f"{self.where}: {name} should be a number and is {shortened(repr(value))}.")
+            raise CheckpointError(f"{self.where}: {name} must be a number, not {shortened(repr(value))}.")
         return float(value)
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A non-negative integer below 2^32. Raises CheckpointError."""
         value = self.number(name, default)
         if value != int(value) or not 0 <= value < 1 << 32:
-            raise CheckpointError(f"{self.where}: {name} should be a whole number and is {value:g}.")
+            raise CheckpointError(f"{self.where}: {name} must be a whole number, not {value:g}.")
         return int(value)
 
     def alike(self, name: str, default: int | None = None) -> int:
@@ -55,28 +55,28 @@ class Config:
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.where}: {name} should be true or false and is {shortened(repr(value))}.")
+            raise CheckpointError(f"{self.where}: {name} must be true or false, not {shortened(repr(value))}.")
         return value
 
     def table(self, name: str) -> "Config":
         """An object; empty if there is none. Raises CheckpointError."""
         value = self.values.get(name) or {}
         if not isinstance(value, dict):
-            raise CheckpointError(f"{self.where}: {name} should be an object and is {shortened(repr(value))}.")
+            raise CheckpointError(f"{self.where}: {name} must be an object, not {shortened(repr(value))}.")
         return Config(value, f"{self.where}: {name}")
 
     def numbers(self, name: str) -> list[float]:
         """A list of finite numbers. Raises CheckpointError."""
         value = self.values.get(name)
         if not isinstance(value, list):
-            raise CheckpointError(f"{self.where}: {name} should be a list and is {shortened(repr(value))}.")
+            raise CheckpointError(f"{self.where}: {name} must be a list, not {shortened(repr(value))}.")
         return [Config({name: each}, self.where).number(name) for each in value]
 
     def texts(self, name: str) -> list[str]:
         """A list of strings. Raises CheckpointError."""
         value = self.values.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise CheckpointError(f"{self.where}: {name} should be a list of texts and is {shortened(repr(value))}.")
+            raise CheckpointError(f"{self.where}: {name} must be a list of strings, not {shortened(repr(value))}.")
         return value
 
     def expect(self, name: str, *values: Any) -> None:

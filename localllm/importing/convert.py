@@ -66,7 +66,7 @@ def import_folder(
     """
     kind = kind.upper() if kind else None
     if kind is not None and kind not in TYPES:
-        raise CheckpointError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
+        raise CheckpointError(f"There is no type {kind}. Choose one of {', '.join(TYPES)}.")
     if kind not in LLAMA_TYPES:
         _write(folder, target, kind, progress, tell)
         return
@@ -100,7 +100,7 @@ def _write(
     if kind is None and refuse_blocks and (kept := sorted({tensor.exact for tensor in tensors} & set(_KEPT))):
         raise CheckpointError(
             f"{folder}: weights are {kept[0]} already, and quantising twice adds the errors of both. "
-            "Leave --quantize away, or say Q8_0, which quantises the rest."
+            "Leave out --quantize, or choose Q8_0, which quantises the rest."
         )
     for note in notes:
         tell(note)

@@ -66,7 +66,7 @@ def gemma3(config: Config) -> Keys:
     pattern = config.whole("sliding_window_pattern", 6)
     windowed = [kind == "sliding_attention" for kind in kinds] or [(i + 1) % pattern > 0 for i in range(config.layers)]
     if windowed != [(i + 1) % 6 > 0 for i in range(config.layers)]:
-        raise CheckpointError(f"{config.where}: only every sixth layer may see everything.")
+        raise CheckpointError(f"{config.where}: only every sixth layer may have full attention.")
     local = config.rope("sliding_attention").number("rope_theta", 10_000.0)
     base = config.number("rope_local_base_freq", local)
     return {"attention.sliding_window": config.whole("sliding_window"), "rope.freq_base_swa": base,
@@ -116,7 +116,7 @@ def lfm2(config: Config) -> Keys:
 
 
 def cohere2(config: Config) -> Keys:
-    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may see everything")
+    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may have full attention")
     return {
         "attention.sliding_window": config.whole("sliding_window"),
         "logit_scale": config.number("logit_scale", 1.0),
@@ -202,8 +202,8 @@ def exaone4(config: Config) -> Keys:
     if config.values.get("sliding_window") is None:
         return {}
     if config.layers != _EXAONE_32B_LAYERS:
-        raise CheckpointError(f"{config.where}: a window is computed for models of {_EXAONE_32B_LAYERS} layers alone.")
-    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may see everything")
+        raise CheckpointError(f"{config.where}: windows are supported only in models of {_EXAONE_32B_LAYERS} layers.")
+    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may have full attention")
     return {"attention.sliding_window": config.whole("sliding_window")}
 
 

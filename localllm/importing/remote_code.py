@@ -85,7 +85,7 @@ def smallthinker(config: Config) -> Keys:
         return {**keys, "attention.sliding_window": _SMALLTHINKER_WINDOW}
     if any(windows) or not all(turns):
         raise CheckpointError(
-            f"{config.where}: every fourth layer, from the first on, must see everything and not turn, or all must."
+            f"{config.where}: every fourth layer from the first, or every layer, must have full attention without RoPE."
         )
     return keys
 

@@ -61,7 +61,7 @@ def scaling_keys(
             "rope.scaling.original_context_length": original,
             "rope.scaling.attn_factor": rope.number("attention_factor", spread),
         }, tensors
-    raise CheckpointError(f"{rope.where}: a rotation of the type {shortened(str(kind))!r} cannot be imported.")
+    raise CheckpointError(f"{rope.where}: RoPE scaling of the type {shortened(str(kind))!r} cannot be imported.")
 
 
 def _llama3_factors(rope: Config, base: float, size: int, original: int) -> NDArray[np.float32]:

@@ -118,7 +118,7 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
         heads = count if match[1] == "q" else config.whole("num_key_value_heads", count)
         rows = matrix.shape[0]
         if heads < 1 or rows % (2 * heads):
-            raise CheckpointError(f"{config.where}: {name}: {rows} rows are no {heads} heads.")
+            raise CheckpointError(f"{config.where}: {name}: {rows} rows cannot be split into {heads} heads.")
         matrix = chosen_rows(matrix, lambda numbers: numbers.reshape(heads, 2, -1).swapaxes(1, 2))
     if family.shifted_norms and name.endswith("norm.weight") and "ssm_norm" not in name:
         matrix = Mapped(matrix, lambda values: values + np.float32(1.0))

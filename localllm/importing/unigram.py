@@ -21,7 +21,7 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
     """The tokenizer's keys. Raises CheckpointError if its steps differ from SentencePiece's."""
     model = content["model"]
     if model.get("byte_fallback"):
-        raise CheckpointError(f"{where}: cuts by likelihood and falls back to bytes. Get the model as GGUF instead.")
+        raise CheckpointError(f"{where}: Unigram with byte fallback cannot be imported. Get the model as GGUF instead.")
     scores = [_LEAST_SCORE] * len(tokens)
     for index, (_, score) in enumerate(model["vocab"]):
         scores[index] = float(score)
@@ -52,7 +52,7 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
     merges = keys["tokenizer.ggml.remove_extra_whitespaces"] = bool(found & _MERGES or found >= _STRIPS)
     if keys["tokenizer.ggml.add_space_prefix"] and not merges:  # a leading space of the text must not be doubled
         raise CheckpointError(
-            f"{where}: keeps runs of spaces and puts one before a text, which GGUF has no words for. "
+            f"{where}: keeps runs of spaces and puts one before a text, which GGUF cannot express. "
             "Get the model as GGUF instead."
         )
     return keys

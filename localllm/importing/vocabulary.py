@@ -102,7 +102,7 @@ def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
     """BERT's tokenizer. GGUF marks tokens that begin a word, instead of those that continue one."""
     normalizer, prefix = content.get("normalizer") or {}, content["model"].get("continuing_subword_prefix", "##")
     if normalizer.get("type") != "BertNormalizer" or prefix != "##":
-        raise CheckpointError(f"{where}: its words are cut otherwise than BERT's. Get the model as GGUF instead.")
+        raise CheckpointError(f"{where}: it splits words by other rules than BERT. Get the model as GGUF instead.")
     lowercase, accents = normalizer.get("lowercase", True), normalizer.get("strip_accents")
     for index, text in enumerate(tokens):
         if kinds[index] == NORMAL:
@@ -190,7 +190,7 @@ def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool)
     for name, way in PRE_TOKENIZERS.items():
         if way.byte_level and way.ignore_merges == ignores_merges and not way.whole_newlines and cuts_alike(way):
             return name
-    raise CheckpointError(f"{where}: cuts text in a way that has no name in GGUF. Get the model as GGUF instead.")
+    raise CheckpointError(f"{where}: splits text in a way that GGUF has no name for. Get the model as GGUF instead.")
 
 
 def _special(
@@ -213,7 +213,7 @@ def _special(
     if model == "bert":
         if first not in ids or last not in ids:
             raise CheckpointError(
-                f"{checkpoint.folder / 'tokenizer.json'}: puts no tokens around a text, as BERT does."
+                f"{checkpoint.folder / 'tokenizer.json'}: adds no tokens around a text, as BERT's does."
             )
         return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
                        "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
@@ -226,7 +226,7 @@ def _special(
     if first is not None and ids.get(first) != bos:
         keys["tokenizer.ggml.bos_token_id"] = ids[first]
     if last is not None and ids.get(last) != eos:
-        raise CheckpointError(f"{checkpoint.folder / 'tokenizer.json'}: puts {shortened(last)} behind a text, not eos.")
+        raise CheckpointError(f"{checkpoint.folder / 'tokenizer.json'}: adds {shortened(last)}, not EOS, after a text.")
     return keys
 
 

@@ -104,7 +104,7 @@ def _adapter(path: Path, architecture: str) -> bytes:
         raise LibraryError(f"ADAPTER {path}: there is no such file.")
     with open_model(path) as file:
         if file.metadata.get_str("adapter.type", "") != "lora":
-            raise LibraryError(f"ADAPTER {path}: it is no LoRA adapter in GGUF.")
+            raise LibraryError(f"ADAPTER {path}: it is not a LoRA adapter in GGUF.")
         if file.architecture != architecture:
             raise LibraryError(f"ADAPTER {path}: it is for {file.architecture!r}, and the model is {architecture!r}.")
     return path.read_bytes()

@@ -126,7 +126,7 @@ class Download:
             except PassingError as error:
                 failures += 1
                 if failures == MAX_FAILURES:
-                    raise PullError(f"{error}. What has arrived is kept; pull again to go on.") from error
+                    raise PullError(f"{error}. What has arrived is kept; pull again to resume.") from error
                 self._stop.wait(backoff(failures, error))
 
     def _range(self, start: int, stop: int) -> Iterator[bytes]:
@@ -143,7 +143,7 @@ class Download:
             left = stop - start
             for piece in response.iter_raw():
                 if len(piece) > left:
-                    raise PullError(f"{response.url.host} sends more of {self._what} than was asked for.")
+                    raise PullError(f"{response.url.host} sends more of {self._what} than requested.")
                 left -= len(piece)
                 yield piece
         if left:
@@ -180,12 +180,12 @@ class Download:
 
     def _wrong_length(self, response: httpx2.Response, length: int) -> PullError:
         return PullError(
-            f"{response.url.host} has {length} bytes of {self._what}, and its list says {self._file.size}. "
+            f"{response.url.host} has {length} bytes of {self._what}, but its listing says {self._file.size}. "
             "Pull again later, or from another host."
         )
 
 
 def _disk_error(error: OSError) -> PullError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PullError("The disk is full. What has arrived is kept: free some space and pull again to go on.")
+        return PullError("The disk is full. What has arrived is kept: free some space and pull again to resume.")
     return PullError(f"The model cannot be written: {error.strerror}: {error.filename or 'its partial file'}.")

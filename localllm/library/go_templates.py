@@ -55,7 +55,7 @@ def jinja_of(template: str, own: str | None) -> str | None:
     family = _family_of(text)
     if family is None:
         raise LibraryError(
-            "The chat template is written in Go's language and is of no family that is known "
+            "The chat template is written in Go's language and is not of a known family "
             f"({', '.join(known.family.name for known in GO_FAMILIES)}). Write it in Jinja, or leave it out."
         )
     if _writes_nothing_else(text, family):

@@ -182,7 +182,7 @@ class _Parser:
             names, _, source = rest.rpartition(":=")
             variables = [name.strip().removeprefix("$") for name in names.split(",") if name.strip()]
             if not all(name.isidentifier() for name in variables) or len(variables) > 2:
-                raise LibraryError(f"The template's {{{{ {shortened(content)} }}}} is not understood.")
+                raise LibraryError(f"The template's {{{{ {shortened(content)} }}}} is not supported.")
             values = ["loop.index0", inner][-len(variables) :] if variables else []
             pairs = [pair for pair in zip(variables, values, strict=True) if pair[0] != "_"]
             before = "".join(f"{{%- set V.{name} = {value} -%}}" for name, value in pairs)
@@ -202,7 +202,7 @@ class _Parser:
             elif action.startswith("else if ") and word == "if":
                 block.tags.append(f"{{%- elif {_expression(action[8:], dot)} -%}}")
             else:
-                raise LibraryError(f"The template's {{{{ {shortened(action)} }}}} is not understood.")
+                raise LibraryError(f"The template's {{{{ {shortened(action)} }}}} is not supported.")
 
 
 def _written(content: str, dot: str) -> _Written:
@@ -224,7 +224,7 @@ def _expression(source: str, dot: str) -> str:
     while source[at:].strip():
         match = _TOKEN.match(source, at)
         if match is None:
-            raise LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not understood.")
+            raise LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not supported.")
         tokens.append({name: value for name, value in match.groupdict().items() if value is not None})
         at = match.end()
     reader = _Expression(tokens, dot, shortened(source))
@@ -244,7 +244,7 @@ class _Expression:
 
     def error(self) -> LibraryError:
         """The error for a pipeline that is not supported."""
-        return LibraryError(f"The template's {{{{ {self._source} }}}} is not understood.")
+        return LibraryError(f"The template's {{{{ {self._source} }}}} is not supported.")
 
     def pipeline(self, depth: int) -> str:
         """One or more commands; each takes the result of the one before as its last argument."""
@@ -301,7 +301,7 @@ class _Expression:
         for name in path.split(".")[1:]:
             known = name if value == "R" and name in _ROOT else None if value == "R" else _FIELDS.get(name)
             if known is None:
-                raise LibraryError(f"The template reads .{shortened(name)}, which is not known here.")
+                raise LibraryError(f"The template reads .{shortened(name)}, which is not supported.")
             value = f"{value}['{known}']"
         return value
 
@@ -319,5 +319,5 @@ class _Expression:
             return f"{arguments[0]}[{':'.join([*arguments[1:], ''][:2])}]"
         one = {"not": "(not {})", "len": "({}|length)", "json": "({}|tojson)"}.get(name)
         if one is None or count != 1:
-            raise LibraryError(f"The template calls {shortened(name)} with {count} arguments, which is not known here.")
+            raise LibraryError(f"The template calls {shortened(name)} with {count} arguments, which is not supported.")
         return one.format(arguments[0])

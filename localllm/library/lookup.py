@@ -137,9 +137,9 @@ def _quantization(model: LibraryModel) -> str:
 def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:
     near = difflib.get_close_matches(name.lower(), [model.name for model in models], n=1, cutoff=0.6)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    advice = "`localllm list` shows those there are"
+    advice = "`localllm list` shows the ones there are"
     if os.path.isdir(name):
-        advice = f"A folder is called so: name a .gguf file in it; {advice}"
+        advice = f"There is a folder of that name: choose a .gguf file in it; {advice}"
     elif "://" in name or _parsed(name) is not None:
         advice += f", `localllm pull {shortened(name)}` gets it"
     return ModelNotFoundError(f"There is no model {shortened(name)!r} on this machine{hint}", f"{advice}.")

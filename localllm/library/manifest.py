@@ -118,13 +118,13 @@ def read_manifest(path: Path, *, own: bool = False) -> Manifest:
     except OSError as error:
         raise LibraryError(f"{path}: cannot be read: {error.strerror}.") from error
     if len(data) > MAX_MANIFEST_BYTES:
-        raise LibraryError(f"{path}: is no manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
+        raise LibraryError(f"{path}: is not a manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
     return parse_manifest(data, str(path), _OWN_REMEDY if own else _FOREIGN_REMEDY, own=own)
 
 
 def _checked_items(items: Any) -> Iterable[dict[str, Any]]:
     if not isinstance(items, list) or len(items) > MAX_LAYERS:
-        raise LibraryError(f"its layers should be a list of at most {MAX_LAYERS}")
+        raise LibraryError(f"its layers must be a list of at most {MAX_LAYERS}")
     return items
 
 

@@ -98,12 +98,12 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
         if name == "stop" or isinstance(value, list):
             texts = value if isinstance(value, list) else [value]
             if kind not in (str, None) or not all(isinstance(text, str) for text in texts):
-                raise LibraryError(f"{shown} should be text and is {shortened(str(value))!r}.")
+                raise LibraryError(f"{shown} must be text, not {shortened(str(value))!r}.")
         elif isinstance(value, str | bool | None) and kind is None:
             continue
         elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
             what = "a whole number" if kind is int else "a number"
-            raise LibraryError(f"{shown} should be {what} and is {shortened(str(value))!r}.")
+            raise LibraryError(f"{shown} must be {what}, not {shortened(str(value))!r}.")
         elif not -MAX_NUMBER < value < MAX_NUMBER:  # also NaN
             raise LibraryError(f"{shown} is out of range: {shortened(str(value))}.")
     return dict(values)
@@ -167,7 +167,7 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     try:
         recipe.parameters[name] = PARAMETERS[name](value)
     except ValueError:
-        raise LibraryError(f"{name} should be a number and is {shortened(value)!r}.") from None
+        raise LibraryError(f"{name} must be a number, not {shortened(value)!r}.") from None
 
 
 def _unquoted(text: str) -> str:

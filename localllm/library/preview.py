@@ -61,7 +61,7 @@ def every_preview(name: str, tell: Tell = lambda _what: None) -> Iterator[Previe
     """
     parsed = stored_name(name)
     if parsed.host != HUGGING_FACE_HOST:
-        raise LibraryError(f"{name} is no repository of Hugging Face: only those list their quantisations.")
+        raise LibraryError(f"{name} is not a Hugging Face repository; only those list their quantisations.")
     with new_client() as client:
         for plan in hub.every_plan(client, parsed):
             with TemporaryDirectory(prefix="localllm-plan-") as folder:
@@ -115,7 +115,7 @@ class _Beginning:
                     )
             if total not in (None, size):
                 raise PullError(
-                    f"{response.url.host} has {total} bytes of {self.file.what}, and its list says {size}. "
+                    f"{response.url.host} has {total} bytes of {self.file.what}, but its listing says {size}. "
                     "Try again later, or from another host."
                 )
             del self.data[start:]

@@ -126,9 +126,9 @@ class _Pull:
         free = free_bytes(self.store.root)
         if needed + SPARE_BYTES > free:
             raise PullError(
-                f"{self.plan.name} does not fit on the disk: {needed / 2**20:,.0f} MiB are to come, "
-                f"{SPARE_BYTES >> 20} MiB are left free for others, and {self.store.root} has "
-                f"{free / 2**20:,.0f} MiB. Free some space, or name another folder by model_store."
+                f"{self.plan.name} does not fit on the disk: {needed / 2**20:,.0f} MiB are still to download, "
+                f"{SPARE_BYTES >> 20} MiB must stay free, and {self.store.root} has "
+                f"{free / 2**20:,.0f} MiB. Free some space, or choose another folder with model_store."
             )
 
     def _is_here(self, name: str) -> bool:
@@ -190,7 +190,7 @@ class _Pull:
             if file.digest is not None and digest != file.digest:
                 partial.discard()
                 raise PullError(
-                    f"{file.what} is not what its list says: its digest is {digest} and should be {file.digest}. "
+                    f"{file.what} does not match its listing: its digest is {digest} instead of {file.digest}. "
                     "It was removed. Pull again, or from another host."
                 )
             place = self.store.blobs / (name or blob_name(digest))

@@ -97,10 +97,10 @@ def check_status(response: httpx2.Response, what: str) -> None:
     if status in _PASSING:
         raise PassingError(f"{host} answers {status} {response.reason_phrase}", _retry_after(response))
     reasons = {
-        401: f"{host} wants a token for {what}, or does not have it. Check the name; set HF_TOKEN, or `hf auth login`.",
+        401: f"{host} requires a token for {what} or lacks it. Check the name; set HF_TOKEN, or `hf auth login`.",
         403: f"{host} forbids {what}. Accept the model's terms on its page, and set HF_TOKEN.",
         404: f"{host} does not have {what}. Check the name.",
-        410: f"{host} has {what} no more.",
+        410: f"{host} no longer has {what}.",
     }
     raise PullError(reasons.get(status, f"{host} answers {status} {response.reason_phrase} for {what}."))
 

@@ -60,7 +60,7 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
     """
     kind = kind.upper()
     if kind not in TYPES:
-        raise RequestError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
+        raise RequestError(f"There is no type {kind}. Choose one of {', '.join(TYPES)}.")
     if os.path.lexists(target):
         raise RequestError(f"{target} exists already. Name another file, or remove it first.")
     with open_model(source) as file:

@@ -1,4 +1,4 @@
-"""The server's fixtures, for programs that are not started by `localllm launch`."""
+"""Server fixtures for programs that are not started by `localllm launch`."""
 
 from tests.localllm.server.conftest import model_files, start_server
 

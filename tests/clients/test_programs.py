@@ -1,4 +1,6 @@
-"""Real coding agents do a task: read a file, edit it, run a command. `make test-clients` installs and runs them."""
+"""Real coding agents perform a task: read a file, edit it, run a command. `make test-clients` installs
+and runs them.
+"""
 
 import os
 import shutil
@@ -29,7 +31,7 @@ pytestmark = [
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program's three calls for a folder, which fit its tools' schemas, and its arguments for the task."""
+    """A program's three calls in a folder, matching its tools' schemas, and its arguments for the task."""
 
     name: str
     calls: Callable[[Path], Sequence[str]]
@@ -108,7 +110,7 @@ def _run(
     environment = {
         **os.environ,
         "HOME": str(home),
-        "PWD": str(work),  # which some programs believe more than the system
+        "PWD": str(work),  # some programs give this precedence over the system
         "PATH": os.pathsep.join([*bins, os.environ["PATH"]]),
         "LOCALLLM_KV_MIB": "512",
         "LOCALLLM_THREADS": "1",
@@ -134,7 +136,7 @@ def _launched(
 
 
 def _texts(work: Path) -> list[str]:
-    """What the edited file and its copy hold."""
+    """The contents of the edited file and its copy."""
     return [path.read_text() if path.exists() else "" for path in (work / "notes.txt", work / "seen.txt")]
 
 
@@ -152,7 +154,7 @@ def test_three_calls(case: Case, work: Path) -> None:
 
 
 def test_codex_as_it_is_asked_for_local_models(start_server: StartServer, work: Path) -> None:
-    """`codex --oss` takes the server for Ollama."""
+    """`codex --oss` treats the server as Ollama."""
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(_codex(work)))
     words = ["codex", "exec", "--oss", "--local-provider", "ollama", "-m", "scripted"]
     words += ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK]
@@ -167,7 +169,9 @@ def test_codex_as_it_is_asked_for_local_models(start_server: StartServer, work: 
 
 
 def test_aider_edits_and_tests(work: Path) -> None:
-    """It has no tools: the file is in its prompt, the edit in the answer, the command its test."""
+    """aider has no tools: the prompt has the file, the answer has the edit, and aider's test option runs
+    the command.
+    """
     edit = "I will change it.\n\nnotes.txt\n<<<<<<< SEARCH\none line\n=======\ntwo line\n>>>>>>> REPLACE\n"
     model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": edit})
     test = ("--auto-test", "--test-cmd", "cp notes.txt seen.txt")

@@ -1,10 +1,10 @@
-"""Run as a script: print digests of what kernels compute with the instruction set that LOCALLLM_ISA names, as JSON.
+"""Script: print digests of kernel results with the instruction set that LOCALLLM_ISA names, as JSON.
 
 Arguments: the types of keys and values, separated by commas, and the weight formats.
 
-Printed are the instruction set, by name the SHA-256 of results, so that instruction sets can be compared, and names of
-products that differ between tile widths or numbers of threads. All tile widths are those of one loop: the narrowest and
-the widest are compiled for each format, the others for two.
+It prints the instruction set, the SHA-256 of results by name, for comparing instruction sets, and the names of products
+that differ between tile widths or thread counts. All tile widths share one loop, so only the narrowest and the widest
+are compiled for each format, and the others for two formats.
 """
 
 import hashlib
@@ -33,7 +33,8 @@ from tests.cpu_kernels.kernel_harness import (
 
 ROWS, K = 64, 512
 ALL_WIDTHS = ("Q8_0", "Q4_K")
-# Attention's kernels take the longest to compile: wide tiles, of keys and values of one type and of two; narrow ones.
+# Attention kernels take longest to compile: wide tiles with one type and with two types of keys and values; narrow
+# ones.
 _I16, _Q8_0, _Q4_0 = KVType.I16, KVType.Q8_0, KVType.Q4_0
 ATTENTION = [
     (attention.SHAPES[at], types)
@@ -43,9 +44,9 @@ ATTENTION = [
 
 
 def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Results by format, and what depends on the width of tiles or on threads."""
+    """Results by format, and the names of those that depend on tile width or threads."""
     random = np.random.default_rng(11)
-    # More tiles than share what they unpack, and one that is not full.
+    # More tiles than share one unpacked panel, the last one not full.
     x = random.standard_normal((4 * TILE_WIDTHS[-1] + 1, K)).astype(np.float32)
     found, differing = {}, []
     for name in formats:
@@ -61,7 +62,7 @@ def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def gates() -> np.ndarray:
-    """What gates pack, but for sums that each instruction set keeps in its own way."""
+    """What gates pack, without the sums, whose layout differs between instruction sets."""
     random = np.random.default_rng(12)
     packed = []
     for kind in range(4):
@@ -74,12 +75,12 @@ def gates() -> np.ndarray:
 
 
 def attention_name(shape: attention.Shape, types: tuple[KVType, KVType]) -> str:
-    """The name of a result of attention."""
+    """The name of an attention result."""
     return f"{shape} {types}"
 
 
 def attended(kinds: Sequence[str]) -> dict[str, np.ndarray]:
-    """Attention over pages that the kernels have filled; it must be NumPy's too, however it is shared out."""
+    """Attention over pages that the kernels have filled; compared with NumPy for several divisions among threads."""
     found = {}
     for shape, types in ATTENTION:
         if not set(types) <= set(kinds):
@@ -94,7 +95,7 @@ def attended(kinds: Sequence[str]) -> dict[str, np.ndarray]:
 def results(
     kinds: Sequence[str] = OF_HEADS, formats: Sequence[str] = tuple(WEIGHT_FORMATS)
 ) -> tuple[dict[str, str], list[str]]:
-    """Digests to compare, by name, and what differs already."""
+    """Digests to compare, by name, and what already differs on this instruction set."""
     found, differing = products(formats)
     found |= {"gates": gates()} | attended(kinds)
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}, differing

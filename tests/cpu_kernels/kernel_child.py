@@ -1,4 +1,4 @@
-"""What processes of the cache's tests do: compile or load one small kernel, and say what came of it, as JSON."""
+"""Child processes of the cache's tests: compile or load one small kernel and report the result as JSON."""
 
 import json
 import logging
@@ -46,13 +46,13 @@ def main() -> None:
 
 
 def folder_alone() -> None:
-    """Open the cache, without compiling anything."""
+    """Open the cache without compiling anything."""
     read_kernel("none")
     say(cached=False)
 
 
 def exchange_folder_and_load() -> None:
-    """Another folder takes the place of the cache's after it was opened."""
+    """Replace the cache's folder by another after it was opened."""
     read_kernel("none")
     folder = cache_directory()
     folder.rename(folder.with_name("moved"))
@@ -64,7 +64,7 @@ def _kernel(number, name: str) -> Kernel:
     def add_number(op: int, step: int, thread: int, threads: int) -> None:
         put_i32(op, step + number())
 
-    # The sample's op record is where the kernel writes, as `run` has it.
+    # The kernel writes into the sample's op record, as `run` expects.
     return Kernel(add_number, f"kernel_child.{name}", lambda: iter([Sample()]))
 
 

@@ -1,4 +1,4 @@
-"""What tests of kernels share: aligned memory, blocks of random weights, records for a kernel, NumPy references."""
+"""Helpers for kernel tests: aligned memory, blocks of random weights, records for a kernel, NumPy references."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gguf_io import BLOCK_TYPES, dequantize
 Floats = NDArray[np.float32]
 ALL_FORMS = int(Form.BLOCKS_32 | Form.BLOCKS_256 | Form.FLOATS)
 MOST_ROWS, MOST_THREADS = 72, 7
-# Where blocks hold half-precision factors, which random bytes would make NaN or huge.
+# Offsets of half-precision factors in blocks: random bytes would make them NaN or huge.
 HALF_OFFSETS = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -46,7 +46,7 @@ HALF_OFFSETS = {
 
 
 def aligned(count: int, dtype: type = np.uint8) -> NDArray:
-    """Zeros that begin on a cache line."""
+    """Zeros, aligned to a cache line."""
     size = count * np.dtype(dtype).itemsize
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -54,7 +54,7 @@ def aligned(count: int, dtype: type = np.uint8) -> NDArray:
 
 
 def copied(values: NDArray) -> Floats:
-    """The same as floats, beginning on a cache line."""
+    """The same as floats, aligned to a cache line."""
     array = aligned(values.size, np.float32)
     array[:] = values.ravel()
     return array
@@ -65,7 +65,7 @@ def address(array: NDArray) -> int:
 
 
 def sizes(name: str) -> tuple[int, int]:
-    """Values and bytes of a block."""
+    """Number of values and bytes of a block."""
     return next((each.items, each.bytes) for each in BLOCK_TYPES.values() if each.name == name)
 
 
@@ -74,7 +74,7 @@ def block_type(name: str) -> gguf.GGMLQuantizationType:
 
 
 def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Raw rows of a block type: random bits, with factors of a sensible size, some subnormal or negative."""
+    """Raw rows of a block type: random bits, with factors of a realistic size, some subnormal or negative."""
     rng = np.random.default_rng(seed)
     if name in ("F32", "F16", "BF16"):
         raw = gguf.quants.quantize(rng.standard_normal((rows, k)).astype(np.float32), block_type(name))
@@ -85,7 +85,7 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
         factors = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         factors[::7] = np.float16(3e-6)
         blocks[:, offset : offset + 2] = factors[:, None].view(np.uint8)
-    if name == "IQ1_M":  # d is in the upper four bits of four words
+    if name == "IQ1_M":  # d is stored in the upper four bits of four words
         blocks[:, 55] = blocks[:, 55] & 0x8F | 0x10
     if name == "MXFP4":
         blocks[:, 0] = rng.integers(115, 130, len(blocks))
@@ -93,7 +93,7 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
 
 
 def dequantized(name: str, raw: NDArray[np.uint8]) -> Floats:
-    if name in ("Q1_0", "Q2_0"):  # gguf.quants lacks them; tests of gguf_io hold ours against ggml
+    if name in ("Q1_0", "Q2_0"):  # gguf.quants lacks them; tests of gguf_io compare ours with ggml
         return dequantize(raw, next(each for each in BLOCK_TYPES.values() if each.name == name))
     return gguf.quants.dequantize(raw, block_type(name)).astype(np.float32, copy=False)
 
@@ -106,7 +106,7 @@ def record(size: int, values: dict[int, int]) -> NDArray[np.int64]:
 
 
 def run_on_threads(kernel: Kernel, op: NDArray[np.int64], step: NDArray[np.int64], threads: int) -> None:
-    """Every thread's share, one after another: kernels hold no barrier."""
+    """Run every thread's share, one after another: the kernels have no barriers."""
     for thread in range(threads):
         kernel(address(op), address(step), thread, threads)
 
@@ -116,31 +116,33 @@ def operation(*arguments: int) -> NDArray[np.int64]:
 
 
 class Recurrence(Protocol):
-    """A sequence of rows through one layer that has states."""
+    """Computes a sequence of rows through one layer with states."""
 
     def append(self, start: int, stop: int, threads: int = 3) -> NDArray:
         """Compute rows start..stop-1 in one step."""
 
     def expected(self) -> NDArray:
-        """The result of all rows, by NumPy."""
+        """The expected result of all rows, by NumPy."""
 
 
 def check_any_pieces(layer: Callable[[list[int]], Recurrence]) -> None:
-    """Rows of four pages are right, and the same to the bit however they are cut into steps.
+    """Check that rows of four pages are right, and bit-exact however they are divided into steps.
 
-    layer: makes one whose pages have these slots.
+    layer: makes a layer whose pages have these slots.
     """
     result = layer([0, 1, 2, 3]).append(0, 64)
     np.testing.assert_allclose(result, layer([0] * 4).expected(), rtol=1e-3, atol=1e-4)
     for cuts in (range(65), (0, 1, 15, 16, 18, 33, 48, 63, 64), (0, 31, 47, 64), (0, 7, 12, 64)):
-        for slots in ([0, 1, 2, 3], [0, 0, 0, 0], [2, 2, 0, 0]):  # a slot for each, or one that is passed on
+        for slots in ([0, 1, 2, 3], [0, 0, 0, 0], [2, 2, 0, 0]):  # a slot for each page, or one that is passed on
             parts = layer(slots)
             pieces = [parts.append(first, last, 1 + first % 5) for first, last in pairwise(cuts)]
             np.testing.assert_array_equal(np.concatenate(pieces), result)
 
 
 class Activations:
-    """Buffers for packed activations of up to MOST_ROWS rows: a shared descriptor, and one row's for each thread."""
+    """Buffers for packed activations of up to MOST_ROWS rows: a shared descriptor, and a descriptor of one row per
+    thread.
+    """
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -208,7 +210,7 @@ class Matrix:
         return x.reshape(-1, self.k)
 
     def multiply(self, x: Floats, width: int, threads: int = 1, addend: Floats | None = None) -> Floats:
-        """x @ weights.T; with tiles of one token, row by row."""
+        """x @ weights.T; row by row for tiles of one token."""
         if width == 1 and len(x) > 1:
             rest = [None] * len(x) if addend is None else [row[None] for row in addend]
             return np.concatenate([self.multiply(x[i : i + 1], 1, threads, extra) for i, extra in enumerate(rest)])
@@ -249,7 +251,7 @@ def quantized(x: Floats, block: int) -> tuple[NDArray[np.int8], Floats]:
 
 
 def as_multiplied(x: Floats, form: Form) -> NDArray[np.float64]:
-    """The activations that a format's kernels see."""
+    """The activations as a format's kernels see them."""
     if form == Form.FLOATS:
         return x.astype(np.float64)
     block = 32 if form == Form.BLOCKS_32 else 256

@@ -1,4 +1,4 @@
-"""Activations on their way into a product: norms and gates against NumPy, packing against a plain quantiser."""
+"""Activations as input of products: norms and gates against NumPy, packing against a plain quantiser."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_packed_activations_are_those_of_a_plain_quantiser(rows: int, width: int
 
 @pytest.mark.parametrize("k", [512, 48, 40])
 def test_norm_is_rms_norm(k: int) -> None:
-    """Rows of 48 and 40 values leave the last vectors half full; memory beyond a row is zero."""
+    """Rows of 48 and 40 values leave the last vector half full; memory beyond a row is zero."""
     rows, padded = 6, (k + 15) // 16 * 16
     rng = np.random.default_rng(4)
     x, weight = aligned(rows * padded, np.float32), aligned(padded, np.float32)
@@ -102,13 +102,13 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 def clamped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """gpt-oss's gate, as its published reference computes it (openai/gpt-oss, swiglu with a limit of 7)."""
+    """gpt-oss's gate as its published reference computes it (openai/gpt-oss, swiglu with a limit of 7)."""
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 def xielu(x: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """As transformers' XIELUActivation computes it; its factors are the first values of `up`."""
+    """As transformers' XIELUActivation; its factors are the first values of `up`."""
     negative, positive, linear, bound = up[0, :4]
     return linear * x + np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, bound)) - x))
 
@@ -132,7 +132,7 @@ def test_gates(kind: int, rows: int, width: int, threads: int) -> None:
     gates, ups, act = aligned_copy(gate), aligned_copy(up), Activations(K)
     op = operation(address(gates), address(ups), K * 4, K, ALL_FORMS, address(act.descriptors), kind)
     run_on_threads(activations.gate_pack, op, act.step(rows, width), threads)
-    # With one row too, gate_pack fills the descriptor that all threads share.
+    # Even for one row, gate_pack fills the descriptor that all threads share.
     act.buffers[1] = act.buffers[0]
     got = act.values(Act.FLOATS, np.float32, rows, width, K)
     with np.errstate(over="ignore"):
@@ -167,7 +167,7 @@ def test_soft_cap_is_a_tangent(threads: int) -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", GATES)
 def test_what_is_not_a_number_is_not_hidden_by_a_gate(kind: int, poison: float) -> None:
-    """Up too; clamping makes a number of an infinity, as it should."""
+    """`up` too; clamping makes infinities finite, as intended."""
     for where in ("gate", "up"):
         rows = {"gate": rows_of(1, seed=8), "up": rows_of(1, seed=9)}
         rows[where][0, 300] = poison

@@ -1,4 +1,4 @@
-"""Keys and values into pages, and attention over them, against NumPy, for every pair of types."""
+"""Storing keys and values in pages, and attention over them, against NumPy, for every pair of types."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,20 +14,20 @@ from cpu_kernels.records import Step
 from tests.cpu_kernels.kernel_harness import Floats, address, aligned, operation, record
 
 TYPES = [(keys, values) for keys in OF_HEADS for values in OF_HEADS]
-# Queries rounded to 16 bits, and the weights, of which a span has hundreds. What storing loses is not in it: that alone
-# is 6e-3 for these values in q8_0.
+# Error of rounding queries and softmax weights to 16 bits; a span has hundreds of weights. Storage error is not
+# included: it is 6e-3 for these values in q8_0.
 TOLERANCE = {(keys, values): 3e-4 if values is KVType.I16 else 1e-3 for keys, values in TYPES}
 WORDS = (KVType.I16, KVType.I16)
 SCALE = 0.2
 THREADS = 7
-LONGEST = 512  # values of a head of some layer
+LONGEST = 512  # values per head in different layers
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A sequence whose last rows attend. window 0 and cap 0 for none; ahead: tokens seen behind a row.
+    """A sequence whose last rows attend. window, cap: 0 for none; ahead: tokens seen after a row.
 
-    fades: whether scores fall with the distance.
+    fades: whether scores decrease with distance.
     """
 
     heads: int
@@ -62,7 +62,7 @@ SHAPES = [
 
 
 class Case:
-    """Random queries, keys and values of a shape; keys and values are stored by the kernel, in pages out of order."""
+    """Random queries, keys and values; the kernel stores keys and values in pages that are out of order."""
 
     def __init__(self, shape: Shape, types: tuple[KVType, KVType]) -> None:
         self.shape, self.types = shape, types
@@ -111,7 +111,7 @@ class Case:
             kv_store.KERNELS[self.types](address(op), address(step), thread, threads)
 
     def stored(self) -> list[Floats]:
-        """Keys and values as they stand in the pages: [token][head][value]. Those of q4_0 are turned."""
+        """The stored keys and values: [token][head][value]; Hadamard-transformed in q4_0."""
         count = len(self.table) * PAGE_TOKENS
         shape = (self.shape.heads, count, self.shape.padded)
         result = []
@@ -149,7 +149,7 @@ class Case:
         return out.reshape(shape.rows, shape.heads * shape.group, shape.size)
 
     def expected(self, given: tuple[Floats, Floats] | None = None) -> NDArray[np.float64]:
-        """Attention in float64 over what is stored, or over keys and values that are given."""
+        """Attention in float64 over the stored keys and values, or over given ones."""
         shape = self.shape
         plain = [
             turned(part) if kind is KVType.Q4_0 and given is None else part.astype(np.float64)
@@ -172,7 +172,7 @@ class Case:
 
 
 def check_levels(given: NDArray[np.float64], stored: NDArray[np.float64]) -> None:
-    """Hold what was stored against the nearest levels at each of many scales, and against what Q4_0 blocks lose."""
+    """Compare the stored numbers with the nearest levels at each of many scales, and with the error of Q4_0 blocks."""
     levels = np.array(gguf.quants.IQ4_NL.kvalues, np.float64)
     blocks = given.reshape(-1, 32)
     lost = ((stored.reshape(-1, 32) - blocks) ** 2).sum(axis=1)
@@ -182,7 +182,7 @@ def check_levels(given: NDArray[np.float64], stored: NDArray[np.float64]) -> Non
     scaled = np.divide(blocks[:, None], scales, out=np.zeros((*scales.shape[:2], 32)), where=scales != 0)
     nearest = levels[np.abs(scaled[..., None] - levels).argmin(axis=-1)] * scales
     best = ((nearest - blocks[:, None]) ** 2).sum(axis=2).min(axis=1)
-    assert (lost >= best * 0.97).all()  # the scale lies between those tried
+    assert (lost >= best * 0.97).all()  # the scale is between those tried
     assert lost.mean() < 1.1 * best.mean()
     along = (stored.reshape(-1, 32) * blocks).sum(axis=1) - (blocks**2).sum(axis=1)
     assert (np.abs(along) <= 1e-3 * (blocks**2).sum(axis=1)).all()  # scales are rounded to half precision
@@ -192,7 +192,7 @@ def check_levels(given: NDArray[np.float64], stored: NDArray[np.float64]) -> Non
 
 
 def nibbles(numbers: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of q4_0 in the order of a head, [head][token][value]: of words of keys or of bytes of values."""
+    """The q4_0 codes in the order of a head, [head][token][value]: from words of keys or bytes of values."""
     if numbers.dtype == np.uint32:
         shifts = np.array([16 * (i % 2) + i // 2 * 4 for i in range(8)], np.uint32)
         return (numbers[..., None] >> shifts & 15).reshape(*numbers.shape[:2], -1)
@@ -201,7 +201,9 @@ def nibbles(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def turned(numbers: NDArray[Any]) -> NDArray[np.float64]:
-    """Times the orthogonal Hadamard matrix of the largest power of two that divides the last axis, part by part."""
+    """Multiply by the orthogonal Hadamard matrix of the largest power of two that divides the last axis,
+    part by part.
+    """
     size = numbers.shape[-1] & -numbers.shape[-1]
     matrix = np.ones((1, 1))
     while len(matrix) < size:
@@ -210,7 +212,7 @@ def turned(numbers: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(parts @ matrix / np.sqrt(size)).reshape(numbers.shape)
 
 
-# Narrow tiles of mixed types would only be compiled for this.
+# Mixed types are not tested with narrow tiles, to save compile time.
 CASES = [
     (shape, types)
     for shape in SHAPES
@@ -253,7 +255,7 @@ def test_pages_hold_what_the_types_say(types: tuple[KVType, KVType]) -> None:
 
 @pytest.mark.parametrize("kind", OF_HEADS)
 def test_what_is_not_seen_does_not_matter(kind: KVType) -> None:
-    """Tokens behind a row, left over from a longer sequence, change nothing, however large they are."""
+    """Tokens after a row, left over from a longer sequence, change nothing, however large their values."""
     case = Case(Shape(heads=1, group=4, size=64, tokens=40, rows=1), (kind, kind))
     case.store()
     before = case.attend()
@@ -269,7 +271,7 @@ def test_what_is_not_seen_does_not_matter(kind: KVType) -> None:
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_words_lose_no_more_than_halves_whatever_a_head_s_size(size: int, rows: int) -> None:
-    """Against float64 of what was given, beside keys and values rounded to half precision and nothing else."""
+    """Compare with float64 on the given values, beside keys and values that are only rounded to half precision."""
     case = Case(Shape(heads=1, group=2, size=size, tokens=300, rows=rows, window=200), WORDS)
     check_against_halves(case, 1)
 
@@ -285,10 +287,9 @@ def test_words_lose_no_more_than_halves_whatever_a_head_s_size(size: int, rows: 
     ],
 )
 def test_words_hold_beside_outliers(outliers: str, times: float) -> None:
-    """As keys of Qwen 2.5 have them, whose biases are a hundred times as large as what they are added to.
+    """Like the keys of Qwen 2.5, whose biases are a hundred times as large as the rest.
 
-    Only where queries have hardly anything in that channel do words lose more than halves do; bytes lose 480 times as
-    much.
+    Only if queries are near zero in that channel do words lose more than half precision; bytes lose 480 times as much.
     """
     case = Case(Shape(heads=1, group=4, size=64, tokens=530, rows=20), WORDS)
     if outliers == "a key's channel":
@@ -317,7 +318,9 @@ def check_against_halves(case: Case, times: float) -> None:
 @pytest.mark.parametrize("size", [32, 64, 128, 512])
 @pytest.mark.parametrize("spread", [1, 0], ids=["even", "one channel"])
 def test_no_sum_of_words_overflows(size: int, spread: int) -> None:
-    """Queries along keys, or against them, as long as can be; and values that are all the largest, evenly weighted."""
+    """Queries parallel and antiparallel to keys, as long as possible; and all values the largest, with
+    equal weights.
+    """
     case = Case(Shape(heads=1, group=4, size=size, tokens=520, rows=10), WORDS)
     direction = np.ones(size, np.float32) if spread else np.eye(1, size, dtype=np.float32)[0]
     direction /= np.linalg.norm(direction)
@@ -334,7 +337,7 @@ def test_no_sum_of_words_overflows(size: int, spread: int) -> None:
 
 
 def test_the_bounds_of_words_hold() -> None:
-    """Rounding moves a number by a half at most, so norms by half the root of their size, and totals by half a part."""
+    """Rounding moves a number by at most a half, so norms by half the root of their size, and totals by half a part."""
     assert (float(attention_i16.NORM) + np.sqrt(LONGEST) / 2) ** 2 < 2**31
     tokens = attention_i16.PART_PAGES * PAGE_TOKENS
     assert (float(attention_i16.TOTAL) + tokens / 2) * float(attention_i16.LARGEST) < 2**31

@@ -1,4 +1,4 @@
-"""Kernels that are not in the cache are compiled by child processes, and by nothing else."""
+"""Kernels that are not in the cache are compiled by child processes only."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How many threads are chosen: affinity, hyper-threads and control groups."""
+"""The choice of thread count: affinity, hyper-threads and control groups."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from cpu_kernels.cores import usable_cores, usable_processors
 
 
 def topology(folder: Path, siblings: list[str]) -> Path:
-    """A folder that says which processors share a core, one entry a processor."""
+    """A fake sysfs folder that says which processors share a core, one entry per processor."""
     for processor, together in enumerate(siblings):
         place = folder / f"cpu{processor}" / "topology"
         place.mkdir(parents=True)

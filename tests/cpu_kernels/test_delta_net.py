@@ -1,4 +1,4 @@
-"""Gated delta networks against NumPy, token by token in double precision, in slots of each page or of one for all."""
+"""Gated delta networks against NumPy, token by token in double precision, with a slot per page or one for all."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ from tests.cpu_kernels.kernel_harness import (
 )
 
 GROUP, PLACES, EPSILON = 2, 6, 1e-5
-TABLE = [7, 0, 1, 6]  # in groups of two pages that take six places each
+TABLE = [7, 0, 1, 6]  # in groups of two pages that take six place numbers each
 LENGTH = len(TABLE) * PAGE_TOKENS
 SCRATCH = 1 << 18
 
 
 class Network:
-    """A sequence of random rows through one layer, whose slots begin as noise."""
+    """A sequence of random rows through one layer, whose slots are initialised with noise."""
 
     def __init__(self, groups: int, heads: int, size: int, reach: int, *, together: bool, slots: list[int]) -> None:
         random = np.random.default_rng(size)
@@ -50,7 +50,7 @@ class Network:
         self.states[:] = np.nan
 
     def append(self, start: int, stop: int, threads: int = 3) -> np.ndarray:
-        """Compute rows start..stop-1 in one step: [row][head as the file has it][value]."""
+        """Compute rows start..stop-1 in one step: [row][head in the file's order][value]."""
         count, values = stop - start, self.groups * self.heads
         arrays = {name: copied(getattr(self, name)[start:stop]) for name in ("rows", "gates", "beta", "alpha")}
         weights, norm, constants = copied(self.weights), copied(self.norm), copied(self.constants)
@@ -73,7 +73,7 @@ class Network:
         return out.reshape(count, values, self.size).copy()
 
     def expected(self) -> np.ndarray:
-        """The result of all rows, one after the other as the recurrence has it."""
+        """The expected result of all rows, by the recurrence."""
         size, out = self.size, np.zeros((LENGTH, self.groups * self.heads, self.size))
         rows = np.concatenate([np.zeros((self.reach - 1, *self.rows.shape[1:])), self.rows.astype(np.float64)])
         mixed = sum(self.weights[i] * rows[i : i + LENGTH] for i in range(self.reach))
@@ -105,7 +105,7 @@ def test_rows_are_the_same_in_any_pieces(groups: int, heads: int, size: int, rea
 
 
 def test_a_slot_serves_every_row_of_its_page() -> None:
-    """Rows computed again over others, from any row of a page on, are those that they would have been."""
+    """Recomputing rows over others, from any row of a page on, gives the same results."""
     network = Network(2, 2, 32, 4, together=False, slots=[0, 1, 2, 3])
     result = network.append(0, LENGTH)
     other = network.rows[40:].copy()

@@ -1,4 +1,4 @@
-"""Mixtures of experts against NumPy: which experts a row gets, where its slots are, what is packed and added up."""
+"""Mixtures of experts against NumPy: the experts of a row, their slots, what is packed and summed."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ ROWS, EXPERTS, USED, WIDTH, K = 9, 7, 3, 4, 512
 
 
 def scores_with_ties() -> np.ndarray:
-    """Whole numbers, so that most rows have equal scores, some of them at the edge between chosen and not."""
+    """Whole numbers, so that most rows have ties, some at the boundary between chosen and not."""
     scores = np.random.default_rng(8).integers(-2, 3, (ROWS, EXPERTS)).astype(np.float32)
     scores[0], scores[1] = 0.0, np.arange(EXPERTS)[::-1]
     return scores
 
 
 class Routed:
-    """What route leaves for some scores."""
+    """The output of route for given scores."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Instruction sets: which is chosen, that all agree to the bit, and what is emitted for other processors."""
+"""Instruction sets: which is chosen, that all give the same bits, and the code emitted for other processors."""
 
 import ctypes
 import json
@@ -47,12 +47,12 @@ from tests.cpu_kernels.kernel_harness import address, aligned, operation
 ROOT = Path(__file__).parents[2]
 X86_V3 = frozenset({"avx2", "fma", "f16c"})
 X86_V4 = X86_V3 | {"avx512f", "avx512bw", "avx512vl"}
-# Compiling all formats takes minutes a set. One of each way in which integers are multiplied and scaled, and of each in
-# which values lie in vectors.
+# Compiling all formats takes minutes per set. One format for each way of multiplying and scaling integers, and for each
+# layout of values in vectors.
 MULTIPLIED = ("Q8_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ3_S")
 SAMPLE = ("BF16", "F16", "Q4_0", *MULTIPLIED, "Q5_K", "NVFP4", "Q2_0", "IQ1_M", "IQ2_XS", "TQ1_0")
-# Where most users' processors are, all of these; elsewhere what is compiled to something else than there. This
-# processor's own set is forced too, for a plain processor.
+# The sets of most users' processors get all of these; other sets, those whose code differs. This processor's own set is
+# forced too, for a generic processor.
 FORMATS = {
     Isa.AVX2: SAMPLE,
     Isa.AVX_VNNI: MULTIPLIED,
@@ -105,21 +105,21 @@ def digests_here() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", [isa for isa in Isa if isa is not Isa.NEON_DOT])
 def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, str]) -> None:
-    """Products with tiles of all widths, gates and attention, with code for nothing beyond the instruction set.
+    """Products with all tile widths, gates and attention, compiled for nothing beyond the instruction set.
 
-    They are compared with this processor's own set, with all of its features, on which all formats are computed.
+    They are compared with this processor's own set with all of its features, for which all formats are computed.
     """
     missing = POLICIES[isa].requires - target_features()
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
     environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT)}
     formats = ("Q8_0",) if isa is ISA else FORMATS.get(isa, SAMPLE)
-    # Keys and values of all types on the sets that differ most; elsewhere the widest and the narrowest.
+    # Keys and values of all types on the sets that differ most; on the others the widest and the narrowest.
     kinds = {ISA: ("q4_0",), Isa.AVX_VNNI: ("i16", "q4_0"), Isa.AVX512: ("i16", "q4_0")}.get(isa, OF_HEADS)
     command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", ",".join(kinds), *formats]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "not used" not in done.stderr  # a build that computed something else than its source
+    assert "not used" not in done.stderr  # a build whose results differ from its source's
     answer = json.loads(done.stdout)
     skipped = [f"{name}{suffix}" for name in set(WEIGHT_FORMATS) - set(formats) for suffix in ("", " as floats")]
     skipped += [attention_name(*each) for each in ATTENTION if not set(each[1]) <= set(kinds)]
@@ -200,7 +200,7 @@ def test_products_become_the_instructions_they_are_for(
 def test_all_primitives_compile_without_calls(
     triple: str, features: str, isa: Isa, layout: Isa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever instruction set's layout of sums they keep."""
+    """Independent of the layout in which an instruction set keeps sums."""
     monkeypatch.setattr(products, "POLICY", POLICIES[layout])
     for emit, arguments in (
         (products.multiply_small, 3),
@@ -268,7 +268,7 @@ def _convert(op: int, step: int, thread: int, threads: int) -> None:
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, None])
 def test_half_precision_is_converted_as_numpy_does(isa: Isa | None) -> None:
-    """All numbers there are, where the processor has an instruction and where it has none."""
+    """All half-precision numbers, with and without a conversion instruction."""
     random = np.random.default_rng(3)
     halves = aligned(65536 + 16, np.float16)
     halves.view(np.uint16)[:65536] = np.arange(65536)
@@ -297,7 +297,9 @@ def test_half_precision_is_converted_as_numpy_does(isa: Isa | None) -> None:
 
 
 def test_int16_accumulators_hold_what_they_are_given() -> None:
-    """The limit that formats rely on: eight steps of nibbles, or four of five bits, of the largest activations."""
+    """The limit that formats rely on: eight steps of nibbles, or four of five-bit values, with the
+    largest activations.
+    """
     assert products.PARTIAL_LIMIT * 2 * 127 <= 32767
     assert products.PARTIAL_LIMIT >= 8 * 15 and products.PARTIAL_LIMIT >= 4 * 31
     assert (products.BYTE_OFFSET == 0) == POLICY.int16_accumulators

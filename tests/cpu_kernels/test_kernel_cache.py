@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: it saves time; damage does no more than cost time; and it removes nothing else."""
+"""The cache of compiled kernels: it saves time, damage only costs time, and nothing else is removed."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from cpu_kernels.isa import ISA_VARIABLE
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX
 from tests.forking import Nursery, nursery
 
-# Kernels that differ in what they close over alone, each compiled in a process of its own before one loads both. The
-# inner function is too long to be inlined in two places.
+# Kernels that differ only in their closures, each compiled in its own process before one process loads both. The inner
+# function is too long to be inlined twice.
 FACTORS = f"""
 import sys
 import numpy as np
@@ -53,7 +53,7 @@ def test_kernels_that_different_processes_compiled_do_not_mix(tmp_path: Path) ->
 
 
 class Answer:
-    """What a process of its own said."""
+    """The report of a child process."""
 
     def __init__(self, children: Nursery, cache: Path, variables: dict[str, str], function: str = "main") -> None:
         environment = {**os.environ, CACHE_VARIABLE: str(cache), **variables}
@@ -121,7 +121,7 @@ def test_damaged_files_are_compiled_anew(
     answer = start(tmp_path)
     assert not answer.cached
     assert said in answer.warning
-    # What was damaged does not stay.
+    # Damaged files are replaced.
     assert start(tmp_path).cached
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path, start: St
 
 
 def test_what_was_opened_is_used_whatever_takes_its_place(tmp_path: Path, start: Start) -> None:
-    """In a parent that others may write, they can exchange the folder between two uses."""
+    """In a parent folder that others may write, they could replace the folder between two uses."""
     folder = start(tmp_path).folder
     answer = start(tmp_path, "exchange_folder_and_load")
     assert answer.cached

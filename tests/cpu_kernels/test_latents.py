@@ -1,4 +1,4 @@
-"""Latents into pages, attention over them, and products of each head's own matrix, against NumPy."""
+"""Storing latents in pages, attention over them, and products with each head's own matrix, against NumPy."""
 
 from dataclasses import dataclass
 
@@ -20,14 +20,14 @@ from tests.cpu_kernels.kernel_harness import (
     run_on_threads,
 )
 
-# Sums in single precision; in q8_0 queries are rounded to 16 bits, and the numbers themselves lie in blocks of bytes.
+# Sums are in single precision; in q8_0 queries are rounded to 16 bits, and the numbers are stored in blocks of bytes.
 TOLERANCE = {KVType.F16: 1e-5, KVType.Q8_0: 1e-3}
 SCALE, EPSILON, THREADS = 0.05, 1e-5, 7
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A sequence whose last rows attend. rank: of a latent; turned: values of the part that turns."""
+    """A sequence whose last rows attend. rank: of a latent; turned: values of the rotated part."""
 
     heads: int
     rank: int
@@ -58,7 +58,7 @@ SHAPES = [
 
 
 class Case:
-    """Random latents, stored by the kernel in pages out of order, and queries whose parts lie where layers put them."""
+    """Random latents, stored by the kernel in pages out of order, and queries in the layout that layers use."""
 
     def __init__(self, shape: Shape, kind: KVType) -> None:
         self.shape, self.kind = shape, kind
@@ -113,7 +113,7 @@ class Case:
         run_on_threads(latents.STORE[self.kind], op, step, 3)
 
     def stored(self) -> Floats:
-        """What stands in the pages: [token][value]."""
+        """The stored rows: [token][value]."""
         numbers, *scales = (plane.tokens(self.pages[None][:, :, self.table])[0, 0] for plane in self.layout.planes)
         numbers = numbers.reshape(len(numbers), -1)
         values = (numbers.view(np.int8) if scales else numbers).astype(np.float32).reshape(-1, self.shape.padded)
@@ -121,7 +121,7 @@ class Case:
         return (values * factors)[: self.shape.tokens]
 
     def turn(self, x: Floats, positions: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The part that turns, of rows [row][...][value]."""
+        """The rotated part of rows [row][...][value]."""
         half = x.shape[-1] // 2
         cos, sin = (self.ropes[positions, i].astype(np.float64) for i in range(2))
         while cos.ndim < x.ndim:
@@ -146,7 +146,7 @@ class Case:
         return out.reshape(shape.rows, shape.heads, shape.rank)
 
     def expected(self) -> NDArray[np.float64]:
-        """Attention in float64 over what is stored."""
+        """Attention in float64 over the stored rows."""
         shape = self.shape
         keys = self.stored().astype(np.float64)
         rows = np.arange(shape.tokens - shape.rows, shape.tokens)
@@ -186,7 +186,7 @@ def test_pages_hold_normalised_latents_and_turned_keys(kind: KVType, step: float
 
 
 def test_what_is_not_seen_does_not_matter() -> None:
-    """Tokens behind a row, left over from a longer sequence, change nothing, however large they are."""
+    """Tokens after a row, left over from a longer sequence, change nothing, however large their values."""
     case = Case(Shape(heads=4, rank=64, turned=32, tokens=40, rows=1), KVType.Q8_0)
     case.store()
     before = case.attend()
@@ -206,7 +206,7 @@ def test_heads_are_multiplied_each_with_its_own_matrix(rows: int, width: int) ->
     matrices = random.standard_normal((heads, values, k)).astype(np.float32)
     form = WEIGHT_FORMATS["F32"]
     packed = aligned(heads * form.group_bytes(k)).reshape(heads, -1)
-    # Of a group of 32 rows, those of each half lie side by side, value by value.
+    # In a group of 32 rows, those of each half are interleaved value by value.
     halves = matrices.reshape(heads, 2, 16, k).transpose(0, 1, 3, 2)
     packed[...] = np.ascontiguousarray(halves).view(np.uint8).reshape(heads, -1)
     activations, joined = Activations(k), Activations(heads * values)

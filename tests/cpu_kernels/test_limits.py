@@ -1,4 +1,4 @@
-"""What control groups and limits leave of processors and memory."""
+"""Processors and memory left by control groups and process limits."""
 
 import math
 import subprocess

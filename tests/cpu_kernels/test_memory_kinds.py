@@ -1,4 +1,4 @@
-"""Aligned memory: zero, writable, apart from each other, and taken from the system only where it is touched."""
+"""Aligned memory: zero, writable, disjoint, and allocated by the system only when touched."""
 
 import numpy as np
 import psutil
@@ -42,22 +42,22 @@ def test_an_arena_hands_out_memory_once() -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now; a high-water mark would hide what tests before this one took."""
+    """This process's current resident bytes; the peak would include earlier tests."""
     return int(psutil.Process().memory_info().rss)
 
 
 def test_a_large_array_costs_what_is_touched() -> None:
-    """One byte in each 2 MiB of 200 MiB: 100 pages of 4 KiB, not the whole."""
+    """Touch one byte in each 2 MiB of 200 MiB: 100 pages of 4 KiB, not all of it."""
     before = resident()
     array = aligned_zeros((200 << 20,), np.uint8)
     array[:: 2 << 20] = 1
     assert resident() - before < 20 << 20
     array[: 60 << 20] = 1
-    assert resident() - before > 50 << 20  # what is measured does grow
+    assert resident() - before > 50 << 20  # the measured value does grow
 
 
 def test_a_pool_costs_what_is_used_at_its_front() -> None:
-    """Ten MiB at the front of 200 MiB, however large the pages are that the system gives."""
+    """Touch ten MiB at the front of 200 MiB, whatever the page size."""
     before = resident()
     pool = zeros_from_the_front((20, 10, 1 << 20))
     assert pool.shape == (20, 10, 1 << 20)

@@ -11,7 +11,7 @@ RANDOM = np.random.default_rng(4)
 
 
 def filled(values: np.ndarray) -> np.ndarray:
-    """A copy that begins on a cache line."""
+    """A copy that is aligned to a cache line."""
     copy = aligned(values.size, np.float32)
     copy[:] = values.ravel()
     return copy
@@ -52,7 +52,7 @@ def test_norm_of_a_sum(by_position: bool) -> None:
 
 
 def test_norm_of_all_heads_together() -> None:
-    """Two heads of 24 values that are stored as 32."""
+    """Two heads of 24 values, stored as 32."""
     x = np.zeros((3, 2, 32), np.float32)
     x[:, :, :24] = normal(3, 2, 24)
     weight = np.zeros((2, 32), np.float32)
@@ -135,7 +135,7 @@ def test_factors_of_experts() -> None:
 
 @pytest.mark.parametrize("addend", [None, "bias", "rows", "itself"])
 def test_a_product_with_an_addend(addend: str | None) -> None:
-    """A bias is the same for all rows, and what is added may be where the result goes."""
+    """A bias is the same for all rows, and the addend may be the output."""
     x, y, added = normal(3, 48), normal(3, 48), normal(3, 48)
     source, to, extra = filled(x), filled(y), filled(added)
     place, stride = {

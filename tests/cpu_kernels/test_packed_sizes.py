@@ -1,4 +1,4 @@
-"""Bytes of packed weights beside those of the file."""
+"""Bytes of packed weights compared with the file's."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_low_bits_are_packed_at_the_size_of_the_file(name: str) -> None:
 
 
 def test_every_scale_of_nvfp4_is_read_as_ggml_does() -> None:
-    """Subnormal ones, those with a sign that is not there, and the two that stand for nothing."""
+    """Includes subnormal exponents, unused sign bits, and the two NaN codes."""
     k, rows = 512, 32
     raw = random_weights("NVFP4", rows, k).reshape(rows * k // 64, 36)
     raw[:64, :4] = np.arange(256, dtype=np.uint8).reshape(64, 4)

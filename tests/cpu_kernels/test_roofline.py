@@ -1,4 +1,4 @@
-"""The probes do what they count: every byte is read, every thread multiplies."""
+"""The probes do the work they count: every byte is read, every thread multiplies."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_buffer_is_touched_before_it_is_read(team: ThreadTeam) -> None:
 def test_amounts_grow_with_the_threads(team: ThreadTeam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_TURNS", 10)
     int8, floats = roofline.int8_probes(team), roofline.float_probes(team)
-    # turns x accumulators x sixteen lanes (of four bytes) x 2
+    # iterations x accumulators x sixteen lanes (of four bytes) x 2
     assert [probe.amount for probe in int8] == [10 * width * 16 * 4 * 2 * team.threads for width in (6, 12)]
     assert [probe.amount for probe in floats] == [10 * width * 16 * 2 * team.threads for width in (4, 12)]
     for probe in [*int8, *floats]:

@@ -1,4 +1,4 @@
-"""Selective scans against NumPy, token by token in double precision, in slots of each page or of one for all."""
+"""Selective scans against NumPy, token by token in double precision, with a slot per page or one for all."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.cpu_kernels.kernel_harness import (
 )
 
 GROUP, PLACES = 2, 6
-TABLE = [7, 0, 1, 6]  # in groups of two pages that take six places each
+TABLE = [7, 0, 1, 6]  # in groups of two pages that take six place numbers each
 LENGTH = len(TABLE) * PAGE_TOKENS
 SCRATCH = 1 << 18
 
@@ -28,7 +28,7 @@ def padded(size: int) -> int:
 
 
 class Scan:
-    """A sequence of random rows through one layer, whose slots begin as noise."""
+    """A sequence of random rows through one layer, whose slots are initialised with noise."""
 
     def __init__(
         self, groups: int, group_units: int, heads: int, size: int, state: int, reach: int, slots: list[int]
@@ -87,7 +87,7 @@ class Scan:
         return out.reshape(count, self.all_heads, self.size).copy()
 
     def expected(self) -> np.ndarray:
-        """The result of all rows, one after the other as the recurrence has it."""
+        """The expected result of all rows, by the recurrence."""
         out = np.zeros((LENGTH, self.all_heads, self.size))
         mixed = []
         for values, weights in zip((self.of_groups, self.x), self.weights, strict=True):
@@ -118,7 +118,7 @@ def test_rows_are_the_same_in_any_pieces(
 
 
 def test_a_slot_serves_every_row_of_its_page() -> None:
-    """Rows computed again over others, from any row of a page on, are those that they would have been."""
+    """Recomputing rows over others, from any row of a page on, gives the same results."""
     scan = Scan(2, 2, 2, 32, 32, 4, [0, 1, 2, 3])
     result = scan.append(0, LENGTH)
     x, other = scan.x.copy(), scan.x[40:][::-1].copy()

@@ -1,4 +1,4 @@
-"""Items that threads share out piece by piece: each is computed once a step, whoever is late."""
+"""Dynamic sharing of items among threads: each item is computed once per step, whichever thread is slow."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from cpu_kernels.threads import ThreadTeam
 
 @kernel()
 def count_items(op: int, step: int, thread: int, threads: int) -> None:
-    """Add one to each item's counter, thread 0 far more slowly. Arguments: 0 counters, 1 items, 2 items by thread."""
+    """Add one to each item's counter; thread 0 is much slower. Arguments: 0 counters, 1 items, 2 items by thread."""
     count = argument(op, 1)
     first, last = first_share(count, thread, threads)
     while first >= 0:

@@ -1,4 +1,4 @@
-"""Short convolutions against NumPy, wherever the rows before lie: beside a row, in its page, or in the one before."""
+"""Short convolutions against NumPy, with previous rows in the step, in the same page, or in the page before."""
 
 from itertools import pairwise
 
@@ -11,11 +11,11 @@ from cpu_kernels.short_convolution import short_convolution
 from tests.cpu_kernels.kernel_harness import address, aligned, operation, record, run_on_threads
 
 WIDTH, GROUP, PLACES, KEPT = 64, 2, 6, 8
-TABLE = [7, 0, 1, 6]  # in groups of two pages that take six places each
+TABLE = [7, 0, 1, 6]  # in groups of two pages that take six place numbers each
 
 
 class Convolution:
-    """A sequence of random rows b, c, x, whose pages begin as noise."""
+    """A sequence of random rows b, c, x, whose pages are initialised with noise."""
 
     def __init__(self, reach: int, length: int) -> None:
         random = np.random.default_rng(reach)
@@ -41,7 +41,7 @@ class Convolution:
         return buffer.reshape(-1, 3, WIDTH)[:, 0].copy()
 
     def expected(self) -> np.ndarray:
-        """The result of all rows, in double precision."""
+        """The expected result of all rows, in double precision."""
         b, c, x = self.rows.astype(np.float64).transpose(1, 0, 2)
         added = np.concatenate([np.zeros((self.reach - 1, WIDTH)), b * x])
         weights = self.weights.reshape(self.reach, WIDTH)

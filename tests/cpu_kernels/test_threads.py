@@ -1,4 +1,4 @@
-"""Teams of threads: all take part in every step, asleep or not, and whatever interrupts their caller."""
+"""Teams of threads: all take part in every step, asleep or not, whatever interrupts the caller."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def count_step(op: int, step: int, thread: int, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("pause", [0.0, 0.03])
 def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> None:
-    """With the pause workers sleep before the next step and must be woken."""
+    """During the pause, workers fall asleep before the next step and must be woken."""
     counters = aligned_zeros((threads, 8), np.int64)
     op = aligned_zeros((int(Op.SIZE),), np.int64)
     op[Op.ARGUMENTS] = counters.ctypes.data
@@ -47,7 +47,7 @@ def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> No
 
 @kernel()
 def take_turns(op: int, step: int, thread: int, threads: int) -> None:
-    """One thread is far later than the others; then all copy what thread 0 counts. Argument 1: the late one."""
+    """One thread is much slower; then all copy thread 0's count. Argument 1: the slow one."""
     if thread == argument(op, 1):
         for _ in range(200_000):
             pause()
@@ -62,7 +62,7 @@ def copy_count(op: int, step: int, thread: int, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
-    """Whoever is late, the others see what it did; more threads than cores wait for each other's turn."""
+    """Whichever thread is slow, the others see its result, also with more threads than cores."""
     counters = aligned_zeros((1 + threads, 8), np.int64)
     builder = ProgramBuilder()
     late = [thread for thread in range(threads) for _ in range(3)]
@@ -114,7 +114,7 @@ print(int(counters[0, 0]) > 300)
 
 
 def test_a_caller_who_is_interrupted_leaves_no_step_half_done() -> None:
-    """By an exception that a signal raises at any point of a run, as Ctrl-C does. Closing would hang."""
+    """A signal raises an exception at any point of a run, as Ctrl-C does. Otherwise closing would hang."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

@@ -1,4 +1,4 @@
-"""How far ahead weights are asked for: what is chosen is kept, can be overridden, and changes no result."""
+"""Prefetch distances: the chosen ones are stored, can be overridden, and change no result."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ CHOSEN = next(distance for distance in CANDIDATES if distance not in POLICY.pref
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of this test's own, in which no kernel is compiled; the folder of what is kept."""
+    """A cache of this test's own without compiled kernels; returns the folder of measurements."""
     for name, width in tuning._MEASURED.values():
         assert WEIGHT_FORMATS[name].matmul[width].address
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which the distance CHOSEN takes half of the time of all others; its clock is time.thread_time."""
+    """A machine on which the distance CHOSEN takes half as long as all others; its clock is time.thread_time."""
     now = 0.0
 
     def run(_product: tuning._Product, distance: int) -> None:

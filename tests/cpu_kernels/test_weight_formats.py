@@ -1,4 +1,4 @@
-"""Every packed format against gguf's dequantisation and products in float64."""
+"""Every packed format against gguf's dequantisation and float64 products."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def tokens(seed: int = 1) -> np.ndarray:
 
 
 def relative_error(got: np.ndarray, weights: np.ndarray, x: np.ndarray) -> float:
-    """Largest error, in units of |row of weights| * |token|."""
+    """The largest error, in units of |row of weights| * |token|."""
     weights, x = weights.astype(np.float64), x.astype(np.float64)
     size = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)[None]
     return float(np.max(np.abs(got - x @ weights.T) / np.where(size > 0, size, 1.0)))
@@ -61,7 +61,7 @@ def test_products_are_those_of_the_quantised_activations(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_sums_are_exact(name: str) -> None:
-    """Rows of all bits clear and set against activations that are all the largest: no sum on the way overflows."""
+    """Rows with all bits clear and all bits set, with the largest activations: no intermediate sum overflows."""
     raw = random_weights(name, 32, K)
     if name in HALF_OFFSETS:
         items, size = sizes(name)
@@ -122,7 +122,7 @@ def test_rows_mapped_to_nothing_are_zero(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_activations_that_are_not_numbers_show_in_every_result(name: str, poison: float) -> None:
-    """And in no other token's."""
+    """And in no other token's result."""
     matrix, x = matrix_of(name), tokens()[:6]
     clean = matrix.multiply(x, TILE_WIDTHS[-1])
     x[4, 200] = poison

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol."""
+"""A headless Chromium, driven through its DevTools protocol."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ class Page:
         self._count = 0
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result."""
+        """Call a method of the protocol and return its result."""
         self._count += 1
         await self._wire.send_json({"id": self._count, "method": method, "params": parameters})
         while True:
@@ -33,23 +33,23 @@ class Page:
                 return dict(message["result"])
 
     async def evaluate(self, script: str) -> Any:
-        """The value of a script."""
+        """Evaluate a script."""
         result = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return result["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Wait until a script's value is true."""
+        """Wait until a script evaluates to true."""
         async with asyncio.timeout(PATIENCE_S):
             while not await self.evaluate(script):
                 await asyncio.sleep(0.2)
 
     async def open(self, address: str) -> None:
-        """Go to an address and wait until it is there."""
+        """Open an address and wait until it has loaded."""
         await self.call("Page.navigate", url=address)
         await self.until("document.readyState === 'complete'")
 
     async def type(self, text: str) -> None:
-        """Write as on a keyboard; a line end is the Enter key."""
+        """Type a text; a newline is the Enter key."""
         for letter in text:
             if letter == "\n":
                 key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
@@ -59,13 +59,13 @@ class Page:
             await self.call("Input.dispatchKeyEvent", type="keyUp", **{**key, "text": ""})
 
     async def picture(self, path: Path) -> None:
-        """Write what is seen as PNG."""
+        """Save a screenshot as PNG."""
         path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
 
 
 @asynccontextmanager
 async def browser_page(profile: Path) -> AsyncIterator[Page]:
-    """A page of a browser of its own, which ends with it."""
+    """A page in its own browser, which ends with it."""
     import aiohttp
 
     assert PROGRAM is not None

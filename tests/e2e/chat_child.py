@@ -1,4 +1,4 @@
-"""A chat in a terminal of its own, driven by tests/e2e/test_terminal_restored.py: python chat_child.py DATABASE HOW."""
+"""A chat in its own terminal, driven by tests/e2e/test_terminal_restored.py: python chat_child.py DATABASE HOW."""
 
 import os
 import sys
@@ -14,11 +14,11 @@ from tui.terminal import go_on_watched
 def main() -> None:
     database, how = sys.argv[1:]
     if how != "is told of no hang-up":
-        # A session's first terminal that is opened becomes the controlling one.
+        # The first terminal that a session opens becomes its controlling one.
         os.close(os.open(os.ttyname(0), os.O_RDWR))
     if how == "is watched":
         go_on_watched()
-    backend = FakeBackend([said("Half an answer")])  # that never ends
+    backend = FakeBackend([said("Half an answer")])  # never ends
     if how == "loads for ever":
         backend.gate.clear()
     tui.engine_backend.EngineBackend = lambda _settings: backend  # type: ignore[assignment,misc]

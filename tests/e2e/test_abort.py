@@ -1,4 +1,4 @@
-"""llama.cpp may end the whole process at once (GGML_ABORT). What was stored before is whole afterwards."""
+"""llama.cpp may abort the process (GGML_ABORT). Everything stored before is complete afterwards."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside. " * 4
 
-# Answers once, waits until the disk tier has all of it, and has llama.cpp abort in the midst of a second answer.
+# Answers once, waits until the disk tier has all of it, and makes llama.cpp abort during a second answer.
 CRASH = """
 import sys, time
 from pathlib import Path

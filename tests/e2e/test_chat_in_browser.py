@@ -40,7 +40,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def asked(address: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of a request with these headers."""
+    """Status, headers and text of the response to a request with these headers."""
     connection = HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE_S)
     connection.request("GET", path, headers=headers)
     response = connection.getresponse()
@@ -79,7 +79,7 @@ def test_the_chat_answers_in_a_browser_and_ends_with_its_page(address: str, tmp_
     async def flow() -> None:
         async with browser_page(tmp_path / "profile") as page:
             await page.open(address)
-            assert await page.evaluate("location.search") == ""  # the token is gone
+            assert await page.evaluate("location.search") == ""  # the token is no longer valid
             await page.until("document.body.classList.contains('-first-byte')")
             await page.evaluate("document.querySelector('.xterm-helper-textarea').focus()")
             await page.type("Tell me of a fox\n")
@@ -91,7 +91,7 @@ def test_the_chat_answers_in_a_browser_and_ends_with_its_page(address: str, tmp_
 
 
 def answered(path: Path) -> bool:
-    """Whether the store has an answer that has ended, to what was typed in the browser."""
+    """Whether the store has a complete answer to the text typed in the browser."""
     if not path.is_file():
         return False
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
@@ -100,7 +100,7 @@ def answered(path: Path) -> bool:
 
 
 def chats(address: str) -> list[psutil.Process]:
-    """The chats that the server of an address has started."""
+    """The chat processes started by the server at an address."""
     port = urlsplit(address).port
     (server,) = {
         each.pid for each in psutil.net_connections("tcp4") if each.status == "LISTEN" and each.laddr.port == port

@@ -1,4 +1,4 @@
-"""The chat in a real terminal: typed into, read from, left again, and the terminal as it was."""
+"""The chat in a real terminal: typing, reading the screen, leaving, and restoring the terminal."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Terminal:
-    """A tmux session on a socket of its own."""
+    """A tmux session with its own socket."""
 
     def __init__(self, socket: Path, columns: int, lines: int, environment: dict[str, str]) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
@@ -41,7 +41,7 @@ class Terminal:
         return psutil.Process(int(told.stdout))
 
     def wait_for(self, text: str) -> str:
-        """Return the screen once the text is on it."""
+        """Wait until the text is on the screen, and return the screen."""
         end = time.monotonic() + PATIENCE_S
         while text not in (screen := self.screen()):
             assert time.monotonic() < end, f"no {text!r} on the screen:\n{screen}"
@@ -94,7 +94,7 @@ def test_ask_stop_quit_and_come_back(terminal: Terminal, data_dir: Path) -> None
     terminal.keys("Escape")
     terminal.wait_for("tokens ·")
     terminal.keys("/bye", "Enter")
-    terminal.wait_for("back 42")  # the shell reads again: what is typed before is lost with the chat
+    terminal.wait_for("back 42")  # wait for the shell: earlier input would be lost with the chat
     terminal.keys("clear; stty -a | tr ' ' '\\n' | grep -x -e icanon -e echo | sort | tr '\\n' ' '", "Enter")
     terminal.wait_for("echo icanon")
     terminal.keys(f"clear; {chat}", "Enter")
@@ -111,6 +111,6 @@ def test_killing_the_process_that_watches_gives_the_terminal_back(terminal: Term
     terminal.wait_for("Ask anything")
     (watcher,) = terminal.shell().children()
     watcher.kill()
-    terminal.wait_until_gone("Ask anything")  # which the chat leaves in order, and nobody else
+    terminal.wait_until_gone("Ask anything")  # left in order by the chat only
     terminal.keys("clear; echo back $((40 + 2))", "Enter")
     terminal.wait_for("back 42")

@@ -1,6 +1,6 @@
-"""Every command, with every path that settings and variables can name leading into folders full of somebody's files.
+"""Run every command with all paths in settings and variables leading into folders of someone else's files.
 
-Their names are those that localllm itself uses, as far as another program could have chosen them too.
+The files have names that localllm itself uses, as far as another program could have chosen them.
 """
 
 import functools
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = 10**9  # seconds since the epoch
-# With all that a process does as it ends.
+# Including what a process does on exit.
 PROGRAM = """
 import atexit, threading
 from tui.main import main
@@ -75,7 +75,7 @@ COMMANDS = [
 
 
 def fill(folder: Path, outside: Path) -> None:
-    """Plain files, hidden ones, links, and what is named as if it were localllm's; all of it old."""
+    """Plain files, hidden ones, links, and files with names like localllm's own; all of them old."""
     digest = f"sha256-{'0' * 64}"
     names = [
         *("notes.txt", ".hidden", "mine.gguf", "new.gguf", "model.tmp", ".model.tmp", ".b.tmp", "sessions.db"),
@@ -100,7 +100,7 @@ def fill(folder: Path, outside: Path) -> None:
 
 
 def seen(folders: list[Path]) -> dict[str, tuple[object, ...]]:
-    """Every entry with its kind, content, permissions and time; a folder's time changes when something is added."""
+    """Every entry with its kind, content, permissions and time; a folder's time changes when an entry is added."""
     found: dict[str, tuple[object, ...]] = {}
     for path in (path for folder in folders for path in folder.rglob("*")):
         state = path.lstat()
@@ -115,7 +115,7 @@ def seen(folders: list[Path]) -> dict[str, tuple[object, ...]]:
 
 
 def places(folder: Path, kind: str) -> dict[str, str]:
-    """Variables that lead there: all of them themselves, or what the user's folders are made of."""
+    """Variables that point there: each folder directly, or the bases from which the folders are derived."""
     if kind == "home":
         return {"HOME": str(folder)}
     if kind == "user folders":
@@ -165,7 +165,7 @@ def test_every_command_leaves_them_as_they_are(
     monkeypatch.chdir(folder)
     for line in COMMANDS:
         words = line.format(folder=folder, digest=f"sha256-{'0' * 64}").split()
-        # The kernels of all tests are not to be freed.
+        # The kernels shared by all tests must not be removed.
         environment = {**variables, CACHE_VARIABLE: ""} if words[0] == "cache" else variables
         process = children.start(PROGRAM, words, environment)
         try:

@@ -1,4 +1,4 @@
-"""However the chat ends, the terminal is as it was and the answer is kept."""
+"""However the chat ends, the terminal is restored and the answer is kept."""
 
 import os
 import pty
@@ -27,7 +27,7 @@ NO_MOUSE = "\x1b[?1000l"
 
 
 class Chat:
-    """The chat on a pseudo terminal, which is the controlling one of its session."""
+    """The chat on a pseudo terminal, which is its session's controlling terminal."""
 
     def __init__(self, database: Path, how: str, home: Path) -> None:
         self.database = database
@@ -50,7 +50,7 @@ class Chat:
         self.seen = ""
 
     def read_until(self, text: str) -> None:
-        """Take in what comes until the text has come."""
+        """Read output until the text appears."""
         end = time.monotonic() + PATIENCE_S
         while text not in self.seen:
             assert time.monotonic() < end, f"no {text!r} in:\n{self.seen[-3000:]}"
@@ -61,7 +61,7 @@ class Chat:
         os.write(self.master, text.encode())
 
     def wait(self) -> int:
-        """Its exit code, with everything that it still writes taken in."""
+        """Read the remaining output and return the exit code."""
         end = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < end, "it does not end"
@@ -77,7 +77,7 @@ class Chat:
             assert sequence in self.seen[self.seen.rindex(OTHER_SCREEN) :]
 
     def stored(self) -> list[tuple[str, str | None]]:
-        """The messages that were kept, with how they ended."""
+        """The stored messages, and how each ended."""
         store = SessionStore(self.database)
         try:
             return [(message.content, message.finish_reason) for message in store.path(store.sessions()[0].id)]
@@ -146,7 +146,7 @@ def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat, how: str) 
 def test_a_signal_to_go_on_that_nobody_waited_for_changes_nothing(start: StartChat) -> None:
     chat = start("answers")
     chat.read_until("Ask anything")
-    chat.process.send_signal(signal.SIGCONT)  # a hang-up brings it along
+    chat.process.send_signal(signal.SIGCONT)  # caused by the hang-up
     chat.type("Go on\r")
     chat.read_until("Half an answer")
     chat.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Tools in a chat in a real terminal, against a scripted server; the chat is killed, and the change taken back."""
+"""Tools in a chat in a real terminal, with a scripted server; the chat is killed, and the change is undone."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_an_edit_is_allowed_and_taken_back_after_kill_9(tmp_path: Path) -> None:
             (watcher,) = terminal.shell().children()
             (process,) = watcher.children()
             process.kill()
-            watcher.wait(PATIENCE_S)  # as it puts the terminal back, what was typed meanwhile is lost
+            watcher.wait(PATIENCE_S)  # restoring the terminal discards what was typed meanwhile
             terminal.keys(f"clear; {chat}", "Enter")
             terminal.wait_for("Ask anything")
             terminal.keys("/undo", "Enter")

@@ -17,7 +17,7 @@ class ByteVocabulary:
         self._longest_first = sorted(range(1, self.vocab_size), key=lambda token: -len(self.tokens[token]))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The longest piece first; what cannot be written is left out."""
+        """Longest piece first; bytes without a token are left out."""
         data, at, ids = text.encode(), 0, []
         while at < len(data):
             token = next((token for token in self._longest_first if data.startswith(self.tokens[token], at)), None)

@@ -1,4 +1,4 @@
-"""A chat backend without a model: answers are scripted, and come when the test lets them."""
+"""A chat backend without a model: answers are scripted, and arrive when the test lets them."""
 
 import threading
 from collections import deque
@@ -15,19 +15,19 @@ from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:
-    """An update that brings some text."""
+    """An update with some text."""
     counts = Counts(prompt=12, cached_memory=4, generated=len(text.split()))
     return AnswerEvent((AnswerPart(kind, text),), counts, Timings(0.0, 0.5, 1.0, 0.5))
 
 
 def ended(reason: FinishReason = FinishReason.STOP, error: str | None = None) -> AnswerEvent:
-    """The update that ends an answer."""
+    """The last update of an answer."""
     counts = Counts(prompt=12, cached_memory=4, generated=41)
     return AnswerEvent((), counts, Timings(0.0, 0.5, 2.0, 0.5), finish_reason=reason, error=error, seed=7)
 
 
 class FakeAnswer:
-    """Gives its updates one by one; a cancelled one ends at once."""
+    """Yields its updates one by one; a cancelled answer ends at once."""
 
     def __init__(self, updates: Sequence[AnswerEvent]) -> None:
         self.waiting = deque(updates)
@@ -52,7 +52,7 @@ class FakeAnswer:
 
 
 class FakeBackend:
-    """Answers with the scripts in turn; an empty script leaves the answer to `push` on `answers[-1]`."""
+    """Answers with the scripts in turn; for an empty script, the test pushes updates to `answers[-1]`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FakeBackend:
         self.sees = sees
         self.saved: list[tuple[str, Recipe]] = []
         self.info: ModelInfo | None = None
-        self.gate = threading.Event()  # a load takes as long as it is not set
+        self.gate = threading.Event()  # loads last until it is set
         self.gate.set()
         self.unavailable: set[str] = set()
 
@@ -87,7 +87,7 @@ class FakeBackend:
         progress("loading weights", 0.5)
         while not self.gate.wait(0.01):
             progress("loading weights", 0.5)
-        progress("loading weights", 0.5)  # one that was stopped as the gate opened ends here
+        progress("loading weights", 0.5)  # a load that was stopped while the gate was closed ends here
         self.loaded.append(name)
         self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
         return self.info

@@ -1,4 +1,4 @@
-"""A runner without a model: real page accounting, and logits that any wrong reuse of KV changes."""
+"""A runner without a model: real page accounting, and logits that change with any wrong reuse of KV."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ USUAL = RunnerInfo(
 class FakeRunner:
     """Stores token ids where a real runner stores keys and values; logits are a hash of the stored history.
 
-    bias lets a test change a row of logits, knowing its history.
+    bias: lets a test change a row of logits, given its history.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FakeRunner:
         bias: Callable[[list[int], NDArray[np.float32]], None] | None = None,
         **described: Any,
     ) -> None:
-        """described: what RunnerInfo is to say other than usual."""
+        """described: fields of RunnerInfo that differ from the defaults."""
         self.info = replace(USUAL, pages_total=pages, **described)
         self.rows_computed = 0
         self.batches: list[int] = []
@@ -110,7 +110,7 @@ class FakeRunner:
             raise ValueError("wanted rows must ascend")
         changes = [i for i in range(1, len(sequences)) if sequences[i] != sequences[i - 1]]
         if len(changes) + 1 != len(set(sequences)):
-            raise ValueError("the rows of one sequence must stand together")
+            raise ValueError("the rows of one sequence must be contiguous")
         logits = {}
         for row, (token, position, sequence) in enumerate(zip(tokens, positions, sequences, strict=True)):
             if not 0 <= token < self.info.vocab_size or position != self._lengths[sequence]:
@@ -123,7 +123,7 @@ class FakeRunner:
         return np.array([logits[row] for row in wanted], np.float32).reshape(len(wanted), self.info.vocab_size)
 
     def logits_after(self, history: list[int], adapters: tuple[tuple[int, float], ...] = ()) -> NDArray[np.float32]:
-        """The logits that a history gives under these adapters, whatever way it was stored."""
+        """The logits for a history under these adapters, however it was stored."""
         said = np.array(history, np.int32).tobytes() + (repr(adapters).encode() if adapters else b"")
         seed = int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
         row = np.random.default_rng(seed).normal(size=self.info.vocab_size).astype(np.float32)
@@ -147,7 +147,7 @@ class FakeRunner:
         self.closed = True
 
     def history(self, sequence: int) -> list[int]:
-        """The tokens that the sequence stores."""
+        """The tokens stored in the sequence."""
         stored = [token for page in self._tables[sequence] for token in self._pages[page]]
         stored = stored[: self._lengths[sequence]]
         if POISON in stored or len(stored) != self._lengths[sequence]:
@@ -155,7 +155,7 @@ class FakeRunner:
         return stored
 
     def check_integrity(self, sequences: set[int]) -> None:
-        """Raise unless exactly these sequences are alive and every page's references are those of their tables."""
+        """Raise unless exactly these sequences exist and every page's reference count matches their tables."""
         if set(self._tables) != sequences:
             raise RuntimeError(f"sequences alive {set(self._tables)}, expected {sequences}")
         counted: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The smallest vocabulary: a letter a token, and token 0, which ends a generation."""
+"""The smallest vocabulary: one token per letter, and token 0, which ends a generation."""
 
 LETTERS = "abcdefghijk"
 
@@ -9,7 +9,7 @@ class LetterVocabulary:
     vocab_size = len(LETTERS) + 1
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Every other character is left out."""
+        """All other characters are left out."""
         return [LETTERS.index(letter) + 1 for letter in text if letter in LETTERS]
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:

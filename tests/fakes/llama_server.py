@@ -1,4 +1,4 @@
-"""llama.cpp's two servers as processes, real servers that are not ours: llama-cpp-python's own, and llama-server."""
+"""llama.cpp's two servers as processes, as real foreign servers: llama-cpp-python's own, and llama-server."""
 
 import contextlib
 import importlib.util
@@ -35,7 +35,7 @@ CALL = {"role": "assistant", "content": "<tool_call>\n"}
 
 @contextlib.contextmanager
 def llama_server(model: Path, name: str, key: str, *arguments: str) -> Iterator[str]:
-    """Serve a file under a name by llama-cpp-python, and give the address."""
+    """Serve a file under a name with llama-cpp-python, and yield the address."""
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", name]
     command += ["--n_ctx", "512", "--n_threads", "1", "--n_gpu_layers", "0", "--api_key", key]
     with _running([*command, *arguments], key) as address:
@@ -44,7 +44,7 @@ def llama_server(model: Path, name: str, key: str, *arguments: str) -> Iterator[
 
 @contextlib.contextmanager
 def llama_program(model: Path, name: str, key: str, *arguments: str) -> Iterator[str]:
-    """Serve a file under a name by llama-server, and give the address."""
+    """Serve a file under a name with llama-server, and yield the address."""
     assert PROGRAM is not None
     command = [PROGRAM, "--model", str(model), "--alias", name, "--api-key", key, "--offline", "--no-ui"]
     with _running([*command, "--threads", "1", "--gpu-layers", "0", *arguments], key) as address:
@@ -53,10 +53,10 @@ def llama_program(model: Path, name: str, key: str, *arguments: str) -> Iterator
 
 @contextlib.contextmanager
 def llama_stories(data_dir: Path, projector: Path, key: str) -> Iterator[str]:
-    """Serve a small model as "stories" by llama-server, and give the address.
+    """Serve a small model as "stories" with llama-server, and yield the address.
 
-    It has two slots of SLOT_TOKENS, a projector, and a template that begins every answer with a thought, and knows
-    tools; the model does not, so whoever wants a call begins the answer with CALL.
+    It has two slots of SLOT_TOKENS, a projector, and a template with tools that begins every answer with reasoning. The
+    model does not know tools, so a test that needs a call begins the answer with CALL.
     """
     model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
     slots = ("--parallel", "2", "--ctx-size", str(2 * SLOT_TOKENS))

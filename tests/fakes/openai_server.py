@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ScriptedOpenAI:
-    """What the server says, and what it was asked. Pieces are deltas of a chat, or whole events."""
+    """The server's answers, and the requests it received. Pieces are deltas of a chat, or whole events."""
 
     def __init__(self) -> None:
         self.pieces: list[dict[str, Any]] = []
@@ -21,17 +21,17 @@ class ScriptedOpenAI:
             {"id": "other", "meta": {"n_ctx_train": 64}},
             {"id": "third"},
         ]
-        self.json_answer: Any = None  # instead of a stream
+        self.json_answer: Any = None  # sent instead of a stream
         self.asked: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str | None] = []
-        self.hold = threading.Event()  # cleared: the answer does not end before this is set or the client leaves
+        self.hold = threading.Event()  # if cleared, the answer waits until this is set or the client disconnects
         self.hold.set()
         self.gone = threading.Event()
         self.address = ""
 
     def says(self, *texts: str, finish: str = "stop", **usage: Any) -> None:
-        """Script an answer of these pieces."""
+        """Script an answer with these pieces."""
         self.pieces = [{"content": text} for text in texts]
         self.pieces.append({"choices": [{"delta": {}, "finish_reason": finish}]})
         self.pieces.append({"choices": [], "usage": usage})
@@ -39,7 +39,7 @@ class ScriptedOpenAI:
 
 @contextmanager
 def openai_server() -> Iterator[ScriptedOpenAI]:
-    """Serve until the block is left."""
+    """Serve until the block ends."""
     script = ScriptedOpenAI()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
             self._note()
             body = self.rfile.read(size := int(self.headers["Content-Length"]))
             if len(body) < size:
-                return  # the client left
+                return  # the client disconnected
             script.asked.append(json.loads(body))
             if script.refusal:
                 status, content = script.refusal
@@ -85,7 +85,7 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
             self.wfile.write(content.encode() if isinstance(content, str) else json.dumps(content).encode())
 
         def log_message(self, *_: object) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -1,14 +1,15 @@
-"""Ports for servers that cannot be told to take any."""
+"""Ports for servers that cannot choose a free port themselves."""
 
 import os
 import socket
 
-# Below those that systems give to whoever asks for any port, so that nobody gets one between its choice and its use.
+# Below the range from which systems assign free ports, so that no other process gets a port between its choice and its
+# use.
 FIRST, LAST = 20_000, 32_000
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens; processes that look at the same time begin at others."""
+    """A port of this machine on which no program listens; concurrent processes start searching at different ports."""
     for step in range(LAST - FIRST):
         port = FIRST + (os.getpid() * 97 + step) % (LAST - FIRST)
         with socket.socket() as tried:

@@ -1,4 +1,4 @@
-"""llama.cpp's RPC worker on this machine's processor, as its rpc-server is: `python -m tests.fakes.rpc_worker PORT`."""
+"""llama.cpp's RPC worker on this machine's CPU, like its rpc-server: `python -m tests.fakes.rpc_worker PORT`."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 @contextmanager
 def rpc_worker() -> Iterator[str]:
-    """Run a worker as a process, and give its address."""
+    """Run a worker process, and yield its address."""
     port = free_port()
     command = [sys.executable, "-m", "tests.fakes.rpc_worker", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -39,7 +39,7 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def main(port: str) -> None:
-    """Serve the first device, the processor, until the process ends."""
+    """Serve the first device, the CPU, until the process ends."""
     llama()
     backend = ggml("ggml_backend_reg_by_name", c_void_p, c_char_p)(b"RPC")
     find = ggml("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)

@@ -1,4 +1,4 @@
-"""A model file whose answers are fixed texts: a Markov chain over tokens that each occur once."""
+"""A model file with fixed answers: a Markov chain over tokens that each occur once."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ import numpy as np
 
 from tests.gguf_files import finish
 
-WIDTH = 1024  # at most this many pieces of scripts
-PIECE = 6  # characters, at least
+WIDTH = 1024  # most pieces of all scripts
+PIECE = 6  # fewest characters
 NORMAL, CONTROL = 1, 3
-MERGED = "th"  # a vocabulary without a merge is damaged
+MERGED = "th"  # a vocabulary without merges is invalid
 CONTROLS = ("<|im_start|>", "<|im_end|>")
 
-# Qwen's markup. The prompt ends with the name of the script that the model is to write: "plain" without tools, else the
-# number of results so far, at most the last script's.
+# Qwen's markup. The prompt ends with the name of the script to write: "plain" without tools, else the number of results
+# so far, at most the last script's.
 TEMPLATE = """\
 {%- set ns = namespace(results=0) %}
 {%- if tools %}<|im_start|>system
@@ -38,14 +38,14 @@ TEMPLATE = """\
 
 
 def call(name: str, **arguments: object) -> str:
-    """A tool call as the template's models write it."""
+    """A tool call as models of this template write it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str = TEMPLATE) -> Path:
     """Write a GGUF that answers with scripts["plain"], or with tools scripts["0"], scripts["1"], ...
 
-    A script is text of ASCII, at least as long as a piece. Any other prompt is answered by nothing.
+    A script is ASCII text, at least as long as a piece. Any other prompt gets an empty answer.
     """
     spelling = _byte_spelling()
     tokens = [*spelling.values(), MERGED]
@@ -82,7 +82,7 @@ def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str =
 
 
 def _pieces(text: str, used: set[str]) -> list[str]:
-    """Cut a text into pieces that no other text has."""
+    """Cut a text into pieces that occur in no other text."""
     found: list[str] = []
     while text:
         size = next((size for size in range(PIECE, len(text)) if text[:size] not in used), len(text))
@@ -95,7 +95,7 @@ def _pieces(text: str, used: set[str]) -> list[str]:
 
 
 def _byte_spelling() -> dict[int, str]:
-    """How GPT-2's vocabulary spells bytes."""
+    """GPT-2's spelling of bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
@@ -110,7 +110,7 @@ def _write(
     end: int,
     template: str,
 ) -> None:
-    """Attention and feed-forward network are zero, so that the last token alone decides."""
+    """Attention and feed-forward network are zero, so that only the last token decides."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(262144)
     writer.add_embedding_length(WIDTH)

@@ -1,4 +1,4 @@
-"""GGUF files put together byte by byte, so that any field can be wrong."""
+"""GGUF files assembled byte by byte, so that any field can be wrong."""
 
 import struct
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def gguf_file(
     tensor_count: int | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """A whole file; the counts may lie."""
+    """A whole file; the counts may be wrong."""
     head = b"GGUF" + struct.pack(
         "<IQQ",
         version,

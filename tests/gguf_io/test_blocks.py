@@ -1,4 +1,4 @@
-"""The block table and dequantisation, against gguf's table and quants and against ggml itself."""
+"""The block table and dequantisation, against gguf's table and quants, and against ggml itself."""
 
 import ctypes
 from pathlib import Path
@@ -22,17 +22,17 @@ def ggml() -> ctypes.CDLL:
 
 
 def random_rows(block_type: BlockType, rows: int = 33, blocks: int = 3) -> NDArray[np.uint8]:
-    """Random bytes in which every float scale is finite, whatever its place in the block."""
+    """Random bytes in which every float scale is finite, wherever it is in the block."""
     data = np.random.default_rng(7).integers(0, 256, (rows, blocks * block_type.bytes), dtype=np.uint8)
-    return data & np.uint8(0xBF)  # clears a bit of each possible exponent: neither infinity nor NaN in any type
+    return data & np.uint8(0xBF)  # clears a bit of each exponent, so that no type gets infinity or NaN
 
 
 def test_the_table_is_complete_and_equals_ggufs() -> None:
     ours = {t.type_id: (t.name, t.items, t.bytes) for t in BLOCK_TYPES.values()}
     theirs = {int(t): (t.name, *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType}
-    assert theirs.pop(9) == ("Q8_1", 32, 40)  # gguf's row is of 2023; ggml's own table, below, says 36
+    assert theirs.pop(9) == ("Q8_1", 32, 40)  # gguf's row is from 2023; ggml's own table, below, says 36
     assert ours.pop(9) == ("Q8_1", 32, 36)
-    assert ours.pop(42) == ("Q2_0", 64, 18)  # gguf has no row yet, ggml's own table has
+    assert ours.pop(42) == ("Q2_0", 64, 18)  # gguf has no row yet, ggml's table does
     assert ours == theirs
 
 
@@ -67,7 +67,7 @@ def test_dequantize_agrees_with_ggml(block_type: BlockType, ggml: ctypes.CDLL) -
     name = block_type.name.lower().replace("_k", "_K")
     expand = getattr(ggml, f"dequantize_row_{name}")
     expand(ctypes.c_void_p(data.ctypes.data), ctypes.c_void_p(expected.ctypes.data), ctypes.c_int64(values.size))
-    # gguf and ggml multiply scales in another order in a few types: equal but for the last bits.
+    # gguf and ggml multiply scales in a different order in a few types: equal except for the last bits.
     np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 

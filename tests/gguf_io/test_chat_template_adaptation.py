@@ -1,4 +1,4 @@
-"""What becomes of messages that a template cannot take; the expected texts are written by hand."""
+"""How messages are changed that a template does not accept; the expected texts are written by hand."""
 
 import datetime
 import json
@@ -155,7 +155,7 @@ def test_tools_without_a_place_are_an_error_and_old_calls_stay_readable(real: An
     gemma = real("google-gemma-2-2b-it")
     assert not gemma.supports_tools
     messages = [user("A"), assistant(None, call({"k": "v"})), {"role": "tool", "content": "R"}]
-    with pytest.raises(TemplateError, match="no place for tools"):
+    with pytest.raises(TemplateError, match="does not support tools"):
         gemma.render(messages, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
     assert gemma.render(messages) == (
         "<bos><start_of_turn>user\nA<end_of_turn>\n"

@@ -1,4 +1,4 @@
-"""Hostile templates: each ends with a TemplateError, whatever it computes, and leaves the program as it was."""
+"""Hostile templates: each ends with a TemplateError and leaves the program unchanged."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_time_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
 @pytest.mark.parametrize("attack", TOO_LARGE)
 def test_memory_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CPU_SECONDS", "MAX_CPU_SECONDS"):  # pages may cost more time than is allowed
+    for name in ("CPU_SECONDS", "MAX_CPU_SECONDS"):  # page faults may take longer than the limit
         monkeypatch.setattr(sandbox, name, PATIENCE_S)
     assert "MiB of memory" in rejection(TOO_LARGE[attack])
 
@@ -91,7 +91,7 @@ def test_reaching_out_is_refused_with_the_line(attack: str, monkeypatch: pytest.
     monkeypatch.setattr(sandbox, "CPU_SECONDS", PATIENCE_S)
     monkeypatch.setattr(sandbox, "MAX_CPU_SECONDS", PATIENCE_S)
     message = rejection("first line\n" + REFUSED[attack])
-    assert "line 2" in message or "grew beyond" in message
+    assert "line 2" in message or "output exceeds" in message
 
 
 @pytest.mark.parametrize("attack", DO_NOT_COMPILE)
@@ -142,7 +142,7 @@ def test_other_threads_run_meanwhile() -> None:
     finally:
         finished.set()
         thread.join()
-    assert beats >= 10  # in-process, the one multiplication would hold the interpreter lock throughout
+    assert beats >= 10  # in-process, this one multiplication would hold the GIL throughout
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_the_process_ends_with_the_program() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for somebody to hear of its end."""
+    """Whether a process has ended, even if it has not been waited for."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -178,7 +178,7 @@ def has_ended(pid: int) -> bool:
 
 
 def test_long_conversations_have_time_in_proportion(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This template looks back over all messages for each of them."""
+    """This template scans all messages for each message."""
     template = ChatTemplate((data_dir / "templates/google-gemma-4-31B-it.jinja").read_text("utf-8"))
     turn = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     template.render(turn)

@@ -1,4 +1,4 @@
-"""Any JSON as messages is rendered or refused with TemplateError, and the messages stay as they were."""
+"""Any JSON as messages is rendered or refused with TemplateError, and the messages are not modified."""
 
 import contextlib
 import copy

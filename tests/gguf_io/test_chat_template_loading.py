@@ -1,4 +1,4 @@
-"""Which template a model file gets: its own, the one for tools, or a default by family."""
+"""Which template a model file uses: its own, the one for tools, or a default by family."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_real_files(data_dir: Path) -> None:
     qwen = load_chat_template(data_dir / "vocab/ggml-vocab-qwen2.gguf")
     assert not qwen.is_default and "<|im_start|>user\nQ<|im_end|>" in qwen.render(MESSAGES)
     stories = load_chat_template(data_dir / "models/gguf/stories260K-Q8_0.gguf")
-    assert stories.is_default and "brings no chat template" in str(stories.warning)
+    assert stories.is_default and "has no chat template" in str(stories.warning)
 
 
 def test_the_template_for_tools_is_used_when_there_are_tools() -> None:

@@ -1,4 +1,4 @@
-"""Every real template renders the minja contexts as llama-cpp-python's formatter does in an environment of its own."""
+"""Every real template renders minja's test contexts as llama-cpp-python's formatter does."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ NEED_A_LIST_OF_TOOLS = {
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
 }
 
-# These write JSON text as it is; every other template is given the arguments as an object.
+# These write JSON text as it is; every other template gets the arguments as an object.
 TAKE_ARGUMENTS_AS_TEXT = {
     "Bielik-11B-v3.0-Instruct",
     "GigaChat3-10B-A1.8B",
@@ -43,7 +43,7 @@ TAKE_ARGUMENTS_AS_TEXT = {
     "upstage-Solar-Open-100B",
 }
 
-# The oracle refuses or drops what these have no place for; test_chat_template_adaptation.py says what we do instead.
+# The oracle refuses or drops what these do not support; test_chat_template_adaptation.py tests what we do instead.
 WITHOUT_SYSTEM = {"google-gemma-2-2b-it"}
 WITHOUT_TOOL_CALLS = {
     "HuggingFaceTB-SmolLM3-3B",
@@ -57,7 +57,7 @@ WITHOUT_TOOL_CALLS = {
     "microsoft-Phi-3.5-mini-instruct",
 }
 CALL_LIST_METHODS = {"Kimi-K2-Instruct", "Kimi-K2-Thinking"}  # append and pop, which the oracle's sandbox refuses
-TOLD_OF_FUNCTIONS = {"fireworks-ai-llama-3-firefunction-v2"}  # and of the time, by names that the oracle does not set
+TOLD_OF_FUNCTIONS = {"fireworks-ai-llama-3-firefunction-v2"}  # and functions of the time, which the oracle does not set
 
 
 def oracle(source: str, messages: list[Any], tools: list[Any] | None) -> str:
@@ -88,7 +88,7 @@ PLAIN = [
 
 @dataclass(frozen=True)
 class Real:
-    """A real template: its name, its text, and ours, whose process serves all tests of this template."""
+    """A real template: its name, its text, and our object, whose process serves all tests of this template."""
 
     name: str
     source: str

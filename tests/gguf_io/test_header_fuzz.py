@@ -1,4 +1,4 @@
-"""Mutated real files and generated hostile ones: either one ModelFileError, or a model whose every promise holds."""
+"""Mutated real files and generated hostile ones: each gives a ModelFileError, or a model with valid contents."""
 
 import os
 import random
@@ -27,13 +27,13 @@ CORPUS = [
     "gguf/tinystories656K-Q8_0.gguf",
     "gguf/tinystories656K-pad256-Q4_K_M.gguf",
 ]
-# Values at the borders of what readers compute with.
+# Boundary values of integer arithmetic.
 EDGES = [0, 1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32]
 EDGES += [2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 33, 2**64 - 32, 2**64 - 1]
 
 
 def accepts(path: Path) -> bool:
-    """Opens the file and reads all of it. False if it was refused; any other exception is the reader's fault."""
+    """Open the file and read all of it. False if it was refused; any other exception is a bug in the reader."""
     try:
         with open_model(path) as model:
             check_promises(model, path.stat().st_size)
@@ -60,7 +60,7 @@ def check_promises(model: ModelFile, size: int) -> None:
 
 
 def mutate(header: bytes, rng: random.Random) -> tuple[int, bytes]:
-    """Where to write which bytes: flips, edge values as 32 or 64 bits, swaps of stretches, zeros."""
+    """Which bytes to write where: bit flips, edge values as 32 or 64 bits, swapped ranges, zeros."""
     at = rng.randrange(4, len(header))
     kind = rng.randrange(5)
     if kind == 0:
@@ -76,7 +76,7 @@ def mutate(header: bytes, rng: random.Random) -> tuple[int, bytes]:
 
 
 def places(header: bytes, rng: random.Random) -> bytes:
-    """The stretch to mutate: the fixed fields, the first keys, or all of it."""
+    """The range to mutate: the fixed fields, the first keys, or everything."""
     return rng.choice([header[:32], header[:256], header])
 
 
@@ -97,7 +97,7 @@ def test_mutated_headers_of_real_files(name: str, data_dir: Path, tmp_path: Path
             accepted += accepts(path)
             os.pwrite(file.fileno(), header, 0)
     assert accepts(path)
-    assert 0 < accepted < MUTATIONS_PER_FILE  # both ways out were taken
+    assert 0 < accepted < MUTATIONS_PER_FILE  # both outcomes occurred
 
 
 @pytest.mark.parametrize("name", CORPUS)

@@ -1,4 +1,4 @@
-"""Handcrafted files of every kind that has crashed a GGUF reader: one clear error each, and little memory."""
+"""Handcrafted files of every kind that has crashed a GGUF reader: each gives one clear error, with little memory."""
 
 import os
 import struct
@@ -59,9 +59,9 @@ HOSTILE = {
     "alignment 1": (gguf_file([u32("general.alignment", 1)]), "general.alignment: is 1"),
     "alignment 24": (gguf_file([u32("general.alignment", 24)]), "general.alignment: is 24"),
     "alignment 2**31": (gguf_file([u32("general.alignment", 2**31)]), "general.alignment: is 2147483648"),
-    "alignment as text": (gguf_file([text("general.alignment", "32")]), "general.alignment: should be an integer"),
-    "alignment as truth": (gguf_file([key("general.alignment", BOOL, b"\1")]), "general.alignment: should be an int"),
-    "alignment as float": (gguf_file([key("general.alignment", F32, bytes(4))]), "general.alignment: should be an int"),
+    "alignment as text": (gguf_file([text("general.alignment", "32")]), "general.alignment: must be an integer"),
+    "alignment as truth": (gguf_file([key("general.alignment", BOOL, b"\1")]), "general.alignment: must be an int"),
+    "alignment as float": (gguf_file([key("general.alignment", F32, bytes(4))]), "general.alignment: must be an int"),
     "tensor name empty": (gguf_file(tensors=[tensor("", [4])], data=bytes(16)), "not a printable name"),
     "tensor name with nul": (gguf_file(tensors=[tensor("a\0b", [4])], data=bytes(16)), "not a printable name"),
     "tensor name with escape": (gguf_file(tensors=[tensor("\x1b[2J", [4])], data=bytes(16)), "not a printable name"),
@@ -146,7 +146,7 @@ def test_header_over_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_bytes(gguf_file([text("a", "x" * 200)]))
     open_model(path).close()
     monkeypatch.setattr(header, "MAX_HEADER_BYTES", 100)
-    with pytest.raises(ModelFileError, match="cap of 100 bytes for a header"):
+    with pytest.raises(ModelFileError, match="limit of 100 bytes for a header"):
         open_model(path)
 
 

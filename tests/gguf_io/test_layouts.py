@@ -1,4 +1,4 @@
-"""Ollama's own layouts: a file in one is read as what it was made from, and what cannot be used is named."""
+"""Ollama's own layouts: a translated file equals the one it was made from, and unused parts are named."""
 
 import base64
 import io

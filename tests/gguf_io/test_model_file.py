@@ -1,4 +1,4 @@
-"""Open model files: real ones against gguf.GGUFReader, split ones, and files that change underneath."""
+"""Open model files: real ones against gguf.GGUFReader, split ones, and files that change while they are open."""
 
 import os
 import shutil
@@ -121,7 +121,7 @@ def test_data_is_read_by_rows(small: Path) -> None:
                 model.data("w1", first, count)
         with pytest.raises(KeyError):
             model.data("absent")
-    assert np.array_equal(rows.view(np.float32).reshape(5, 64, 32), values)  # they need the file no longer
+    assert np.array_equal(rows.view(np.float32).reshape(5, 64, 32), values)  # they no longer need the file
     with pytest.raises(ValueError, match=r"small.gguf is closed"):
         model.data("w1")
     model.close()
@@ -198,7 +198,7 @@ def test_overwriting_in_place_is_noticed(small: Path) -> None:
         file.seek(-8, os.SEEK_END)
         file.write(b"\xff" * 8)
         file.flush()
-        os.utime(small, ns=(0, 0))  # file clocks tick more coarsely than this test runs
+        os.utime(small, ns=(0, 0))  # file timestamps are coarser than this test's run time
         with pytest.raises(ModelFileError, match="was changed while it was open"):
             model.data("w0")
 

@@ -1,5 +1,7 @@
 # ruff: noqa: RUF001 - some models write their token names with look-alike characters
-"""Made vocabularies: SentencePiece and word-piece specifics, special tokens, end-of-generation names, damaged files."""
+"""Generated vocabularies: specifics of SentencePiece and word pieces, special tokens, end-of-generation names, damaged
+files.
+"""
 
 import contextvars
 import re
@@ -56,7 +58,7 @@ SPECIAL_TEXTS = st.lists(
 
 @cache
 def pieces():
-    """An SPM vocabulary of 1500 tokens: merges of sample texts by score, bytes, and the specials above."""
+    """An SPM vocabulary of 1500 tokens: merges of sample texts by score, bytes, and the special tokens above."""
     learnt = [token for token in pairs_without_brackets(byte_level=False)[0] if token not in SPECIALS][:1200]
     types = {"<unk>": UNKNOWN, "<s>": CONTROL} | SPECIALS
     types |= {f"<0x{value:02X}>": BYTE for value in range(256)}
@@ -102,7 +104,7 @@ def spm_files(tmp_path_factory):
 @given(text=st.one_of(TEXTS, SPECIAL_TEXTS), parse_special=st.booleans())
 def test_sentence_pieces(spm_files, name, text, parse_special):
     path = spm_files[name]
-    if name == "untyped":  # the oracle finds no bytes in it, and refuses what would need them
+    if name == "untyped":  # the oracle finds no byte tokens in it, and refuses text that needs them
         known = spm_characters()
         text = "".join(character for character in text if character in known)
     expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
@@ -215,7 +217,7 @@ def test_ends_and_roles_by_name(tmp_path, names):
     }
     for role, token in roles.items():
         theirs = getattr(api, f"llama_vocab_{role}")(vocab)
-        # Of several tokens with an end-of-turn's name llama.cpp takes any.
+        # If several tokens have an end-of-turn name, llama.cpp takes any of them.
         assert token == (None if theirs == -1 else theirs) or (role == "eot" and {token, theirs} <= tokenizer.eog_ids)
 
 
@@ -271,15 +273,15 @@ def test_ids_outside_the_vocabulary_are_an_error(tmp_path, token):
     [
         ({"model": "rwkv"}, TokenizerError, r"tokenizer\.ggml\.model is 'rwkv'"),
         ({"tokens": ["a", "b", "a"], "types": None, "scores": None}, TokenizerError, "0 and 2 are both 'a'"),
-        ({"types": [NORMAL]}, ModelFileError, r"tokenizer\.ggml\.token_type: should have"),
-        ({"scores": [0.5]}, ModelFileError, r"tokenizer\.ggml\.scores: should have"),
+        ({"types": [NORMAL]}, ModelFileError, r"tokenizer\.ggml\.token_type: must have"),
+        ({"scores": [0.5]}, ModelFileError, r"tokenizer\.ggml\.scores: must have"),
         ({"model": "gpt2", "pre": "gpt-2"}, ModelFileError, r"tokenizer\.ggml\.merges: is missing"),
         (
             {"model": "gpt2", "pre": "gpt-2", "merges": [], "eos_token_id": 4294967295, "add_eos_token": True},
             TokenizerError,
             "add_eos_token is true, but the file has no eos token",
         ),
-        ({"tokens": ["<unk>", "<0xZZ>"], "types": [UNKNOWN, BYTE], "scores": None}, TokenizerError, "should be a byte"),
+        ({"tokens": ["<unk>", "<0xZZ>"], "types": [UNKNOWN, BYTE], "scores": None}, TokenizerError, "must be a byte"),
     ],
 )
 def test_damaged_files_are_an_error_that_names_the_field(tmp_path, options, error, message):
@@ -296,7 +298,7 @@ def test_damaged_files_are_an_error_that_names_the_field(tmp_path, options, erro
 
 
 class _EnoughError(Exception):
-    """Nobody waits for the tokens any more."""
+    """The result is no longer needed."""
 
 
 def interrupted(calls, work, *arguments):
@@ -322,7 +324,7 @@ def test_a_checkpoint_ends_the_work(tmp_path, calls):
 
 
 def write_words(path, *more):
-    """An SPM vocabulary whose tokens keep within words, and further tokens."""
+    """An SPM vocabulary whose tokens do not span words, and further tokens."""
     tokens, types, scores = pieces()
     kept = [index for index, token in enumerate(tokens) if not re.search("[^\u2581]\u2581|\n.", token)]
     return write_vocabulary(

@@ -19,7 +19,7 @@ VOCABULARIES = [
 ]
 CASES = [name for name in VOCABULARIES if name.startswith("vocab/")]
 
-# Qwen's "</s>" is the end of HTML's strike-through. llama.cpp takes it for an end of text and we do not.
+# Qwen's "</s>" ends HTML's strike-through. llama.cpp treats it as an end of text; we do not.
 QWEN_STRIKE = {"vocab/ggml-vocab-qwen2.gguf": 128247}
 
 cached_tokenizer = cache(load_tokenizer)
@@ -108,7 +108,7 @@ def test_special_ids_and_flags(data_dir, name):
         "fim_mid": tokenizer.fim_middle_id,
     }
     theirs = {role: getattr(api, f"llama_vocab_{role}")(vocab) for role in ours}
-    if "qwen2" in name:  # two tokens have an end-of-turn's name, and llama.cpp takes either
+    if "qwen2" in name:  # two tokens have an end-of-turn name, and llama.cpp takes either
         assert theirs.pop("eot") in tokenizer.eog_ids
         assert ours.pop("eot") in tokenizer.eog_ids
     assert ours == {role: None if token == -1 else token for role, token in theirs.items()}

@@ -1,4 +1,4 @@
-"""Every pre-tokenizer that llama.cpp names cuts as llama.cpp's does, seen through merges that cross all boundaries."""
+"""Every pre-tokenizer that llama.cpp knows splits as llama.cpp does, tested with merges across all boundaries."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS
 from tests.gguf_io.tokenizer_files import BYTE, NORMAL, sample_texts, trained_pairs, write_vocabulary
 from tests.oracle import llama_oracle
 
-# Named in llama.cpp's llama_vocab::impl::load.
+# From llama.cpp's llama_vocab::impl::load.
 NAMES = """
 default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano deepseek-llm
 deepseek-coder deepseek-v3 spark2_5 youtu falcon mpt starcoder gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es
@@ -48,7 +48,7 @@ def test_cuts_as_the_oracle_does(write, pre):
 
 @pytest.mark.parametrize("pre", [name for name in NAMES if PRE_TOKENIZERS[name].cuts])
 def test_a_text_that_is_encoded_in_pieces_has_the_same_tokens(write, pre, monkeypatch):
-    """Cut wherever it may be."""
+    """Split at every possible place."""
     tokenizer = load_tokenizer(write(pre))
     texts = [
         text.join(ends)

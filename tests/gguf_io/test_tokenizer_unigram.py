@@ -1,4 +1,4 @@
-"""Vocabularies of T5's kind, trained on the spot with their map of characters, held to llama.cpp's tokenizer."""
+"""Vocabularies of T5's kind, trained here with a character map, compared with llama.cpp's tokenizer."""
 
 import io
 import random
@@ -23,7 +23,7 @@ from tests.gguf_io.tokenizer_files import (
 )
 from tests.oracle import llama_oracle
 
-# As T5 has them, and as XLM-RoBERTa and with it bge-m3 has.
+# As in T5, and as in XLM-RoBERTa and so in bge-m3.
 KINDS = {
     "t5": {"bos_token_id": 0, "eos_token_id": 1, "add_bos_token": False, "add_space_prefix": True},
     "xlm": {"bos_token_id": 0, "eos_token_id": 1, "add_bos_token": True, "add_space_prefix": True},
@@ -65,7 +65,7 @@ def fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 @cache
 def trained() -> tuple[list[str], list[float], bytes]:
-    """Pieces, their scores, and the map of characters (NFKC, and white space as spaces)."""
+    """Pieces, their scores, and the character map (NFKC, with white space as spaces)."""
     written, chance = io.BytesIO(), random.Random(11)
     texts = ("".join(chance.choices(FRAGMENTS, k=8)).replace("\0", "") for _ in range(1500))
     SentencePieceTrainer.Train(

@@ -1,7 +1,7 @@
-"""Text from files and clients that makes a careless loop or regular expression take time by the square of its length.
+"""Text from files and clients on which a careless loop or regular expression takes quadratic time.
 
-Each case gets a megabyte, or as many items, in a process of its own, which the clock ends long after a linear way would
-have been done and long before a quadratic one.
+Each case gets a megabyte, or as many items, in its own process with a time limit that linear work stays far below and
+quadratic work far exceeds.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
-# ruff: noqa: RUF001 - look-alike characters are what tokenizers stumble over
-"""Vocabulary files that tests make, trained on the spot, so that merges cross every cut a pre-tokenizer could make."""
+# ruff: noqa: RUF001 - look-alike characters are what tokenizers get wrong
+"""Generated vocabulary files, trained here so that merges cross every boundary a pre-tokenizer could make."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-# Where pre-tokenizers and merges go wrong: contractions, digits, spaces of all kinds, marks, cases, scripts, tags.
+# What pre-tokenizers and merges get wrong: contractions, digits, spaces of all kinds, marks, cases, scripts, tags.
 FRAGMENTS = [
     *(" zebra", "zebra", "7654321", "\n\n", "  \n\n  "),
     *("'s", "'LL", "don't", "I'M", "it's", "'ſ", " ", "  ", "   ", "\n", "\n\n\n", "\r\n", "\t", "   \n  ", "\x00"),
@@ -43,14 +43,14 @@ FRAGMENTS = [
     *("</s>", "<s>", "<unk>", "<|im_end|>", "<0x0A>", "▁", "▁▁", "<sentinel:12>", "IMGIMGABCDZ", "http://a.b/c?d=1"),
 ]
 
-# Newer characters are left out: Unicode versions differ between llama.cpp, Oniguruma and Python.
+# Newer characters are left out, since Unicode versions differ between llama.cpp, Oniguruma and Python.
 _CHARACTERS = st.characters(exclude_categories=("Cs", "Cn"))
 TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(_CHARACTERS, max_size=6)), max_size=12).map("".join)
 
 
 @cache
 def sample_texts(seed: int, count: int) -> tuple[str, ...]:
-    """Texts of fragments and random characters, the same for the same seed."""
+    """Texts of fragments and random characters; the same for the same seed."""
     rng = random.Random(seed)
     characters = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cs", "Cn")]
 
@@ -64,7 +64,7 @@ def sample_texts(seed: int, count: int) -> tuple[str, ...]:
 
 @cache
 def trained_pairs(byte_level: bool) -> tuple[list[str], list[str]]:
-    """Tokens and merges of a byte-pair vocabulary that was trained on uncut text; a few tokens no merge leads to."""
+    """Tokens and merges of a byte-pair vocabulary trained on unsplit text; no merge leads to a few of the tokens."""
     model = models.BPE(byte_fallback=not byte_level)
     tokenizer = Tokenizer(model)
     alphabet: list[str] = []
@@ -73,7 +73,7 @@ def trained_pairs(byte_level: bool) -> tuple[list[str], list[str]]:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
     else:
-        texts = [text.replace(" ", "▁").replace("\0", "") for text in texts]  # llama.cpp cuts tokens at NUL
+        texts = [text.replace(" ", "▁").replace("\0", "") for text in texts]  # llama.cpp truncates tokens at NUL
     special = [] if byte_level else [f"<0x{value:02X}>" for value in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=12000, initial_alphabet=alphabet, special_tokens=special, show_progress=False, limit_alphabet=700
@@ -87,7 +87,7 @@ def trained_pairs(byte_level: bool) -> tuple[list[str], list[str]]:
 
 
 def pairs_without_brackets(byte_level: bool) -> tuple[list[str], list[str]]:
-    """Those of trained_pairs from which no text like "<s>" can be merged."""
+    """Those of trained_pairs from which no text such as "<s>" can be merged."""
     tokens, merges = trained_pairs(byte_level)
     return (
         [token for token in tokens if not re.search(".[<>]|[<>].", token)],
@@ -107,7 +107,7 @@ def write_vocabulary(
     name: str | None = None,
     **values: bool | int | str | bytes,
 ) -> Path:
-    """Writes a vocabulary-only GGUF; `values` are further tokenizer.ggml keys, with __ for a point."""
+    """Write a vocabulary-only GGUF; `values`: further tokenizer.ggml keys, with __ for a dot."""
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
     writer.add_token_list(list(tokens))

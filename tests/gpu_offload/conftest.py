@@ -1,4 +1,4 @@
-"""Runners that are closed when a test ends, also one that fails."""
+"""Runners that are closed after each test, even a failed one."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Tiny projectors of random weights for models of width 64, and pictures to show them."""
+"""Tiny projectors with random weights for models of width 64, and pictures for them."""
 
 import re
 import struct
@@ -76,7 +76,7 @@ def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture
 
 
 def write_qwen2vl(source: Path, path: Path) -> Path:
-    """Write a Llama's weights as those of a model that counts images in three dimensions."""
+    """Write a Llama's weights as a model with M-RoPE positions."""
     renamed = partial(re.sub, r"^llama\.", "qwen2vl.")
     reader, writer = copying(source, path, architecture="qwen2vl", renamed=renamed)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
@@ -89,13 +89,13 @@ def write_qwen2vl(source: Path, path: Path) -> Path:
 
 
 def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
-    """A picture of noise."""
+    """A picture of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return png_of(pixels)
 
 
 def png_of(pixels: NDArray[np.uint8]) -> bytes:
-    """Pack pixels, uint8[height, width, 3]."""
+    """Encode pixels, uint8[height, width, 3]."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
     return b"\x89PNG\r\n\x1a\n" + b"".join(

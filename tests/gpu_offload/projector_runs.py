@@ -1,4 +1,4 @@
-"""Text, an image, text: computed by our runner, and by llama.cpp's own way through them."""
+"""Text, an image, text: computed by our runner, and by llama.cpp's own helper."""
 
 import contextlib
 import ctypes
@@ -54,7 +54,7 @@ def oracle_logits(path: Path, projector: Path, image: bytes) -> np.ndarray:
 
 
 def append(runner: LlamaCppRunner, sequence: int, pieces: ImagePieces, wanted: bool = False) -> np.ndarray:
-    """Append pieces one after the other; the logits of the last row."""
+    """Append pieces in order; returns the logits of the last row."""
     logits = np.empty((0, 0))
     for piece in pieces:
         if isinstance(piece, ImageRows):
@@ -74,7 +74,7 @@ def whole_prompt(path: Path, pieces: ImagePieces) -> ImagePieces:
 
 
 def batch_difference(runner: LlamaCppRunner, prompt: ImagePieces) -> float:
-    """How far llama.cpp's own logits differ between the last rows in one batch and the last row alone.
+    """How much llama.cpp's own logits differ between the last rows in one batch and the last row alone.
 
     Kernels round differently for other batch shapes, and each processor has its own kernels: 0.0002 to 0.004 seen.
     """
@@ -87,7 +87,7 @@ def batch_difference(runner: LlamaCppRunner, prompt: ImagePieces) -> float:
 
 
 def close_sequences(runner: LlamaCppRunner) -> None:
-    """Free what a test, also one that failed, has left in a runner that others use after it."""
+    """Free what a test, even a failed one, has left in a shared runner."""
     for sequence in range(runner.info.max_sequences):
         with contextlib.suppress(ValueError):
             runner.free_sequence(sequence)

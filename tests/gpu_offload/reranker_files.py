@@ -1,4 +1,4 @@
-"""Tiny rerankers of random weights: an encoder with a classification head, and a decoder with a template."""
+"""Tiny rerankers with random weights: an encoder with a classification head, and a decoder with a template."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ Head = dict[str, NDArray[np.float32]]
 def bert_reranker(
     path: Path, *, pooling: bool = True, head: bool = True, template: str | None = None, unigram: bool = False
 ) -> Head:
-    """Write an encoder of two layers with a vocabulary, BERT's or that of bge-reranker; return its head's tensors."""
+    """Write an encoder of two layers with BERT's vocabulary or bge-reranker's; return its head's tensors."""
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_tokenizer_model("t5" if unigram else "bert")
     if unigram:
@@ -68,7 +68,8 @@ def bert_reranker(
     add("token_types.weight", 2, EMBEDDING)
     pair("token_embd_norm", EMBEDDING)
     for layer in range(LAYERS):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):  # strong, so that the first state knows the others
+        # strong, so that the first state depends on the others
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             pair(f"blk.{layer}.{name}", EMBEDDING, EMBEDDING, size=1.0)
         pair(f"blk.{layer}.attn_output_norm", EMBEDDING)
         pair(f"blk.{layer}.ffn_up", INNER, EMBEDDING)
@@ -77,7 +78,7 @@ def bert_reranker(
     made = {}
     if head:
         made = {
-            "cls.weight": add("cls.weight", EMBEDDING, EMBEDDING, size=0.05),  # so that tanh tells texts apart
+            "cls.weight": add("cls.weight", EMBEDDING, EMBEDDING, size=0.05),  # so that tanh distinguishes texts
             "cls.bias": add("cls.bias", EMBEDDING),
             "cls.output.weight": add("cls.output.weight", 1, EMBEDDING, size=2.0),
             "cls.output.bias": add("cls.output.bias", 1),
@@ -87,6 +88,6 @@ def bert_reranker(
 
 
 def score(head: Head, first_state: NDArray[np.float32]) -> float:
-    """What the head makes of an encoder's first state: a layer with tanh, then one number."""
+    """The head's result for an encoder's first state: a layer with tanh, then one number."""
     inner = np.tanh(head["cls.weight"] @ first_state + head["cls.bias"])
     return float((head["cls.output.weight"] @ inner + head["cls.output.bias"])[0])

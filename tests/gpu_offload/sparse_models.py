@@ -1,4 +1,4 @@
-"""GGUF files in the shape of real models: true headers, no vocabulary, and holes for weights, so next to no disk."""
+"""GGUF files with real models' headers, no vocabulary, and holes for weights, which take next to no disk."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -12,7 +12,7 @@ Q4, Q6, Q8, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q6
 
 @dataclass(frozen=True)
 class SparseModel:
-    """Sizes of one model. kv_heads may differ by layer; extra holds further metadata under the architecture's name."""
+    """Sizes of one model. kv_heads may differ by layer; extra: further metadata under the architecture's name."""
 
     architecture: str
     layers: int
@@ -68,7 +68,7 @@ def write(model: SparseModel, path: Path, seed: int | None = None) -> Path:
     for tensor, shape, kind in _tensors(model):
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         nbytes = prod(shape) // block * block_bytes
-        # The writer wants a quantised tensor's shape in bytes.
+        # The writer expects a quantised tensor's shape in bytes.
         stored = shape if kind in (F32, F16) else (*shape[:-1], shape[-1] // block * block_bytes)
         dtype = {F32: np.dtype(np.float32), F16: np.dtype(np.float16)}.get(kind, np.dtype(np.uint8))
         writer.add_tensor_info(tensor, stored, dtype, nbytes, raw_dtype=kind)
@@ -131,7 +131,8 @@ def _layer(model: SparseModel, experts: int) -> list[tuple[str, tuple[int, ...],
 def _attention(model: SparseModel) -> list[tuple[str, tuple[int, ...], gguf.GGMLQuantizationType]]:
     width, weight, heads, length = model.embedding, model.weight_type, model.heads, model.head_length
     if model.architecture == "deepseek2":
-        # Multi-head latent attention of DeepSeek-V2-Lite: rank 512, 64 rotated, 128 others and 128 values a head.
+        # Multi-head latent attention of DeepSeek-V2-Lite: rank 512; per head 64 rotated, 128 other and 128 value
+        # numbers.
         return [
             ("attn_q.weight", (heads * 192, width), weight),
             ("attn_kv_a_mqa.weight", (576, width), weight),

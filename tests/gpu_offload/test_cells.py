@@ -1,4 +1,4 @@
-"""The books of the KV cache, against a model that keeps a set of cells for every sequence."""
+"""The accounting of KV cells, against a model that keeps a set of cells for every sequence."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Models with attention in some layers and a state in others: the engine keeps their states whole, and reuses them."""
+"""Models with attention in some layers and states in others: the engine keeps their states whole, and reuses them."""
 
 from contextlib import closing
 from pathlib import Path
@@ -21,13 +21,13 @@ from tests.oracle import llama_oracle
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 WIDTH, HEADS, HEAD, FEED_FORWARD, KERNEL, VOCABULARY = 64, 4, 16, 96, 3, 300
-KV_HEADS = [0, 2, 0]  # a convolution's state, attention, a convolution's state
+KV_HEADS = [0, 2, 0]  # convolution state, attention, convolution state
 PROMPT = tuple((at * 13) % 290 + 3 for at in range(600))
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in LFM2's shape, of random weights."""
+    """A model in LFM2's shape, with random weights."""
     path = tmp_path_factory.mktemp("models") / "hybrid.gguf"
     writer = gguf.GGUFWriter(path, "lfm2")
     writer.add_tokenizer_model("no_vocab")

@@ -1,4 +1,4 @@
-"""A long step of llama.cpp that is given up for somebody else: nothing has changed, and nothing is lost."""
+"""Interrupting a long step of llama.cpp for another request changes and loses nothing."""
 
 import logging
 import threading
@@ -45,7 +45,7 @@ def test_a_step_that_is_given_up_changes_nothing(runner: LlamaCppRunner, caplog:
     assert runner.run_unless(stop, *rows(sequence, 100, 300)) is None
     assert (runner.sequence_length(sequence), runner.pages_free()) == (100, free)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    # Without the event it does what `run` does, and `run` ignores the event.
+    # Without the event it acts like `run`, and `run` ignores the event.
     stop.clear()
     logits = runner.run_unless(stop, *rows(sequence, 100, 300))
     assert logits is not None
@@ -61,7 +61,7 @@ def test_other_failures_are_errors(runner: LlamaCppRunner) -> None:
 
 
 class Watched:
-    """The runner, and somebody who does something in the midst of its first long step."""
+    """A runner, and a callback that runs during its first long step."""
 
     def __init__(self, runner: LlamaCppRunner) -> None:
         self.runner = runner

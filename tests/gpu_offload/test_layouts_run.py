@@ -1,4 +1,4 @@
-"""Models in Ollama's own layouts compute what the same models compute as llama.cpp's files, in both backends."""
+"""Models in Ollama's own layouts give the same results as in llama.cpp's layout, in both backends."""
 
 import logging
 import sys
@@ -76,7 +76,7 @@ def test_a_real_model_tells_the_same_story(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     standard = data_dir / f"models/gguf/{name}.gguf"
-    layout = replace(LAYOUTS["mistral3"], keys={})  # Llama but for what the keys say
+    layout = replace(LAYOUTS["mistral3"], keys={})  # Llama except for the keys
     stories = []
     monkeypatch.setattr("sys.stdin", None)
     for path in (standard, write_layout(layout, standard, tmp_path / "own.gguf")):

@@ -1,4 +1,4 @@
-"""Devices as ggml reports them, and what a user reads when llama.cpp is not there."""
+"""Devices as ggml reports them, and the messages if llama.cpp is not installed."""
 
 import logging
 import subprocess
@@ -37,7 +37,7 @@ def test_gpus_exist_only_where_the_build_offloads():
 
 @llama_oracle.needs_llama
 def test_devices_are_found_without_importing_the_package():
-    """Which costs a third of a second at every start, also where the processor alone computes."""
+    """It takes a third of a second at every start, even if only the CPU computes."""
     script = "import sys; from gpu_offload.devices import devices; print(len(devices()), 'llama_cpp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(devices())), "False"]
@@ -77,7 +77,7 @@ def clear() -> None:
 
 @pytest.fixture
 def without_llama_cpp(monkeypatch):
-    """An interpreter in which llama_cpp is not installed."""
+    """An interpreter without llama_cpp."""
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     clear()
     yield
@@ -140,7 +140,7 @@ def test_another_pip_on_the_path_is_not_taken(monkeypatch):
 
 
 def test_what_is_installed_for_another_device_is_installed_anew(pip_on_path, monkeypatch):
-    """Where it satisfies a requirement already, pip would do nothing."""
+    """If a requirement is already satisfied, pip would do nothing."""
     monkeypatch.setattr(sys, "platform", "linux")
     cuda = next(line for line in install_commands("0.3.36").splitlines() if "CUDA" in line)
     assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install --no-cache-dir' in cuda

@@ -19,7 +19,7 @@ from tests.oracle import llama_oracle
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 MODEL = "stories260K-F32.gguf"
-# The runner's own settings, so that the comparison is to the bit.
+# The runner's own settings, so that results are bit-exact.
 SAME = llama_oracle.Setup(threads=1, flash_attention=True)
 OPTIONS = LlamaOptions(
     context_tokens=512, max_sequences=4, batch_rows=128, threads=1, gpu_layers=0, flash_attention=True
@@ -28,7 +28,7 @@ OPTIONS = LlamaOptions(
 
 @pytest.fixture(autouse=True)
 def plain_weights(monkeypatch):
-    """Weights as they lie in the file, as the oracle has them: rearranged ones change the last bits."""
+    """Weights as in the file, like the oracle's: repacked ones change the last bits."""
     monkeypatch.setattr(loading, "can_repack", lambda: False)
 
 
@@ -49,12 +49,12 @@ def runner(path, open_runner) -> LlamaCppRunner:
 
 @pytest.fixture(scope="module")
 def tolerance(path, story) -> float:
-    """What llama.cpp's own logits differ by here when rows are computed together or one by one, and some more."""
+    """How much llama.cpp's own logits differ here between rows computed together and one by one, plus a margin."""
     return 2 * llama_oracle.own_difference(path, tuple(story), SAME) + 1e-3
 
 
 def append(runner: Runner, sequence: int, tokens: list[int], wanted: list[int] | None = None) -> np.ndarray:
-    """Append tokens to one sequence; by default all rows are wanted. Returns a copy."""
+    """Append tokens to one sequence; by default the logits of all rows are requested. Returns a copy."""
     start = runner.sequence_length(sequence)
     positions = range(start, start + len(tokens))
     rows = range(len(tokens)) if wanted is None else wanted
@@ -62,7 +62,7 @@ def append(runner: Runner, sequence: int, tokens: list[int], wanted: list[int] |
 
 
 def greedy(runner: Runner, sequence: int, logits: np.ndarray, count: int) -> list[int]:
-    """Continue a sequence whose last row of logits is given."""
+    """Greedily continue a sequence from the last row's logits."""
     tokens = [int(logits.argmax())]
     while len(tokens) < count:
         tokens.append(int(append(runner, sequence, tokens[-1:])[-1].argmax()))
@@ -138,7 +138,7 @@ def test_a_fork_continues_as_if_computed_anew_and_takes_no_cell(runner, path, st
     logits = append(runner, fork, other[length:])
     assert runner.pages_free() == free - 3
     assert greedy(runner, fork, logits[-1:], 15) == llama_oracle.greedy(path, other, 15, SAME)
-    # The source is what it was.
+    # The source is unchanged.
     logits = append(runner, source, [320])
     assert greedy(runner, source, logits, 15) == llama_oracle.greedy(path, [*story, 320], 15, SAME)
 
@@ -170,7 +170,7 @@ def test_cells_are_shared_until_the_last_sequence_lets_go(runner, story):
 
 
 def test_cells_freed_in_any_order_can_all_be_used_again(runner, story):
-    """Holes in llama.cpp's cache must not make it refuse what our count allows."""
+    """Holes in llama.cpp's cache must not make it refuse what our accounting allows."""
     rng = np.random.default_rng(1)
     handles = [runner.create_sequence()]
     for _ in range(150):
@@ -271,7 +271,7 @@ def test_bad_handles_and_lengths_are_refused(runner):
     first, second = runner.create_sequence(), runner.create_sequence()
     with pytest.raises(ValueError, match="no sequence 9"):
         runner.run([1], [0], [9], [0])
-    with pytest.raises(ValueError, match="are not together"):
+    with pytest.raises(ValueError, match="are not contiguous"):
         runner.run([1, 1, 1], [0, 0, 1], [first, second, first], [0])
     with pytest.raises(ValueError, match="0 positions, not 1"):
         runner.fork_sequence(first, 1)

@@ -1,4 +1,4 @@
-"""LoRA adapters on llama.cpp: the logits are those of weights with the adapters merged in."""
+"""LoRA adapters on llama.cpp: the logits equal those of weights with the adapters merged in."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ def prompt(path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, path) -> Path:
-    """Two adapters, and the model with them merged in."""
+    """Two adapters, and the model with both merged in."""
     made = tmp_path_factory.mktemp("lora")
     one, two = lora_files.factors(path, 1), lora_files.factors(path, 2)
     lora_files.write(made / "one.gguf", one)
@@ -61,7 +61,7 @@ def runner(path, folder, opened) -> LlamaCppRunner:
 
 @pytest.fixture(scope="module")
 def tolerance(folder, prompt) -> float:
-    """Rounding of llama.cpp's own, and of adapters applied to results instead of merged into weights."""
+    """Rounding of llama.cpp, and of adapters applied to results instead of merged into weights."""
     return 2 * llama_oracle.own_difference(folder / "both.gguf", tuple(prompt), SAME) + 0.02
 
 

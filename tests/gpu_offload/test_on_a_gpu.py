@@ -1,4 +1,4 @@
-"""What only a machine with a GPU and a llama.cpp built for it can show."""
+"""What can only be tested on a machine with a GPU and a llama.cpp built for it."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ from tests.gpu_offload import sparse_models
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
-LEFT = 2 * 2**30  # of a full GPU's memory, less than an 8B model takes
+LEFT = 2 * 2**30  # of a full GPU's memory, too little for an 8B model
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def gpu():
 
 
 def reported(log: str, device: str) -> dict[str, float]:
-    """Return the buffers that llama.cpp's log names for a device, in MiB."""
+    """The buffers that llama.cpp's log reports for a device, in MiB."""
     sizes = dict.fromkeys(("model", "KV", "compute"), 0.0)
     for kind in sizes:
-        # Metal's weights are "MTL0_Mapped"; "_Host" is main memory that a GPU sees.
+        # Metal's weights are "MTL0_Mapped"; "_Host" is main memory visible to a GPU.
         line = rf"\b{device}(?!_Host)(?:_\w+)? +{kind} buffer size = +([\d.]+) MiB"
         sizes[kind] = sum(map(float, re.findall(line, log)))
     return sizes
@@ -79,7 +79,7 @@ def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
     if planned.measured:
         for part, size in (("model", use.weights), ("KV", use.kv), ("compute", use.compute)):
             assert size / MIB == pytest.approx(truth[part], abs=0.5), part
-        assert taken / MIB == pytest.approx(use.needed / MIB, rel=0.05, abs=200)  # others use the GPU too
+        assert taken / MIB == pytest.approx(use.needed / MIB, rel=0.05, abs=200)  # other programs use the GPU too
     assert guess.needed / MIB == pytest.approx(sum(truth.values()), rel=0.1)
 
 
@@ -87,7 +87,7 @@ def test_a_gpu_that_filled_up_meanwhile_gets_less_and_it_is_said(gpu, tmp_path, 
     before = gpus()
     with open_model(sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "small.gguf")) as small:
         cells = (gpu.free_bytes - LEFT) // kv_bytes_per_token(small, "f16", "f16")
-        # Few rows at once: masks of so many cells would take what is to be left.
+        # Few rows at once: masks for so many cells would use up the memory to be left free.
         options = LlamaOptions(context_tokens=cells, batch_rows=32, split_mode="none", flash_attention=True)
         hog = LlamaCppRunner(small, options)
     told = iter([before])

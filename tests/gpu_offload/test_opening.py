@@ -1,4 +1,4 @@
-"""Planning again when a GPU has less room than it said."""
+"""Planning again if a GPU has less room than it reported."""
 
 import logging
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 class TightGpu:
-    """A runner that loads only up to a number of layers, and what was tried on it."""
+    """A runner that loads only up to a number of layers, and the attempts made."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -1,4 +1,4 @@
-"""Pictures are checked before they are decoded: formats, sizes, and files that decompress to far more."""
+"""Pictures are checked before decoding: formats, sizes, and decompression bombs."""
 
 import struct
 import zlib
@@ -17,7 +17,7 @@ def png_header(width: int, height: int, depth: int = 8, colour: int = 2, interla
 
 
 def jpeg(width: int, height: int, scans: int = 1) -> bytes:
-    """The markers of a JPEG, a comment before its frame, without data in its scans."""
+    """The markers of a JPEG, with a comment before its frame and no data in its scans."""
     comment = b"\xff\xfe" + struct.pack(">H", 2 + 5) + b"hello"
     frame = b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
     return b"\xff\xd8\xff\xff\xe0\x00\x04ab" + comment + frame + scans * b"\xff\xda\x00\x02" + b"\xff\xd9"

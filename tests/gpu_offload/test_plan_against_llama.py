@@ -1,4 +1,4 @@
-"""Planned sizes against those that llama.cpp itself reports for the same file and settings."""
+"""Planned sizes against those that llama.cpp reports for the same file and settings."""
 
 import logging
 import re
@@ -31,12 +31,12 @@ BUFFERS = {"weights": "model", "kv": "KV|RS", "compute": "compute"}
 
 @pytest.fixture(autouse=True)
 def plain_weights(monkeypatch):
-    """Weights as they lie in the file: of those rearranged for a processor the log counts the file's as well."""
+    """Weights as in the file: for repacked ones the log counts the file's copy as well."""
     monkeypatch.setattr(loading, "can_repack", lambda: False)
 
 
 def loaded(path: Path, options: LlamaOptions, caplog: pytest.LogCaptureFixture) -> dict[str, float]:
-    """What llama.cpp logs that it has allocated for a model that is really loaded, in MiB."""
+    """What llama.cpp logs as allocated when it really loads a model, in MiB."""
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "localllm.llama_cpp"), open_model(path) as model:
         LlamaCppRunner(model, options).close()

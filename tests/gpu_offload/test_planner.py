@@ -1,4 +1,4 @@
-"""What the planner decides: nothing overflows, nothing that fits is left out, and the sums add up."""
+"""The planner's decisions: nothing overflows, everything that fits is used, and the sums add up."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -159,8 +159,8 @@ def test_rows_are_split_in_proportion_to_free_memory(dense):
     first, second = found.uses[1:]
     assert found.options.tensor_split == pytest.approx((4 / 12, 8 / 12))
     assert second.weights == pytest.approx(2 * first.weights, rel=1e-6)
-    stored = 4096 * 32 * 128 * 2 * 2  # of a head: cells, layers, head length, K and V, float16
-    assert (first.kv, second.kv) == (3 * stored, 6 * stored)  # of 8 heads, each share rounded up
+    stored = 4096 * 32 * 128 * 2 * 2  # per head: cells, layers, head length, K and V, float16
+    assert (first.kv, second.kv) == (3 * stored, 6 * stored)  # for 8 heads, each share rounded up
     assert first.compute == second.compute > 0
 
 
@@ -175,7 +175,7 @@ def test_a_context_is_doubled_only_where_that_fits(dense):
 def test_settings_about_gpus_are_refused_where_there_is_none(dense):
     with pytest.raises(DeviceRequestError, match="split_mode set, but llama"):
         plan(dense, [], RAM, PlanRequest(about_gpus=("split_mode",)))
-    with pytest.raises(DeviceRequestError, match="7 layers are to go to a GPU"):
+    with pytest.raises(DeviceRequestError, match="gpu_layers is 7"):
         plan(dense, [], RAM, PlanRequest(gpu_layers=7, about_gpus=("main_gpu",)))
 
 
@@ -237,7 +237,7 @@ def test_the_table_has_a_row_a_place_and_adds_up(dense):
 
 
 class Report:
-    """llama.cpp's figures in place of its own: the estimates, and something more on GPUs that hold layers."""
+    """Reported sizes in place of llama.cpp's: the estimates, plus something on GPUs that hold layers."""
 
     def __init__(self, more: int, *names: str) -> None:
         self.more = more
@@ -267,7 +267,7 @@ def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib)
     assert found.fits
     if found.options.gpu_layers:
         assert found.uses[1] == replace(found.uses[1], compute=report(dense, found.options)["CUDA0"].compute)
-    # What the estimates would have chosen with so much more or less room.
+    # What the estimates would have chosen with that much more or less room.
     expected = plan(dense, [gpu(gib - more / GIB)], RAM).options
     assert found.options == expected
     assert len(report.asked) <= planner._DRY_RUNS + 1

@@ -1,4 +1,4 @@
-"""Images on llama.cpp's runner, held to llama.cpp's own way through text and images."""
+"""Images on llama.cpp's runner, compared with llama.cpp's own processing of text and images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_logits_after_an_image_are_llama_cpps(path, projector, runner):
     rows = [piece for piece in pieces if isinstance(piece, ImageRows)]
     is_gemma = "gemma3" in projector.name
     assert [(len(piece.ids), piece.sees_all) for piece in rows] == [(PATCHES // 4 if is_gemma else PATCHES, is_gemma)]
-    assert len(pieces) == (3 if is_gemma else 1)  # Gemma 3's images stand between marks
+    assert len(pieces) == (3 if is_gemma else 1)  # Gemma 3's images are enclosed in marks
 
     sequence = runner.create_sequence()
     found = append(runner, sequence, whole_prompt(path, pieces), wanted=True)[-1]

@@ -1,4 +1,4 @@
-"""Images of models that count positions in several dimensions (M-RoPE), held to llama.cpp's own way through them."""
+"""Images of models with multi-dimensional positions (M-RoPE), compared with llama.cpp's own processing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def runner(loaded) -> Iterator[LlamaCppRunner]:
 
 @pytest.fixture(scope="module")
 def tolerance(files, loaded) -> float:
-    """What rounding may come to on this processor, far below what another image changes (0.05)."""
+    """The rounding error on this processor, far below the effect of another image (0.05)."""
     return 2 * batch_difference(loaded, whole_prompt(files[0], loaded.projector.see(WIDE))) + 1e-3
 
 
@@ -84,8 +84,8 @@ def test_logits_after_an_image_are_llama_cpps(files, runner, tolerance):
     np.testing.assert_allclose(found, expected, atol=tolerance)
     assert np.abs(oracle_logits(*files, png(4, width=96, height=48)) - expected).max() > 0.05
 
-    # A fork behind the image, one before it, and one that is cut back, all go on at the right positions.
-    text, mark = len(prompt[0]), len(prompt[1])  # the mark stands before the image
+    # A fork after the image, one before it, and a truncated one all continue at the right positions.
+    text, mark = len(prompt[0]), len(prompt[1])  # the mark is before the image
     stored = runner.sequence_length(sequence)
     fork = runner.fork_sequence(sequence, stored - len(prompt[-1]))
     np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=tolerance)
@@ -105,7 +105,7 @@ def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner
     data = runner.export_kv(sequence, stored - tail, stored)
     append(runner, other, prompt[:-1])
     runner.import_kv(other, stored - tail, stored, data)
-    # The last row is computed alone, in the sequence that was restored and in the one that was not.
+    # The last row is computed alone, both in the restored sequence and in the original.
     found = []
     for one in (sequence, other):
         runner.truncate_sequence(one, stored - 1)

@@ -1,4 +1,4 @@
-"""What a projector is planned to need, against what llama.cpp reports for it."""
+"""A projector's planned memory against what llama.cpp reports."""
 
 import logging
 import re

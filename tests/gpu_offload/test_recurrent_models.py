@@ -1,4 +1,4 @@
-"""Models that keep a state instead of keys and values: whole or nothing, and still the same tokens."""
+"""Models with a state instead of keys and values: kept whole or not at all, with the same tokens."""
 
 from pathlib import Path
 

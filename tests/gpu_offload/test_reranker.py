@@ -1,4 +1,4 @@
-"""Scores of pairs against llama.cpp's hidden states and a head that is computed here."""
+"""Scores of pairs against llama.cpp's hidden states and a head computed here."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Workers on other machines: a real one where this build of llama.cpp has them, the errors where not."""
+"""Workers on other machines: a real one if this build of llama.cpp supports them, otherwise the errors."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def model(data_dir: Path) -> str:
 
 
 def localllm(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
-    """A process of its own: workers stay devices of the process that has added them."""
+    """Run in its own process: workers stay devices of the process that added them."""
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
     command = [sys.executable, "-c", "from localllm.cli.main import main; main()", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -89,7 +89,7 @@ def _send_nonsense(liar: socket.socket) -> None:
 def test_a_worker_that_dies_ends_the_answer_with_one_line_that_says_so(
     built_in: None, model: str, tmp_path: Path
 ) -> None:
-    """llama.cpp ends the process; what is stored is whole (tests/e2e/test_abort.py)."""
+    """llama.cpp ends the process; what is stored is complete (tests/e2e/test_abort.py)."""
     with rpc_worker() as address:
         command = [
             sys.executable,
@@ -138,7 +138,7 @@ def test_two_workers_share_a_model(worker: str, model: str, tmp_path: Path, mode
     assert (here.returncode, there.returncode) == (0, 0), there.stderr.decode()
     local, remote = json.loads(here.stdout), json.loads(there.stdout)
     assert remote["token_ids"] == local["token_ids"] and len(local["token_ids"]) == 24
-    # Of two that have room for all of it, one is enough, unless rows are asked for.
+    # If one of two has room for everything, only it is used, unless rows are requested.
     assert (other in remote["backend_reason"] and worker in remote["backend_reason"]) is (mode == "row")
 
 

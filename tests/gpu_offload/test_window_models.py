@@ -1,4 +1,4 @@
-"""Models with sliding windows: cut, shared and restored far behind the window."""
+"""Models with sliding windows: truncated, shared and restored far beyond the window."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,10 +74,10 @@ def test_a_damaged_end_leaves_the_sequence_as_it_was(runner, path):
 
 
 def test_what_has_left_the_window_is_not_overwritten(runner, path):
-    """llama.cpp takes such cells for free where a prompt reaches them, though the cache keeps all positions."""
+    """llama.cpp treats such cells as free when a prompt reaches them, although the cache keeps all positions."""
     first, kept = prefilled(runner, PROMPT), prefilled(runner, PROMPT)
     runner.free_sequence(first)
-    prefilled(runner, PROMPT * 2)  # fills the hole before what is kept, and goes on
+    prefilled(runner, PROMPT * 2)  # fills the hole before the kept prefix, and continues
     assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12)
 
 
@@ -87,7 +87,7 @@ def test_windows_leave_numbers_for_half_the_sequences(path):
 
 
 def test_the_engines_number_of_sequences_and_more_open(path):
-    """Twice as many in llama.cpp: it aborts the process where it may return fewer rows of logits than sequences."""
+    """Twice as many in llama.cpp: it aborts if it may return fewer rows of logits than there are sequences."""
     for sequences in (LLAMA_SEQUENCES, 127):
         with open_model(path) as model:
             LlamaCppRunner(model, replace(OPTIONS, max_sequences=sequences, batch_rows=16)).close()

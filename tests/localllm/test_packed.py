@@ -379,7 +379,7 @@ def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, m
         assert plan.on_disk == needs.weights - plan.weights == needs.weights // 2
         assert plan.needed == room and "on disk" in str(plan)
         assert plan_native(file, allowed, room=2**40).on_disk == 0
-        with pytest.raises(OutOfMemoryError, match="from the disk either"):
+        with pytest.raises(OutOfMemoryError, match="from disk either"):
             plan_native(file, allowed, room=whole.needed - needs.weights)
         runner, choice = open_runner(file, allowed, None, room)
     assert stored() and "from disk" in choice.why

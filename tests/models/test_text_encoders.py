@@ -84,7 +84,7 @@ def test_texts_that_cannot_be_computed(tmp_path: Path) -> None:
 
 
 def test_models_that_write_no_text_are_no_runners(tmp_path: Path) -> None:
-    for name, problem in [("bert", "the architecture 'bert'"), ("qwen2-sees-all", "writes no text")]:
+    for name, problem in [("bert", "the architecture 'bert'"), ("qwen2-sees-all", "does not generate text")]:
         path = write(ENCODERS[name], tmp_path / f"{name}.gguf")
         with open_model(path) as file, pytest.raises(UnsupportedModelError, match=problem):
             NativeRunner(file, kv_bytes=1 << 20, threads=1)
@@ -105,7 +105,7 @@ def test_encoders_that_are_refused(changes: dict[str, Any], problem: str, tmp_pa
 
 def test_norms_of_all_heads_need_heads_without_padding(tmp_path: Path) -> None:
     path = write(replace(ENCODERS["jina-bert-v2-code"], heads=8, kv_heads=8, head=24), tmp_path / "model.gguf")
-    with open_model(path) as file, pytest.raises(UnsupportedModelError, match=r"attn_q_norm.* these have 24"):
+    with open_model(path) as file, pytest.raises(UnsupportedModelError, match=r"attn_q_norm.* this one is 24"):
         TextEncoder(file, threads=1)
 
 

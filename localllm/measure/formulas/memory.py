@@ -45,7 +45,7 @@ def kv_bytes(
     windowed_share: the part of the layers, 0 to 1, that keeps only the last `window` tokens.
     """
     if not 0 <= windowed_share <= 1:
-        raise ValueError(f"windowed_share is {windowed_share}; it is a share from 0 to 1")
+        raise ValueError(f"windowed_share is {windowed_share}; it must be between 0 and 1")
     seen = min(tokens, window) if window is not None else tokens
     return per_token * sequences * ((1 - windowed_share) * tokens + windowed_share * seen)
 

@@ -21,7 +21,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     From 1 (alpha = 0) to gamma + 1 (alpha = 1). Raises ValueError unless alpha is a probability.
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is {alpha}; it is a probability from 0 to 1")
+        raise ValueError(f"alpha is {alpha}; it must be between 0 and 1")
     return float(gamma + 1) if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 

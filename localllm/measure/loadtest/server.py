@@ -112,7 +112,7 @@ class Server:
         try:
             return protocol.prompt_tokens(answer.json())
         except (ValueError, AttributeError) as error:
-            raise RequestError(f"{self._target.url}{protocol.route} answers something else than an answer.") from error
+            raise RequestError(f"{self._target.url}{protocol.route} does not return an answer.") from error
 
     async def ask(self, job: Job, began: float, due: float | None, patience_s: float) -> Outcome:
         """Send a request and follow its answer. began: the clock's time from which the outcome counts.
@@ -131,7 +131,7 @@ class Server:
         except httpx2.HTTPError as broken:
             answer.fails(f"the connection broke: {reason(broken)}")
         except (ValueError, KeyError, TypeError, AttributeError) as strange:
-            answer.fails(f"the server sent something else than {self.protocol.name}'s protocol: {strange!r}")
+            answer.fails(f"the server's response does not follow {self.protocol.name}'s protocol: {strange!r}")
         return answer.outcome(self._clock() - began)
 
     async def _follow(self, job: Job, began: float, answer: "_Answer") -> None:

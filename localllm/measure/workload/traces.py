@@ -51,7 +51,7 @@ def _parsed(lines: Iterable[str], head: str, path: Path) -> Iterator[tuple[int, 
         table = csv.DictReader(lines)
         if not set(_AZURE) <= set(table.fieldnames or ()):
             raise RequestError(
-                f"{path} is no trace: give CSV with the columns {', '.join(_AZURE)} (Azure's), or JSON lines with "
+                f"{path} is not a trace: use CSV with the columns {', '.join(_AZURE)} (Azure's), or JSON lines with "
                 "timestamp, input_length, output_length and hash_ids (Mooncake's)."
             )
         rows, parse = enumerate(table, 2), _azure

@@ -1,4 +1,4 @@
-"""Conversations, and how each front end says them."""
+"""Conversations, and how each front end expresses them."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ def user(content: Any = ASKED) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """How each front end says it; None where it cannot. What they share is filled in by those who ask."""
+    """How each front end expresses it; None if it cannot. The test adds what they share."""
 
     ollama: dict[str, Any] | None = None
     generate: dict[str, Any] | None = None
@@ -53,7 +53,7 @@ class Case:
     chat: Callable[[Conversation], None] | None = None
     behaviour: Behaviour = field(default_factory=Behaviour)
     sampling: dict[str, float] = field(default_factory=lambda: SAMPLING)
-    written: str = ""  # in the prompt, so that the comparison is not one of nothing
+    written: str = ""  # in the prompt, so that the comparison is not empty
 
 
 def asks(conversation: Conversation) -> None:

@@ -1,4 +1,4 @@
-"""Answers cut into pieces, as they stream, and what a splitter makes of them."""
+"""Answers cut into pieces, as they stream, and the parts that a splitter returns."""
 
 import itertools
 from typing import Protocol
@@ -7,7 +7,7 @@ from localllm.answer.event import AnswerPart
 
 
 class Splitter(Protocol):
-    """Takes pieces of an answer's text and gives its parts."""
+    """Takes pieces of an answer's text and returns its parts."""
 
     def push(self, text: str) -> list[AnswerPart]:
         """The parts that are certain after one more piece."""
@@ -17,7 +17,7 @@ class Splitter(Protocol):
 
 
 def split_at(splitter: Splitter, text: str, cuts: list[int]) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces, neighbours of one kind joined."""
+    """The parts of a text that arrives in pieces; neighbours of the same kind are joined."""
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
     joined: list[AnswerPart] = []

@@ -20,7 +20,7 @@ CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":
 
 
 def split(text: str, cuts: list[int], offers_tools: bool = True, starts_in_reasoning: bool = False) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces, neighbours of one kind joined."""
+    """The parts of a text that arrives in pieces; neighbours of the same kind are joined."""
     return split_at(
         HarmonySplitter({"add": {"type": "object"}} if offers_tools else {}, starts_in_reasoning), text, cuts
     )

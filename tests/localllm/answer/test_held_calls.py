@@ -1,4 +1,4 @@
-"""Calls that a model opens by itself: held from their marker on, in an engine that drafts or does not."""
+"""Calls that a model starts by itself: constrained from their marker on, in engines with and without drafting."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from localllm.engine.stream import Completion
 from tests.fakes.byte_vocabulary import END, ByteVocabulary
 from tests.fakes.fake_runner import FakeRunner
 
-# Some tokens begin before a marker ends, and go on after it in ways that are no call.
+# Some tokens start before a marker ends, and continue after it in ways that are not a call.
 VOCABULARY = ByteVocabulary((b"call>x", b"call>\n", b"_call>[", b'{"name', b"<tool"))
 CONSTRAINTS = ConstraintVocabulary(VOCABULARY)
 LOADED: Any = SimpleNamespace(
@@ -49,7 +49,7 @@ FORMS = [form("<tool_call>", '"arguments"'), form("<tool_call>", "<function=")]
 
 
 def opens_a_call(history: list[int], logits: NDArray[np.float32]) -> None:
-    """Make a model write the marker, and then as it likes, with a liking for ends."""
+    """Make a model write the marker, then sample freely with a preference for ending."""
     written = b"".join(VOCABULARY.tokens[token] for token in history[len(PROMPT) :])
     if len(written) < len(MARKER) and MARKER.startswith(written):
         likely = [
@@ -126,7 +126,7 @@ def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_valid_call_keeps_its_tokens() -> None:
-    """A call that needs no holding is written as the model writes it, token by token."""
+    """A call that is valid anyway keeps the model's own tokens."""
     text = '<tool_call>\n{"name": "look", "arguments": {"at": "sun", "times": 3}}\n</tool_call> Done.'
     tokens = [*(byte + 1 for byte in text.encode()), END]
 

@@ -1,4 +1,4 @@
-"""The same conversation is the same prompt, sampling and stop strings, whoever asks and in whichever protocol."""
+"""The same conversation gives the same prompt, sampling and stop strings in every front end and protocol."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Names of control tokens in what people write: text in every real template, and nothing else changes."""
+"""Names of control tokens in user text stay text in every real template, and nothing else changes."""
 
 import json
 import struct
@@ -38,7 +38,7 @@ FAMILIES = {
 
 @cache
 def vocabulary(path: Path, markup: Sequence[str]) -> Tokenizer:
-    """A real vocabulary; markup that it lacks takes the place of its last tokens, as control tokens."""
+    """A real vocabulary; markup that it lacks replaces its last tokens, as control tokens."""
     with open_model(path) as file:
         values = {key: file.metadata[key] for key in file.metadata}
     tokens, kinds = list(values["tokenizer.ggml.tokens"]), list(values["tokenizer.ggml.token_type"])  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ JSON = st.recursive(
 
 
 def find(text: str) -> list[tuple[int, int]]:
-    """Where "<|>" stands, by hand."""
+    """The positions of "<|>", found by hand."""
     ranges, at = [], text.find("<|>")
     while at >= 0:
         ranges.append((at, at + 3))

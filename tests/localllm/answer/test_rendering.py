@@ -1,4 +1,4 @@
-"""Conversations that outgrow the context, in every real template."""
+"""Conversations that exceed the context, in every real template."""
 
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ def test_in_every_template_the_rest_is_a_conversation_of_its_own(data_dir: Path,
         try:
             whole = chat(tokenizer, template(data_dir, path.stem), messages)
         except TemplateError:
-            continue  # takes no plain conversation
+            continue  # rejects plain conversations
         tokens, dropped = whole.without_oldest(whole.length // 3)
         rest = chat(tokenizer, template(data_dir, path.stem), messages[dropped:])
         assert tokens == rest.tokens, path.stem
         assert messages[dropped]["role"] == "user", path.stem
-        # A template may write a long system text of its own, which nothing can save.
+        # A template may write a long system text of its own, which cannot be shortened.
         assert whole.length - len(tokens) >= whole.length // 3 or dropped == len(messages) - 1, path.stem
         compared += 1
     assert compared > 60
@@ -127,7 +127,7 @@ def test_an_answer_that_goes_on_ends_the_prompt(
     text, tokens, inside = whole.begun({"role": "assistant", **message})
     assert (text, inside) == (begun, in_reasoning)
     assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == begun
-    # What a model has written as text is no control token the next time.
+    # Text written by a model is not parsed as control tokens in the next turn.
     assert tokens == tuple(tokenizer.encode(begun, add_special=False, parse_special=False))
 
 

@@ -28,7 +28,9 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def split(text: str, cuts: list[int], starts_in_reasoning: bool = False) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces, neighbours of one kind joined, and so is what came of one call."""
+    """The parts of a text that arrives in pieces; neighbours of the same kind, and parts of the same
+    call, are joined.
+    """
     return split_at(AnswerSplitter(THINK, CALLS, TOOLS, starts_in_reasoning), text, cuts)
 
 

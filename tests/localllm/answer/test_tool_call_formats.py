@@ -1,4 +1,4 @@
-"""Tool calls of every family: whatever a weak model samples under the grammar is read back and fits the schema."""
+"""Tool calls of every family: whatever a weak model samples under the grammar parses back and fits the schema."""
 
 import json
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ MAX_BYTES = 3000
 
 
 class ControlVocabulary(ByteVocabulary):
-    """Bytes, and control tokens for markup."""
+    """A vocabulary of bytes, and control tokens for markup."""
 
     def __init__(self, controls: Sequence[str]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ VOCABULARIES = {
 
 
 def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
-    """A section of calls as random logits write it, shorter texts being likelier."""
+    """A section of calls sampled from random logits, which prefer short texts."""
     source = vocabulary._source
     grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
     constraint = compile_constraint(ConstraintKind.LARK, grammar.section(), vocabulary)
@@ -122,7 +122,7 @@ def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools
 
 
 def read(form: CallFormat, text: str, tools: Any = SCHEMAS, cut: int = 1) -> list[CallDelta | ToolCall]:
-    """What a reader finds in a section that comes in pieces."""
+    """What a reader finds in a section that arrives in pieces."""
     reader = CallReader(form, tools, "" if form.starts else form.openings[0])
     found = []
     for at in range(0, len(text), cut):
@@ -156,7 +156,7 @@ WRITTEN = ["", "\n", "\n\nint x;\n\n", 'print("<a>", "\\n")\n</param', "é\U0001
 @pytest.mark.parametrize("content", WRITTEN)
 @pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.arguments, Tags)], ids=str)
 def test_a_text_between_tags_comes_while_it_is_written(form: CallFormat, content: str) -> None:
-    """However the text is cut, the pieces are those of the whole; all but what may be the closing tag comes at once."""
+    """However the text is cut, the pieces add up to the whole; all but a possible closing tag is emitted at once."""
     tags = form.arguments
     assert isinstance(tags, Tags)
     opening = tags.opening.format(key="content", type="string", string="true")

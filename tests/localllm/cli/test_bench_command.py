@@ -1,4 +1,4 @@
-"""localllm bench: what it refuses, and a whole run on a tiny model as a process of its own."""
+"""localllm bench: what it refuses, and a whole run on a tiny model in its own process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from localllm.cli.main import main
 from tests.waiting import PATIENCE_S
 
-# The command, which says when it has begun to measure.
+# The command, which reports when it has begun to measure.
 ANNOUNCED = """
 from localllm.cli.main import main
 from localllm.roofline.speeds import SpeedTest
@@ -30,7 +30,7 @@ def model(data_dir: Path) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Away from this user's settings and measurements."""
+    """Isolated from this user's settings and measurements."""
     own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     return {**os.environ, **own, "LOCALLLM_BACKEND": "native"}
 

@@ -1,4 +1,4 @@
-"""What the shells are told to complete by; bash itself is driven at a terminal."""
+"""Completion scripts of the shells; bash itself is driven through a terminal."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ NEEDS_BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with two files whose names are names of models, so that no store has to be made."""
+    """A home with two files named like models, so that no store is needed."""
     folder = tmp_path / "models"
     folder.mkdir()
     for name in ("qwen3:0.6b", "qwen3:1.7b", "other", "with blanks in it"):
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 
 @contextmanager
 def bash(home: Path, *, setup: str = "") -> Iterator[Callable[[str], str]]:
-    """Yields what types the beginning of a line and Tab into bash, and returns the line that bash makes of it."""
+    """Yields a function that types the beginning of a line and Tab into bash, and returns the completed line."""
     program = home / "localllm"
     program.write_text(f"#!{sys.executable}\nfrom tui.main import main\nmain()\n", encoding="utf-8")
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def bash(home: Path, *, setup: str = "") -> Iterator[Callable[[str], str]]:
         return seen.partition(mark)[0]
 
     def completed(line: str) -> str:
-        os.write(outside, f"{line}\t\x07\x15".encode())  # Tab, show it, take it away
+        os.write(outside, f"{line}\t\x07\x15".encode())  # press Tab, print the line, delete it
         return until(">>").rpartition("<<")[2]
 
     try:

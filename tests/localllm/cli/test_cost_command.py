@@ -18,7 +18,7 @@ Call = Callable[..., tuple[object, str, str]]
 
 
 class Metrics:
-    """Texts that /metrics answers with, the last one over and over; status: of all answers."""
+    """Responses of /metrics, the last one repeated; status: of all responses."""
 
     def __init__(self) -> None:
         self.texts = [METRICS]
@@ -46,7 +46,7 @@ def metrics_server() -> Iterator[Metrics]:
             self.wfile.write(text.encode())
 
         def log_message(self, *_: object) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
@@ -62,7 +62,7 @@ def metrics_server() -> Iterator[Metrics]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command; returns its exit code, its output and its messages."""
+    """Run the command; return exit code, output and messages."""
 
     def called(*arguments: str) -> tuple[object, str, str]:
         monkeypatch.setattr("sys.argv", ["localllm", "cost", *arguments])

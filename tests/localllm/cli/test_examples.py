@@ -1,4 +1,4 @@
-"""Every command's help ends with examples, and each of them is a call that the command takes."""
+"""Every command's help ends with examples, and each of them parses."""
 
 import shlex
 from typing import Any
@@ -25,7 +25,7 @@ def test_examples_are_shown_and_can_be_called(name: str) -> None:
         assert f"\n    {line}\n" in told + "\n"
         program, command, *arguments = shlex.split(line.rpartition("| ")[2])
         assert (program, command) == ("localllm", name)
-        with PROGRAM.commands[name].make_context(name, arguments):  # which refuses what it does not know
+        with PROGRAM.commands[name].make_context(name, arguments):  # which refuses unknown options
             pass
 
 

@@ -1,4 +1,4 @@
-"""How commands end: one sentence that says what to do, and an exit code that scripts can rely on."""
+"""How commands end: one sentence that says what to do, and a reliable exit code."""
 
 import errno
 import os

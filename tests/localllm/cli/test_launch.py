@@ -1,4 +1,4 @@
-"""localllm launch and warm, with a program that does what coding agents do: it sends a prompt, it shows an answer."""
+"""localllm launch and warm, with a program that acts like a coding agent: it sends a prompt and shows an answer."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.models.synthetic import write
 
 AT = Endpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 LIMIT_S = 300
-# Its first request is one for a title, as agents send it.
+# Its first request is for a title, as agents send it.
 AGENT = """\
 #!{python}
 import json, os, sys, urllib.error, urllib.request

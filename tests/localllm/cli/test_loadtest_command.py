@@ -91,7 +91,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
             [*COMMAND, *arguments, "--svg", str(drawn), "--plot"], capture_output=True, text=True, check=True
         )
         sent = [body["messages"][0]["content"] for body in server.asked]
-    assert done.stderr == f"Wrote {drawn}.\n"  # no progress where stderr is no terminal
+    assert done.stderr == f"Wrote {drawn}.\n"  # no progress if stderr is not a terminal
     head, _, *table = done.stdout.splitlines()
     assert head.startswith(f"tiny at {server.address} (openai); one request alone: TTFT ")
     assert table[0].split()[:5] == ["LOAD", "ANSWERED", "REQ/S", "TOK/S", "TTFT"]
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_it_with_what_was_measured(tmp_path: Path) -> None:
         process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             eventually(lambda: len(server.asked) > 4)
-            server.hold.clear()  # from now on answers do not end, so that it cannot be done before the signal
+            server.hold.clear()  # from now on answers do not end, so the test cannot finish before the signal
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=PATIENCE_S)
         finally:

@@ -49,7 +49,7 @@ def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFi
 def test_keys_and_values_are_planned_in_their_own_types(
     plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Our own engine keeps a factor of 4 bytes with values in 16 bits.
+    # Our own engine adds a scale of 4 bytes to 16-bit values.
     for gpu, spare, factor in ((("--backend", "native"), 1, 4), (("--gpu-memory", "8GiB"), 2, 0)):
         assert plan(*gpu, "--kv-type-k", "q8_0", "--ctx", "256", "--json") == 0
         made = json.loads(capsys.readouterr().out)
@@ -63,8 +63,8 @@ def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest
     assert capsys.readouterr().out.endswith("native: chosen by the backend setting\n")
     assert plan("--backend", "native", "--ctx", "256", "--json") == 0
     made = json.loads(capsys.readouterr().out)
-    assert (made["backend"], [use["other"] for use in made["uses"]]) == ("native", [0])  # it keeps no copies
-    # A GPU that is imagined says nothing of this machine.
+    assert (made["backend"], [use["other"] for use in made["uses"]]) == ("native", [0])  # it makes no copies
+    # A GPU given by flag implies nothing about this machine.
     assert plan("--gpu-memory", "8GiB", "--ctx", "256") == 0
     assert "chosen by" not in capsys.readouterr().out
     assert plan("--gpu-memory", "8GiB", "--backend", "native") == 2

@@ -1,4 +1,4 @@
-"""localllm plan for models that are not on this machine, from servers on loopback."""
+"""localllm plan for models that are not on this machine, from loopback servers."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ NATIVE = ("--backend", "native", "--json")
 
 @pytest.fixture
 def files(home: Path) -> dict[str, Path]:
-    """Two models of the same shape; the second has more layers and stands for a better quantisation."""
+    """Two models of the same shape; the second has more layers and represents a better quantisation."""
     made = {}
     for name, layers in (("Q4_K_M", 4), ("Q8_0", 6)):
         made[name] = write(replace(MODELS["qwen3"], layers=layers), home / f"Small-{name}.gguf")
@@ -51,7 +51,7 @@ def shown(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Ca
 
 
 def sizes(made: str) -> list[dict[str, object]]:
-    """The planned bytes, without what is free at the moment."""
+    """The planned bytes, without the currently free memory."""
     return [{name: size for name, size in use.items() if name != "available"} for use in json.loads(made)["uses"]]
 
 
@@ -88,7 +88,7 @@ def test_little_is_fetched_and_nothing_is_kept(
 def test_the_speed_to_expect_is_what_a_bench_found(
     shown: Callable[..., tuple[int, str]], repository: ModelServer, files: dict[str, Path]
 ) -> None:
-    """The other model of the repository was measured with these shares of the limits, so this one is expected to."""
+    """The other model of the repository was measured at these shares of the limits, which predict this one's."""
     share = 0.5
     with open_model(files["Q4_K_M"]) as file:
         work, weights = work_in_header(file), main_type(file)
@@ -123,12 +123,12 @@ def test_all_quantisations_and_the_one_to_take(
 ) -> None:
     code, out = shown("plan", NAME, "--all", "--backend", "native")
     assert code == 0
-    # Both have the same bits a weight, so that the smaller one is as good.
+    # Both have the same bits per weight, so the smaller one is as good.
     lines = out.splitlines()
     assert [line.split()[:2] for line in lines[1:2]] == [["*", "Q4_K_M"]]
     assert lines[2].split()[0] == "Q8_0"
     assert lines[-1] == f"Take {NAME}:Q4_K_M: the best that fits with 4,096 tokens of context."
-    # Where only the smaller one has room, it is the one to take.
+    # If only the smaller one fits, it is chosen.
     small, large = (path.stat().st_size for path in files.values())
     rows = json.loads(shown("plan", NAME, "--all", "--ctx", "256", *NATIVE)[1])
     needed = [row["uses"][0]["weights"] + row["uses"][0]["kv"] + row["uses"][0]["compute"] for row in rows]
@@ -152,4 +152,4 @@ def test_what_cannot_be_had_is_refused(
     assert command("plan", f"{server.host}/library/nothing:1b") == 2
     assert "cannot be pulled" in capsys.readouterr().err
     assert command("plan", "qwen3:0.6b", "--all") == 2
-    assert "no repository of Hugging Face" in capsys.readouterr().err
+    assert "not a Hugging Face repository" in capsys.readouterr().err

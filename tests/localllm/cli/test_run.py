@@ -1,4 +1,4 @@
-"""localllm run against a scripted engine: what it asks for, what it prints, how it ends."""
+"""localllm run against a scripted engine: its requests, its output, its exit."""
 
 import io
 import json
@@ -32,7 +32,7 @@ ANSWER = [
 
 
 class ScriptedModel:
-    """A loaded model whose engine answers with given events; records the request and that it was closed."""
+    """A loaded model whose engine answers with given events; records the request and whether it was closed."""
 
     sees_images = False
 
@@ -136,7 +136,7 @@ def test_what_a_schema_cannot_enforce_is_checked_and_reported(
 ) -> None:
     monkeypatch.setattr(ScriptedModel, "constraint", lambda *_, **_after: None, raising=False)
     assert run(ScriptedModel(), "Hello", "--format", '{"type": "object"}') == 0
-    assert capsys.readouterr() == ("Once é\n", "warning: The answer is no JSON.\n")
+    assert capsys.readouterr() == ("Once é\n", "warning: The answer is not valid JSON.\n")
     assert run(ScriptedModel(), "Hello", "--format", "json") == 0
     assert capsys.readouterr().err == ""
 
@@ -234,7 +234,7 @@ def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixtu
 
 
 class Interrupting:
-    """Stdout that receives Ctrl-C while the first text is written."""
+    """Stdout that triggers Ctrl-C when the first text is written."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -334,5 +334,5 @@ def test_a_defect_shows_its_traceback_with_debug_alone(
     for flags, shown in (([], False), (["--debug"], True)):
         assert run(model, "Hi", *flags) == 1
         err = capsys.readouterr().err
-        assert err.startswith("error: ZeroDivisionError: division by zero. This is a defect")
+        assert err.startswith("error: ZeroDivisionError: division by zero. This is a bug")
         assert ("Traceback" in err) == shown

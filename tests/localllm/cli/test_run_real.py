@@ -1,4 +1,4 @@
-"""localllm run as a process of its own, on a real tiny model."""
+"""localllm run in its own process, on a real tiny model."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ def model(data_dir: Path) -> Path:
     return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
 
 
-# A program's beginning that takes ten steps a second, so that an answer lasts until the test has done something to it.
+# Prologue that slows the program to ten steps per second, so that the answer lasts long enough for the test.
 SLOWLY = """
 import time
 from localllm.engine.engine import Engine
@@ -40,7 +40,7 @@ Engine.step = lambda engine: (time.sleep(0.1), step(engine))[1]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Start localllm run, away from this user's settings. begins: Python code that the program runs first."""
+    """Start localllm run, isolated from this user's settings. begins: Python code that the program runs first."""
 
     def call(backend: str, *arguments: str, begins: str = "") -> subprocess.Popen[bytes]:
         program = f"{begins}\nfrom localllm.cli.main import main\nmain()"

@@ -45,12 +45,12 @@ def test_the_answer_comes_as_from_here(
     assert out == "Hello\n"
     assert f"remote: {script.address}/v1\n" in err
     assert "prompt 9 tokens" in err and "whole request" in err
-    # What this machine does not know is not shown: its memory, the server's seed, a decoding speed without bursts.
+    # Figures unknown to this machine are not shown: memory, the server's seed, a decode speed without bursts.
     assert not [word for word in ("memory", "seed", "decode", "load") if word in err]
     asked = script.asked[0]
     assert [turn["role"] for turn in asked["messages"]] == ["system", "user"]
     assert (asked["seed"], asked["stop"]) == (3, ["END"])
-    # What the user has not said is the server's to decide.
+    # What the user has not set is left to the server.
     assert not asked.keys() & {"temperature", "top_p", "top_k", "max_tokens"}
 
 
@@ -89,7 +89,7 @@ def test_errors_and_what_a_server_cannot_follow(
 
 
 def calls_of(*calls: tuple[str, dict[str, object]]) -> list[dict[str, object]]:
-    """The pieces of an answer that calls tools."""
+    """The pieces of an answer with tool calls."""
     deltas = [
         {"index": index, "function": {"name": name, "arguments": json.dumps(arguments)}}
         for index, (name, arguments) in enumerate(calls)
@@ -125,7 +125,7 @@ def test_tools_run_only_as_the_command_line_allows(
     assert results[0] == "one\n"
     assert "not allowed" in results[1] and "There is no tool 'edit_file'" in results[2]
     assert ((folder / "a.txt").read_text(), (folder / "made").exists()) == ("one\n", False)
-    # The malformed call is repeated under its schema.
+    # The malformed call is retried under its schema.
     assert [asked.get("tool_choice") for asked in script.asked] == [None, None, "required"]
     assert [tool["function"]["name"] for tool in script.asked[2]["tools"]] == ["read_file"]
 

@@ -54,7 +54,7 @@ def test_json_counts_by_hand(tmp_path: Path, show: Callable[..., int], capsys: p
     result = json.loads(capsys.readouterr().out)
     metadata = result.pop("metadata")
     buffers = result["buffers_bytes"]
-    assert buffers > 0  # llama.cpp's, by estimate
+    assert buffers > 0  # llama.cpp's, estimated
     assert result == {
         "name": "sample",
         "notes": [],

@@ -1,4 +1,4 @@
-"""localllm simulate: what it refuses, and whole simulations by the command line."""
+"""localllm simulate: what it refuses, and whole simulations from the command line."""
 
 import json
 from pathlib import Path

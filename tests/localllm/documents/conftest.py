@@ -1,4 +1,4 @@
-"""What the tests of documents share: a folder of documents, and localllm's own folders beside it."""
+"""Shared fixtures: a folder of documents, and localllm's own folders beside it."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ The museum is closed on Mondays.
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Documents, in a home of its own."""
+    """Documents, in their own home."""
     for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / "home"))
     found = tmp_path / "documents"

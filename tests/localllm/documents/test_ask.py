@@ -1,4 +1,4 @@
-"""localllm ask, with a model whose answer is written down."""
+"""localllm ask, with a scripted model."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Text out of HTML, PDF and DOCX, and what hostile files of these kinds can do: nothing but be left out."""
+"""Text extraction from HTML, PDF and DOCX; hostile files of these kinds are left out without harm."""
 
 import io
 import os

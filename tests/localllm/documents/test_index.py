@@ -1,4 +1,4 @@
-"""The index of a folder: only what changed is read, what is gone is gone, and it lies outside of the folder."""
+"""The index of a folder: only changed files are read, missing ones are removed, and it is outside of the folder."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ def old_files(folder: Path) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Make all files older than the time within which a change may go unseen."""
+    """Make all files old enough that no change can go unnoticed."""
     for path in folder.rglob("*"):
         if path.is_file() and path.stat().st_mtime > LONG_AGO + 10**6:
             os.utime(path, (LONG_AGO, LONG_AGO))
@@ -41,7 +41,7 @@ def test_questions_find_lines(folder: Path) -> None:
         assert (report.files, report.read, report.removed, report.problems) == (2, 2, 0, {})
         assert best(index, "When is the museum open? Is it closed?").startswith("notes.md:")
         assert best(index, "high water").startswith("code/tides.py:1")
-        assert best(index, "tides").startswith("code/tides.py")  # by its name
+        assert best(index, "tides").startswith("code/tides.py")  # found by its name
         assert best(index, "zeppelin") == best(index, "?!") == ""
 
 
@@ -57,7 +57,7 @@ def test_only_what_changed_is_read(folder: Path) -> None:
         assert (report.read, report.removed, report.files) == (2, 1, 2)
         assert best(index, "lighthouse") == "new.txt:1"
         assert find_excerpts(index, "harbour 1931")[0].text == "The harbour was built in 1931."
-        assert best(index, "museum") == best(index, "water") == ""  # nothing is left of what was there
+        assert best(index, "museum") == best(index, "water") == ""  # nothing of the old content is left
 
 
 def test_a_file_that_was_touched_keeps_its_chunks(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_file_that_was_touched_keeps_its_chunks(folder: Path) -> None:
         index.update()
         before = index.best_words("harbour museum", 9)
         os.utime(folder / "notes.md", (LONG_AGO + 5, LONG_AGO + 5))
-        assert index.update().read == 1  # its digest is the same
+        assert index.update().read == 1  # its digest is unchanged
         assert index.best_words("harbour museum", 9) == before
 
 

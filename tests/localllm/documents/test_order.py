@@ -1,4 +1,4 @@
-"""The order of excerpts takes over what earlier prompts begin with, and never more than is asked for."""
+"""The order of excerpts reuses the beginnings of earlier prompts, within the requested number."""
 
 import random
 
@@ -11,9 +11,9 @@ def test_the_same_chunks_come_in_the_same_order_whatever_their_ranks() -> None:
 
 
 def test_a_chunk_that_fits_stays_where_an_earlier_prompt_has_it() -> None:
-    # 2 is not wanted, but behind it lies what is.
+    # 2 is not wanted, but a wanted one follows it.
     assert arranged([1, 3, 8], {1, 2, 3, 8}, [[1, 2, 3]]) == [1, 2, 3]
-    # One that does not fit the question ends what is taken over.
+    # One that does not fit the question ends the reused part.
     assert arranged([1, 3, 8], {1, 3, 8}, [[1, 2, 3]]) == [1, 3, 8]
 
 

@@ -1,4 +1,4 @@
-"""Quotations are looked up word for word before they are shown, however the answer is cut while it streams."""
+"""Quotations are checked word for word before they are shown, however the answer is cut while it streams."""
 
 import random
 import string
@@ -93,7 +93,7 @@ def test_random_answers_lose_nothing_and_do_not_depend_on_how_they_are_cut() -> 
         for mark in ("[not in the documents]", "[not checked]", "(not checked)"):
             bare = bare.replace(mark, "")
         wanted = answer
-        for place in ("[notes.md:12]",):  # a reference behind the same place is left out
+        for place in ("[notes.md:12]",):  # a repeated reference to the same place is left out
             wanted = wanted.replace(place, "")
         assert _letters(bare) == _letters(wanted), answer
 

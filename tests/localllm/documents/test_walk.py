@@ -1,4 +1,4 @@
-"""Which files of a folder are found: what Git's rules name is left out, with Git itself as the judge."""
+"""Which files of a folder are found: files ignored by Git's rules are left out, compared with Git itself."""
 
 import os
 import random
@@ -27,7 +27,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 def make(root: Path, *names: str, **rules: str) -> None:
-    """Files, and the .gitignore of folders: "" is `root`'s."""
+    """Files, and the .gitignore of folders; "" is `root`."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def names(root: Path) -> list[str]:
 
 
 def by_git(root: Path) -> list[str]:
-    """The files that Git would take, without hidden ones."""
+    """The files that Git would include, without hidden ones."""
     run = [
         *["git", "-c", "core.excludesFile=/dev/null", "-C"],
         str(root),

@@ -12,9 +12,9 @@ ENDING = 0.5
 
 
 class Walker:
-    """Draws tokens from random logits under the masks.
+    """Samples tokens from random logits under the masks.
 
-    Short tokens are likelier and ends are taken often, so that random text closes its brackets some day.
+    Short tokens are likelier and ends are preferred, so that random text eventually closes its brackets.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -23,7 +23,7 @@ class Walker:
         self._ends = sorted(tokenizer.eog_ids)
 
     def text(self, constraint: Constraint, seed: int) -> str | None:
-        """Return what is drawn until the end; None if there is none within MAX_TOKENS."""
+        """Return the sampled text; None if it does not end within MAX_TOKENS."""
         rng = np.random.default_rng(seed)
         sampler = Sampler(SamplingParams(temperature=0), self._tokenizer.vocab_size)
         text = b""

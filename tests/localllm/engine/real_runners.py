@@ -1,4 +1,4 @@
-"""Both real runners on one tiny model, counted from outside, and a check of greedy answers that allows for rounding."""
+"""Both real runners on one tiny model, with counters, and a check of greedy answers that allows for rounding."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from tests.oracle import llama_oracle
 
 KINDS = [pytest.param("llama", marks=[pytest.mark.oracle, llama_oracle.needs_llama]), "native"]
 
-# How far a greedy token's logit may be below the best. The native engine is exact; llama.cpp's last bits depend on
-# which rows are computed together.
+# How far a greedy token's logit may be below the best. The native engine is exact; llama.cpp's last bits depend on the
+# batch.
 TOLERANCE = {"native": 0.0, "llama": 0.05}
 
 
 class WatchedRunner:
-    """A real runner whose rows and sequences are counted; everything else is the runner's own."""
+    """A real runner that counts rows and sequences; everything else is passed on."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -61,7 +61,7 @@ class WatchedRunner:
         return logits  # type: ignore[no-any-return]
 
     def check_integrity(self, owned: set[int]) -> None:
-        """Raise unless exactly these sequences are alive, and no page is lost."""
+        """Raise unless exactly these sequences exist, and no page is lost."""
         if self.alive != owned:
             raise RuntimeError(f"sequences alive {self.alive}, owned {owned}")
         stored = sum(self.runner.sequence_length(sequence) for sequence in self.alive)
@@ -77,7 +77,7 @@ class WatchedRunner:
 
 
 def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
-    """A runner with room for about so many tokens (llama.cpp's cells come in 256s)."""
+    """A runner with room for about this many tokens (llama.cpp's cells come in multiples of 256)."""
     if kind == "llama":
         from gpu_offload.options import LlamaOptions
         from gpu_offload.runner import LlamaCppRunner
@@ -98,7 +98,7 @@ Check = Callable[[Sequence[int], Sequence[int]], None]
 
 @contextmanager
 def greedy_check(kind: str, model: ModelFile) -> Iterator[Check]:
-    """Give a function that raises unless an answer is greedy: computed anew, in one pass, nothing shared."""
+    """A function that raises unless an answer is greedy: recomputed in one pass, with nothing shared."""
     reference = open_real(kind, model, tokens=1024)
 
     def check(prompt: Sequence[int], answer: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters by request: whose prefixes are whose, and what is kept on disk."""
+"""LoRA adapters per request: which prefixes are shared, and what is stored on disk."""
 
 from pathlib import Path
 
@@ -132,7 +132,7 @@ def test_a_model_loaded_with_adapters_answers_as_the_merged_one(data_dir: Path, 
         ]
     merged, plain = (llama_oracle.greedy(name, list(prompt), 12) for name in (tmp_path / "merged.gguf", path))
     assert [list(answer) for answer in answers] == [merged, plain, merged]
-    with pytest.raises(RequestError, match="cannot follow lora"):
+    with pytest.raises(RequestError, match="cannot use lora"):
         load_model(path, Settings(backend="native", lora=str(adapter)))
     with pytest.raises(RequestError, match=r"There is no adapter .*absent\.gguf"):
         load_model(path, Settings(lora=str(tmp_path / "absent.gguf")))

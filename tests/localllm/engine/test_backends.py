@@ -38,12 +38,12 @@ def foreign(tmp_path: Path) -> ModelFile:
 
 
 def see(monkeypatch: pytest.MonkeyPatch, *found: Device) -> None:
-    """Let llama.cpp see these GPUs."""
+    """Make llama.cpp see these GPUs."""
     monkeypatch.setattr(devices, "gpus", lambda: list(found))
 
 
 def miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let llama.cpp not be installed."""
+    """Make llama.cpp appear not installed."""
 
     def fail() -> list[Device]:
         raise LlamaCppMissingError("the test says so")
@@ -79,7 +79,7 @@ def test_llama_cpp_is_taken_where_only_that_fits(known: ModelFile, monkeypatch: 
     choice = choose_backend(known, Settings(), 4 * 2**30)
     assert choice.backend == "llama" and "only llama.cpp fits" in choice.reason
     assert choose_backend(known, Settings(backend="native"), 4 * 2**30).backend == "native"
-    # Where nothing fits, nothing is read, and both figures are told.
+    # If nothing fits, nothing is read, and both figures are reported.
     monkeypatch.setattr(ModelFile, "data", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(OutOfMemoryError, match=r"weights +8,192 MiB(.|\n)*llama.cpp would need \d+ MiB"):
         open_runner(known, Settings(), None, main_memory=2**20)
@@ -110,7 +110,7 @@ def test_without_llama_cpp_only_wishes_that_it_alone_could_follow_fail(
 def test_wishes_about_devices_need_llama_cpp(known: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, GPU)
     assert choose_backend(known, Settings(n_cpu_moe=2)).reason == "n_cpu_moe set"
-    with pytest.raises(RequestError, match="cannot follow gpu_layers, split_mode"):
+    with pytest.raises(RequestError, match="cannot use gpu_layers, split_mode"):
         choose_backend(known, Settings(backend="native", gpu_layers=3, split_mode="row"))
 
 
@@ -151,7 +151,7 @@ def test_llama_cpp_tells_where_the_model_lies(data_dir: Path) -> None:
             assert choice.device_bytes > 0
         else:
             assert choice.device_bytes == 0
-            with pytest.raises(DeviceRequestError, match="3 layers are to go to a GPU"):
+            with pytest.raises(DeviceRequestError, match="gpu_layers is 3"):
                 open_runner(file, Settings(gpu_layers=3), None)
 
 
@@ -200,7 +200,7 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
         per_token = plan_native(file, settings).kv_bytes_per_token
         assert per_token == ODD.layers * ODD.kv_heads * 2 * (
             96 * 2 + 4
-        )  # 80 values take three times 32 of two bytes, and a factor
+        )  # 80 values take three times 32 of two bytes, and a scale
         for runner, tokens in (
             (open_runner(file, settings, None)[0], 4 * 2**20 // per_token),
             (open_runner(file, settings, None, kv_tokens=1024)[0], 1024),

@@ -1,4 +1,4 @@
-"""Constraints inside the engine: the answers are those sampled one by one, and forced text costs no step."""
+"""Constraints inside the engine: answers equal those sampled one by one, and forced text costs no step."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def answers(runner: FakeRunner, *wanted: GenerationRequest) -> list[Completion]:
 def alone(
     runner: FakeRunner, request: GenerationRequest, context: int = 10_000
 ) -> tuple[tuple[int, ...], FinishReason]:
-    """Every token sampled under its mask, with nothing forced, drafted or cached; the window rolls at the context."""
+    """Every token sampled under its mask, without forcing, drafts or caches; the window rolls at the context."""
     assert request.constraint is not None
     state = request.constraint.fork()
     sampler = Sampler(request.sampling, runner.info.vocab_size, request.prompt)
@@ -113,7 +113,7 @@ def test_forced_text_takes_no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch("The name of the person is (Ann|Bob), and the years are a hundred and [1-9][0-9]\\.", done.text)
     # The first letter of the name, and two digits.
     assert len(sampled) == 3 and len(done.token_ids) > 40
-    # Forced text is computed in one go, as prompts are; what ends the answer never.
+    # Forced text is computed in one step, like prompts; the end token never is.
     assert sum(runner.batches) == len(PROMPT) + len(done.token_ids) - len(b"7.")
     assert len(runner.batches) < 10
     assert done.last.counts.prompt == len(PROMPT) and done.last.counts.drafted == 0

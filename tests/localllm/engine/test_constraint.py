@@ -24,7 +24,7 @@ PERSON = {
 
 
 class Vocabulary:
-    """A tokenizer with what constraints need of it."""
+    """A tokenizer with the parts that constraints need."""
 
     def __init__(self, path: Path) -> None:
         with open_model(path) as file:
@@ -66,7 +66,7 @@ def test_masks_are_those_of_the_enumerated_language(vocabulary: Vocabulary, seed
             for token in range(tokenizer.vocab_size)
         ]  # fmt: skip
         forced = constraint.forced_tokens()
-        if forced:  # of all cuts of a forced text, the tokenizer's own
+        if forced:  # of all tokenizations of a forced text, the tokenizer's own
             assert expected[forced[0]]
             expected = [token == forced[0] for token in range(tokenizer.vocab_size)]
         np.testing.assert_array_equal(constraint.mask(), expected)

@@ -1,4 +1,4 @@
-"""Constraints that begin behind a section of free text, as reasoning is."""
+"""Constraints that start after a section of free text, such as reasoning."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def vocabulary(tokenizer: Tokenizer) -> ConstraintVocabulary:
 
 
 def feed(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
-    """Accept a text in the middle of others; every token of it must be one that the mask allows."""
+    """Accept a text in the middle of others; the mask must allow each of its tokens."""
     lead = len(tokenizer.encode("\n", add_special=False))
     for token in tokenizer.encode("\n" + text, add_special=False, parse_special=True)[lead:]:
         assert constraint.mask()[token], tokenizer.token_bytes(token)

@@ -70,7 +70,7 @@ def written(folder: Folder, name: str, **changes: Any) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("name", "said"), [("nomic-bert-moe", "biases behind"), ("jina-bert-v3", "adapters of tasks")])
+@pytest.mark.parametrize(("name", "said"), [("nomic-bert-moe", "expert biases"), ("jina-bert-v3", "task adapters")])
 def test_pooled_rows_equal_the_states_of_the_equal_model(name: str, said: str, folder: Folder, tmp_path: Path) -> None:
     heard: list[str] = []
     import_folder(written(folder, name), tmp_path / "made.gguf", None, quiet, heard.append)
@@ -301,7 +301,7 @@ def test_unigram(cutter: str, folder: Folder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["model"].update(byte_fallback=True), "falls back to bytes"),
+        (lambda content: content["model"].update(byte_fallback=True), "byte fallback"),
         (lambda content: content.update(normalizer={"type": "Lowercase"}), "normalises or cuts by Lowercase"),
         (lambda content: content.update(pre_tokenizer={"type": "Digits"}), "normalises or cuts by Digits"),
         (lambda content: content.update(pre_tokenizer={"type": "Metaspace"}), "keeps runs of spaces"),

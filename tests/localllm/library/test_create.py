@@ -57,7 +57,7 @@ def test_a_recipe_is_read() -> None:
         ("FROM a\nFORM b", "line 2: there is no instruction FORM"),
         ("FROM a\nFROM b", "line 2: there can be one FROM"),
         ("FROM a\n\nPARAMETER temprature 1", "line 3: there is no parameter 'temprature'. Did you mean temperature"),
-        ("FROM a\nPARAMETER top_k many", "line 2: top_k should be a number"),
+        ("FROM a\nPARAMETER top_k many", "line 2: top_k must be a number"),
         ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
         ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is not a role"),
         ("FROM", "line 1: 'FROM' is not an instruction and a value"),
@@ -124,11 +124,11 @@ def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
         (Modelfile(messages=[{"role": "user", "content": "x"}] * 50_000), "The messages has"),
         (Modelfile(template="{{ .Prompt }}" * 100_000), "The template has"),
         (Modelfile(system="\ud800"), "The system is not valid Unicode text"),
-        (Modelfile(parameters={"stop": 5}), "'stop' should be text and is '5'"),
-        (Modelfile(parameters={"top_k": 1.5}), "'top_k' should be a whole number"),
+        (Modelfile(parameters={"stop": 5}), "'stop' must be text, not '5'"),
+        (Modelfile(parameters={"top_k": 1.5}), "'top_k' must be a whole number"),
         (Modelfile(parameters={"temperature": float("nan")}), "'temperature' is out of range"),
         (Modelfile(parameters={"seed": 10**30}), "'seed' is out of range"),
-        (Modelfile(parameters={"strange": {"a": [[]]}}), "'strange' should be a number"),
+        (Modelfile(parameters={"strange": {"a": [[]]}}), "'strange' must be a number"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(home: Path, recipe: Modelfile, words: str) -> None:
@@ -203,8 +203,8 @@ def test_an_adapter_is_kept_with_the_model(home: Path, tiny_gguf: bytes, command
     ("recipe", "words"),
     [
         ("FROM tiny.gguf\nADAPTER lora.gguf", "there is no such file"),
-        ("FROM tiny.gguf\nADAPTER tiny.gguf", "no LoRA adapter"),
-        ("FROM tiny.gguf\nTEMPLATE {{ .Prompt }} <|strange|>", "no family that is known"),
+        ("FROM tiny.gguf\nADAPTER tiny.gguf", "not a LoRA adapter"),
+        ("FROM tiny.gguf\nTEMPLATE {{ .Prompt }} <|strange|>", "not of a known family"),
         ("FROM text.gguf", "not a GGUF file"),
         ("FROM missing.gguf", "cannot be opened"),
     ],
@@ -301,7 +301,7 @@ def test_ollamas_layers_make_the_behaviour(home: Path, caplog: pytest.LogCapture
     assert "<|im_start|>" in str(a.template)
     assert (a.settings, a.stop) == ({"ctx": 99, "top_k": 7, "mirostat": 2}, ("<|im_end|>",))
     assert "mirostat 1 is not supported" in caplog.text
-    with pytest.raises(LibraryError, match=r"b:1: .*no family that is known"):
+    with pytest.raises(LibraryError, match=r"b:1: .*not of a known family"):
         behaviour_of(find("b:1", SETTINGS))
     assert behaviour_of(find("c:1", SETTINGS)).template is None
     assert "the model file's own chat template is used" in caplog.text

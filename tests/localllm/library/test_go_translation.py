@@ -58,10 +58,10 @@ def test_what_is_written(template: str, messages: list[dict[str, str]], expected
         ("{{ if .Prompt }}x", "without its {{ end }}"),
         ("x{{ end }}", "outside of a block"),
         ("{{ .Prompt ", "without its }}"),
-        ("{{ .Prompt ) }}", "is not understood"),
-        ("{{ range $a, $b, $c := .Messages }}{{ end }}", "is not understood"),
+        ("{{ .Prompt ) }}", "is not supported"),
+        ("{{ range $a, $b, $c := .Messages }}{{ end }}", "is not supported"),
         ("{{ if .Prompt }}" * 60, "nested deeper"),
-        ("{{ " + "(" * 60 + " }}", "is not understood"),
+        ("{{ " + "(" * 60 + " }}", "is not supported"),
         ("x" * 70_000, "at most"),
     ],
 )

@@ -277,7 +277,7 @@ def test_what_no_registry_can_have_is_not_said_to_be_pulled(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for name, advice in (("a b", "`localllm list` shows those there are."), ("folder", "name a .gguf file in it")):
+    for name, advice in (("a b", "`localllm list` shows the ones there are."), ("folder", "choose a .gguf file in it")):
         with pytest.raises(ModelNotFoundError) as told:
             find(name, SETTINGS)
         assert advice in str(told.value) and "localllm pull" not in str(told.value)

@@ -156,7 +156,7 @@ def test_every_quantisation_of_a_repository(server: ModelServer, home: Path) -> 
         ("hf.co/user/Made-GGUF:Q4_K_M", len(small), len(projector)),
         ("hf.co/user/Made-GGUF:Made-Q8_0", len(large), len(projector)),
     ]
-    with pytest.raises(LibraryError, match="no repository of Hugging Face"):
+    with pytest.raises(LibraryError, match="not a Hugging Face repository"):
         list(every_preview("qwen3:0.6b"))
     with previewed("hf.co/user/Made-GGUF:Q4_K_M") as one:  # where a plan looks for what shows images to a model
         (beside,) = one.path.parent.glob("mmproj*.gguf")
@@ -188,5 +188,5 @@ def test_another_length_than_the_list_says_is_refused(server: ModelServer, home:
     name = offer(server, "hub", data)
     path = next(path for path in server.routes if "/resolve/" in path)
     server.routes[path] = data + b"more"
-    with pytest.raises(PullError, match=f"has {len(data) + 4} bytes .* its list says {len(data)}"), previewed(name):
+    with pytest.raises(PullError, match=f"has {len(data) + 4} bytes .* its listing says {len(data)}"), previewed(name):
         pass

@@ -196,4 +196,4 @@ def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: byt
     _, err = process.communicate()
     stopped.set()
     assert process.returncode == 130
-    assert b"goes on where it was" in err
+    assert b"resumes it" in err

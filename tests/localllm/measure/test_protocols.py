@@ -183,8 +183,8 @@ def test_lines_may_come_in_any_parts() -> None:
     ("parts", "said"),
     [
         ([chunk(delta={"content": "a"}).encode() + b"\n\n"], "the stream ended before the answer did"),
-        ([b"data: {\n"], "something else than openai's protocol"),
-        ([b"data: []\n"], "something else than openai's protocol"),
+        ([b"data: {\n"], "does not follow openai's protocol"),
+        ([b"data: []\n"], "does not follow openai's protocol"),
         ([b'data: {"error": {"message": "no memory"}}\n\n'], "the server failed: no memory"),
         ([b"x" * 2**19] * 3, "a line of more than 1048576 bytes"),
     ],

@@ -58,8 +58,8 @@ def test_traces_are_scaled(write: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "file is no trace"),
-        ("a,b\n1,2\n", "file is no trace"),
+        ("", "file is not a trace"),
+        ("a,b\n1,2\n", "file is not a trace"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "file has no requests"),
         (AZURE + "2023-11-16 18:16:00,many,3\n", "line 4: not a request"),
         (AZURE + "2023-11-16 18:16:00,0,3\n", "line 4: not a request"),

@@ -120,7 +120,7 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path, kind: str, value: fl
 
 def test_what_is_refused_leaves_no_file(data_dir: Path, tmp_path: Path) -> None:
     models = data_dir / "models/gguf"
-    with pytest.raises(RequestError, match=r"There is no type Q9\. There are F16"):
+    with pytest.raises(RequestError, match=r"There is no type Q9\. Choose one of F16"):
         quantize(models / SOURCES[0], tmp_path / "a.gguf", "Q9", quiet)
     with pytest.raises(RequestError, match="quantised already"):
         quantize(models / "stories260K-Q8_0.gguf", tmp_path / "a.gguf", "Q8_0", quiet)

@@ -74,7 +74,7 @@ def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
         ({"from": F16, "adapters": {f"{number}": "sha256:" + "0" * 64 for number in range(100)}}, "at most 64"),
         ({"from": F16, "draft_files": {"a": "sha256:" + "0" * 64}}, "draft_files"),
         ({"from": F16, "template": "{% for a in range(9) %}{{ 9**9**9 }}{% endfor %}"}, "template"),
-        ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "no family"),
+        ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "not of a known family"),
         ({"files": {"x.gguf": "sha256:" + "0" * 64}}, "upload it"),
         ({"from": F16, "renderer": "qwen3-coder"}, "renderer"),
         ({"from": F16, "quantization": "Q9_9"}, "unknown quantize type"),
@@ -143,7 +143,7 @@ def test_an_uploaded_adapter_is_kept_with_the_model(
     assert f'"digest": "{digest}"' in manifest.read_text(encoding="utf-8")
     assert "ADAPTER" in (client.show("adapted").modelfile or "")
     plain = client.create_blob(model_files / f"{Q8}.gguf")
-    with pytest.raises(ollama.ResponseError, match="no LoRA adapter"):
+    with pytest.raises(ollama.ResponseError, match="not a LoRA adapter"):
         client.create("wrong", from_=Q8, adapters={"model.gguf": plain})
     client.delete("adapted")
 
