@@ -68,7 +68,7 @@ def test_control_tokens_open_and_close(data_dir: Path) -> None:
 
 
 class HarmonyVocabulary(ByteVocabulary):
-    """Bytes, and gpt-oss's control tokens."""
+    """A vocabulary of bytes and gpt-oss's control tokens."""
 
     NAMES = (b"<|start|>", b"<|channel|>", b"<|message|>", b"<|end|>")
 
@@ -83,7 +83,7 @@ class HarmonyVocabulary(ByteVocabulary):
 
 
 def test_the_answer_begins_in_its_channel() -> None:
-    """In gpt-oss's harmony a header of several control tokens stands between the reasoning and the answer."""
+    """In gpt-oss's harmony format, a header of several control tokens separates reasoning and answer."""
     source = HarmonyVocabulary()
     _, joined = before_answer([(ANALYSIS, "<|end|>")])
     constraint = compile_constraint(

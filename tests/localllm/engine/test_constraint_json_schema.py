@@ -1,4 +1,4 @@
-"""The official JSON Schema Test Suite: what is generated under a schema validates, or the schema is refused."""
+"""The official JSON Schema Test Suite: generated text validates against its schema, or the schema is refused."""
 
 import json
 import tarfile
@@ -21,12 +21,12 @@ DIALECTS = {
     "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
-# Most of the older drafts' schemas are the newest one's too.
+# Most schemas of older drafts are also in the newest draft's suite.
 WALKS = {"draft7": 1, "draft2019-09": 1, "draft2020-12": 2}
 
 
 def suite_schemas(data_dir: Path, draft: str) -> Iterator[tuple[str, Any]]:
-    """Yield every schema of a draft with a name. Schemas say their dialect."""
+    """Yield every schema of a draft with a name. Schemas state their dialect."""
     with tarfile.open(data_dir / "jsonschema" / "JSON-Schema-Test-Suite-tests.tar.gz") as archive:
         for member in archive:
             if not member.name.startswith(f"tests/{draft}/") or not member.name.endswith(".json"):
@@ -41,7 +41,7 @@ def suite_schemas(data_dir: Path, draft: str) -> Iterator[tuple[str, Any]]:
 
 
 def beyond_the_oracle(schema: Any) -> bool:
-    """Whether a schema's patterns mean something else to Python's re than in ECMA 262."""
+    """Whether a schema's patterns mean something else in Python's re than in ECMA 262."""
     text = json.dumps(schema)
     return r"\\p{" in text or r"\\W" in text
 

@@ -1,4 +1,4 @@
-"""Schemas as pydantic and zod write them, and white space, which weak models write without end."""
+"""Schemas as pydantic and zod write them, and white space, which weak models repeat endlessly."""
 
 import json
 import logging

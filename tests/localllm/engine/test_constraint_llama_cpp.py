@@ -1,4 +1,6 @@
-"""GBNF grammars against llama.cpp's own grammar sampler: the same tokens may come next, along whole texts."""
+"""GBNF grammars compared with llama.cpp's own grammar sampler: the same tokens are allowed at each place of whole
+texts.
+"""
 
 import ctypes
 from pathlib import Path
@@ -35,7 +37,7 @@ CASES = [
 
 
 class PeerGrammar:
-    """llama.cpp's sampler of one grammar."""
+    """llama.cpp's sampler for one grammar."""
 
     def __init__(self, model: Path, grammar: str) -> None:
         vocab = api().llama_model_get_vocab(llama_oracle.load(model, vocab_only=True))
@@ -78,7 +80,7 @@ def test_masks_agree_along_a_text(data_dir: Path, grammar: str, text: str) -> No
 
 
 def is_comparable(text: bytes) -> bool:
-    """Whether llama.cpp decides exactly: not on NUL, on bytes that are no UTF-8 and on parts of excluded characters."""
+    """Whether llama.cpp decides exactly: not on NUL, on invalid UTF-8, and on parts of excluded characters."""
     try:
         return "\0" not in text.decode()
     except UnicodeDecodeError:

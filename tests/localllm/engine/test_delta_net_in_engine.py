@@ -1,4 +1,6 @@
-"""Chats of models with delta networks or scans: what an edit, a fork, a restart and rejected drafts compute again."""
+"""Chats of models with delta networks or scans: what is recomputed after an edit, a fork, a restart,
+rejected drafts.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,7 +56,7 @@ def answer(engine: Engine, tokens: list[int], most: int = 30) -> Completion:
 
 
 def greedy(runner: NativeRunner, prompt: list[int], given: list[int]) -> bool:
-    """Whether an answer has the best tokens, computed anew."""
+    """Whether an answer has the best tokens, recomputed from scratch."""
     tokens, sequence = [*prompt, *given[:-1]], runner.create_sequence()
     edges = [*range(0, len(prompt) - 1, runner.info.max_rows), len(prompt) - 1, len(tokens)]
     for start, stop in pairwise(edges):
@@ -107,7 +109,7 @@ LONG = [(at * 13 + at // 290) % 290 + 3 for at in range(STATE_TOKENS + 300)]
 
 
 class Restored(Counting):
-    """Notes which states are taken."""
+    """Records which states are imported."""
 
     states: list[int]
 
@@ -127,7 +129,7 @@ class Restored(Counting):
     ],
 )
 def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state: int | None) -> None:
-    """That of the end, or of the last place before an edit of which one was kept."""
+    """The state at the end, or at the last stored place before an edit."""
     tier, first = partial(DiskCache, tmp_path, limit_bytes=2**30), opened(path)
     engine = Engine(first, FakeVocabulary(), disk=partial(tier, first.info.kv_layout))
     said = list(answer(engine, LONG, most=2).token_ids)
@@ -146,7 +148,7 @@ def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state:
 
 
 def test_rejected_drafts_are_not_computed_again(path: Path, runner: Counting) -> None:
-    """Prompt lookup drafts from what repeats; every row that is computed is one that was planned."""
+    """Prompt lookup drafts from repeated text; every computed row was planned."""
     engine, fresh = Engine(runner, FakeVocabulary()), opened(path)
     prompt = QUESTION[:40] * 6
     found = answer(engine, prompt, most=80)

@@ -1,4 +1,4 @@
-"""Text as tokens come, compared with cutting the whole text, for stop strings that overlap themselves and others."""
+"""Streamed text compared with cutting the whole text, for stop strings that overlap themselves and each other."""
 
 from hypothesis import given
 from hypothesis import strategies as st

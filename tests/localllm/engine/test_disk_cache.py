@@ -1,4 +1,4 @@
-"""The disk tier: what a new process finds again, and what it must not believe."""
+"""The disk tier: what a new process finds, and what it must not trust."""
 
 import errno
 import logging
@@ -23,7 +23,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(600))
 
 
 def turn(folder: Path, prompt: tuple[int, ...], runner: FakeRunner | None = None) -> tuple[Completion, FakeRunner]:
-    """One turn in a process of its own, as far as memory goes."""
+    """One turn as if in a new process: nothing is in memory."""
     runner = runner or FakeRunner(pages=400, max_rows=64)
     engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(folder, runner.info.kv_layout, 2**20))
     stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=4))
@@ -38,7 +38,7 @@ def test_a_new_process_computes_only_what_is_new(tmp_path: Path) -> None:
     first, cold = turn(tmp_path, LONG)
     assert cold.rows_computed == 603
     second, warm = turn(tmp_path, (*LONG, *first.token_ids, 5, 6))
-    # The first answer's last token was never computed; it and the two new ones are, then three decoded.
+    # The first answer's last token was never computed; it and the two new ones are, then three are decoded.
     assert (second.last.counts.cached_disk, warm.rows_computed) == (603, 3 + 3)
     third, warm = turn(tmp_path, (*LONG, *first.token_ids, 5, 6, *second.token_ids, 7))
     assert (third.last.counts.cached_disk, warm.rows_computed) == (609, 2 + 3)

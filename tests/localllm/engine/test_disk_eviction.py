@@ -1,4 +1,4 @@
-"""What goes first when the disk tier has reached its limit: never what others stand on."""
+"""Which segments the disk tier evicts first at its limit: never those that others depend on."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(5 * SEGMENT_TOKENS))
 
 
 def cached(folder: Path, prompt: tuple[int, ...], limit: int) -> int:
-    """Tokens that a new process finds on the disk for a prompt, which it leaves there in its turn."""
+    """Tokens that a new process finds on disk for a prompt, which it then stores too."""
     runner = FakeRunner(pages=1000, max_rows=256)
     engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(folder, runner.info.kv_layout, limit))
     stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=1))
@@ -44,7 +44,7 @@ def test_what_conversations_share_goes_last(tmp_path: Path) -> None:
     cached(tmp_path, older, 2**20)
     cached(tmp_path, newer, 2**20)
     limit = stored(tmp_path) - 1
-    cached(tmp_path, (9,) * 64, limit)  # writes too little to need more than one segment's room
+    cached(tmp_path, (9,) * 64, limit)  # writes too little to need more than one segment's space
     assert cached(tmp_path, older, limit) == SEGMENT_TOKENS
     assert cached(tmp_path, newer, limit) >= SEGMENT_TOKENS
 
@@ -54,7 +54,7 @@ def test_what_nothing_leads_to_goes_first(tmp_path: Path) -> None:
     (first,) = tmp_path.glob("*/0000*.kv")
     first.unlink()
     for path in tmp_path.glob("*/*.kv"):
-        os.utime(path, (2**31, 2**31))  # used last, as far as their own times go
+        os.utime(path, (2**31, 2**31))  # used last, by their own timestamps
     other = LONG[1 : 1 + SEGMENT_TOKENS]
     cached(tmp_path, other, stored(tmp_path))
     assert cached(tmp_path, other, 2**20) == SEGMENT_TOKENS - 1

@@ -1,4 +1,4 @@
-"""Models that a head in a file of its own drafts for: the same answers, what plans count, and what is refused."""
+"""Models with a draft head in a separate file: the same answers, what plans count, and what is refused."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ STORY = "<|im_start|>user\nTell me a story about {}.<|im_end|>\n<|im_start|>assi
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of four tokens, whatever steps cost."""
+    """Draft four tokens, whatever steps cost."""
     monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 4), 0))
 
 

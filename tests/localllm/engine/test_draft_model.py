@@ -1,4 +1,4 @@
-"""Guesses of a second model: good ones help, bad ones, missing ones and failures change nothing."""
+"""Drafts of a second model: good ones help; bad ones, missing ones and failures change nothing."""
 
 import logging
 
@@ -20,7 +20,7 @@ PROMPT = tuple(range(1, 30))
 
 
 def poor(history: list[int], row: NDArray[np.float32]) -> None:
-    """Half of the guesses are wrong."""
+    """Half of the drafted tokens are wrong."""
     if len(history) % 2:
         row[:] = -row
 
@@ -146,7 +146,9 @@ def test_places_of_a_draft_are_judged_apart() -> None:
 def decoded(
     acceptance: float, drafting_s: float, reading_s: float = 0.0, tokens: int = 4000
 ) -> tuple[float, ModelDraftLength]:
-    """Time without drafts by time with them, as steps cost, and what was learned. reading_s: after every 100 tokens."""
+    """Time without drafts divided by time with them, by step costs; and the learned statistics. reading_s: per 100
+    tokens.
+    """
     learned, length = costs(0.02, 0.002), ModelDraftLength()
     random, spent, came, read = np.random.default_rng(1), 0.0, 0, -1
     while came < tokens:

@@ -23,7 +23,7 @@ def request(*prompt: int, max_tokens: int | None = 6, **others: object) -> Gener
 
 
 def expected(runner: FakeRunner, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Greedy continuation computed without any engine."""
+    """Greedy continuation computed without an engine."""
     history = list(prompt)
     for _ in range(count):
         history.append(int(runner.logits_after(history).argmax()))
@@ -60,7 +60,7 @@ def test_second_turn_computes_only_what_is_new() -> None:
     turn = (*prompt, *first.token_ids, 7, 8, 9)
     second = answer(engine, request(*turn, max_tokens=1))
     assert second.token_ids == expected(runner, turn, 1)
-    # The last token of the first answer was never computed, so that four tokens are new.
+    # The last token of the first answer was never computed, so four tokens are new.
     assert runner.rows_computed - before == 4
     assert second.last.counts.cached_memory == len(turn) - 4
 
@@ -94,7 +94,7 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     run_all(engine)
     answers = {stream.collect().token_ids for stream in streams}
     assert len(answers) == 4
-    # 40 rows for the prompt, the last of it again for three, and five decoded tokens each.
+    # 40 rows for the prompt, its last one again for each of three, and five decoded tokens each.
     assert runner.rows_computed <= 40 + 3 * runner.info.page_size + 4 * 5
 
 
@@ -135,7 +135,7 @@ def test_cancel_in_queue_prefill_and_decode() -> None:
     run_all(engine)
     done = running.collect()
     assert done.last.finish_reason is FinishReason.CANCELLED and runner.rows_computed == computed
-    # What was prefilled before stays of use.
+    # The tokens prefilled before stay cached.
     again = engine.submit(request(*range(1, 60)))
     run_all(engine)
     assert again.collect().last.counts.cached_memory == computed
@@ -188,7 +188,7 @@ def test_queue_is_bounded_and_bad_requests_are_refused() -> None:
 
 
 class Tens:
-    """A conversation of messages of ten tokens each, whose first one stays."""
+    """A conversation of messages of ten tokens each, whose first one is kept."""
 
     def __init__(self, tokens: tuple[int, ...]) -> None:
         self._tokens = tokens
@@ -220,7 +220,7 @@ def test_context_policies() -> None:
     [
         (None, [*range(4), *range(44, 60)]),
         (0, [*range(40, 60)]),
-        (12, [*range(12), *range(50, 60)]),  # a quarter is the newest's at least
+        (12, [*range(12), *range(50, 60)]),  # the newest get at least a quarter
         (50, [*range(19), *range(50, 60)]),
         (-1, [*range(19), *range(50, 60)]),
     ],
@@ -323,7 +323,7 @@ def test_readers_that_are_behind_block_nobody() -> None:
 
 
 def test_drafts_stay_within_a_rolling_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "observe", lambda *_: None)  # what steps cost here says nothing, and drafts pay
+    monkeypatch.setattr(StepCosts, "observe", lambda *_: None)  # step costs mean nothing here, and drafts pay
 
     def repeat(history: list[int], row: NDArray[np.float32]) -> None:
         row[history[-4] if len(history) > 3 else 1] += 20

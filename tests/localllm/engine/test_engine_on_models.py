@@ -1,4 +1,4 @@
-"""The engine on real tiny models: together, cached, restored and speculated as alone."""
+"""The engine on real tiny models: batched, cached, restored and speculated answers equal those computed alone."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -46,7 +46,7 @@ def open_runner(backend: str, model: ModelFile) -> Runner:
 
 
 def requests(model: ModelFile) -> list[GenerationRequest]:
-    """Eight clients: greedy and seeded, with and without penalties, two of them under a constraint."""
+    """Eight clients: greedy and seeded, with and without penalties, two of them with a constraint."""
     tokenizer = load_tokenizer(model)
     words = compile_constraint(
         ConstraintKind.REGEX, "(( she| he| was| a| the| big| dog| very happy)+[.,])+", ConstraintVocabulary(tokenizer)
@@ -70,7 +70,7 @@ def answers(engine: Engine, wanted: list[GenerationRequest]) -> list[tuple[int, 
 
 
 def alone(runner: Runner, model: ModelFile, request: GenerationRequest) -> tuple[int, ...]:
-    """The answer without engine: one token a run, nothing reused, forced or guessed."""
+    """The answer without an engine: one token per run, nothing reused, forced or drafted."""
     sampler = Sampler(request.sampling, runner.info.vocab_size, request.prompt)
     state = request.constraint.fork() if request.constraint else None
     sequence = runner.create_sequence()
@@ -92,7 +92,7 @@ def alone(runner: Runner, model: ModelFile, request: GenerationRequest) -> tuple
 
 @pytest.fixture(params=["no guesses", "lookup", "draft model"])
 def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether speculation is off, or never judges itself: on models as small as these it would turn itself off."""
+    """Disable speculation, or its self-assessment, which would turn it off on such small models."""
     wanted = 0 if request.param == "no guesses" else 4
     monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, wanted), 0))
     return str(request.param)
@@ -101,7 +101,7 @@ def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_eight_clients_get_the_answers_they_get_alone(
     runner: Runner, model: ModelFile, tmp_path: Path, guesses: str, data_dir: Path
 ) -> None:
-    """Cold, from memory, and after a restart from the disk; greedy and seeded; with guesses and without."""
+    """Cold, from memory, and after a restart from disk; greedy and seeded; with and without drafts."""
     backend = "llama" if runner.info.backend == "llama.cpp" else "native"
     wanted = requests(model)
     expected = [alone(runner, model, request) for request in wanted]

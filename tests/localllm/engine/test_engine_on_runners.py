@@ -1,4 +1,4 @@
-"""What the engine promises, on both real runners: the same tests, one contract."""
+"""The engine's guarantees on both real runners: the same tests, one contract."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -76,7 +76,7 @@ def test_turns_compute_only_what_is_new(runner: WatchedRunner, tokenizer: Tokeni
     check(turn, second.token_ids)
     assert second.last.counts.cached_memory == len(prompt) + len(first.token_ids) - 1
     assert runner.rows_computed - before == len(turn) - second.last.counts.cached_memory
-    # Another branch from the middle of what is kept.
+    # A branch from the middle of the cached prefix.
     branch = [*prompt[:-5], *tokenizer.encode("big dog", add_special=False)]
     third = answer(engine, request(branch))
     check(branch, third.token_ids)
@@ -106,7 +106,7 @@ def test_cancel_in_queue_prefill_and_decode(kind: str, model: ModelFile, tokeniz
     run_all(engine)
     assert {stream.collect().last.finish_reason for stream in (running, waiting)} == {FinishReason.CANCELLED}
     assert runner.rows_computed == computed
-    # What was prefilled stays of use.
+    # The prefilled tokens stay cached.
     assert answer(engine, request(long, max_tokens=1)).last.counts.cached_memory == computed
     decoding = engine.submit(request(long[:9], max_tokens=None))
     for _ in range(5):
@@ -153,7 +153,7 @@ def test_context_policies(runner: WatchedRunner, tokenizer: Tokenizer, check: Ch
 def test_a_slow_reader_pauses_only_its_own(runner: WatchedRunner, tokenizer: Tokenizer, check: Check) -> None:
     engine = Engine(runner, tokenizer)
     prompt = tokenizer.encode("Once")
-    wild = SamplingParams(temperature=2, top_k=0, top_p=1, min_p=0, seed=1)  # nothing to guess: an event is a token
+    wild = SamplingParams(temperature=2, top_k=0, top_p=1, min_p=0, seed=1)  # nothing to draft: one event per token
     slow = engine.submit(GenerationRequest(tuple(prompt), wild, max_tokens=CAPACITY + 100, ignore_eos=True))
     run_all(engine)
     quick_prompt = tokenizer.encode("The cat")
@@ -197,7 +197,7 @@ def test_segments_of_another_runner_are_never_taken(kind: str, model: ModelFile,
 @llama_oracle.needs_llama
 @pytest.mark.parametrize(
     ("name", "share"),
-    # llama.cpp rounds activations to 8 bits for quantised weights; as a share of what the logits span.
+    # llama.cpp rounds activations to 8 bits for quantised weights; as a share of the range of the logits.
     [("stories260K-F32", 0.0005), ("stories260K-pad256-Q4_K_M", 0.02), ("tinystories656K-Q8_0", 0.01)],
 )
 def test_both_runners_agree(data_dir: Path, name: str, share: float) -> None:
@@ -213,7 +213,7 @@ def test_both_runners_agree(data_dir: Path, name: str, share: float) -> None:
             runner.close()
         spread = logits["native"].max() - logits["native"].min()
         assert np.abs(logits["native"] - logits["llama"]).max() < share * spread
-        # Where they see another best token, it is one that rounding alone tells apart.
+        # If the best tokens differ, their difference is within rounding.
         differing = logits["native"].argmax(axis=1) != logits["llama"].argmax(axis=1)
         best_two = np.sort(logits["native"][differing], axis=1)[:, -2:]
         assert (best_two[:, 1] - best_two[:, 0] < 2 * share * spread).all()

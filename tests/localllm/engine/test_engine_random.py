@@ -1,7 +1,7 @@
-"""Random work on the engine, checked after every step against answers that no cache had a part in.
+"""Random work on the engine, checked after every step against answers computed without caches.
 
-LOCALLLM_RANDOM_STEPS is how many random steps are taken, each of which may be a dozen of the engine's;
-LOCALLLM_RANDOM_SEED chooses others than usual.
+LOCALLLM_RANDOM_STEPS: the number of random steps, each of which may be a dozen of the engine's. LOCALLLM_RANDOM_SEED:
+another seed than the default.
 """
 
 import os
@@ -63,7 +63,7 @@ CONSTRAINTS = make_constraints()
 
 
 class Request:
-    """What one client asked, and what it has read so far."""
+    """One client's request, and what it has read so far."""
 
     def __init__(self, request: GenerationRequest, stream: GenerationStream, context: int) -> None:
         self.request = request
@@ -76,7 +76,7 @@ class Request:
 
 
 class TypedRunner(FakeRunner):
-    """What it exports is of no use to a runner whose keys and values are of another type."""
+    """Its exports cannot be used by a runner with other KV types."""
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         return self._converted(super().export_kv(sequence, start, stop))
@@ -90,7 +90,7 @@ class TypedRunner(FakeRunner):
 
 
 def bias(history: list[int], row: NDArray[np.float32]) -> None:
-    """Copying is likely, so that drafts are accepted now and then; so is an end, in places."""
+    """Copying is likely, so that drafts are accepted sometimes; so is an end, in places."""
     if len(history) > 6:
         row[history[-6]] += 3
     if len(history) % 23 == 0:
@@ -102,7 +102,7 @@ def make_runner(**shape: Any) -> TypedRunner:
 
 
 class Work:
-    """One engine after the other over one folder on disk, and what clients do to them.
+    """A succession of engines over one disk folder, and the actions of clients.
 
     Prompts are cut from a few texts, so that prefixes are shared; pages, handles and patience are scarce.
     """
@@ -119,7 +119,7 @@ class Work:
         self.copies = int(chance.integers(100, 3000)) if chance.random() < 0.5 else 0
         patches.setattr(scheduler, "TURN_S", float(chance.choice([0.0, 0.001, 2.0])))
         guesses = int(chance.integers(0, 8))
-        if guesses:  # as many as there may be, whether they pay or not
+        if guesses:  # as many as allowed, whether they pay or not
             patches.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, guesses), 0))
         self.asked: list[Request] = []
         self.past = [chance.integers(1, VOCABULARY.vocab_size, 90).tolist() for _ in range(3)]
@@ -133,13 +133,13 @@ class Work:
         self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, drafter=draft)
 
     def stop(self) -> None:
-        """End the engine, check what it had to do, and note what it did."""
+        """End the engine, check its work, and record its statistics."""
         self.engine.close()
         self.check()
         self.happened.update({name: int(value) for name, value in asdict(self.engine.stats()).items()})
 
     def act(self) -> None:
-        """Do something at random."""
+        """Perform a random action."""
         actions = [self.submit] * 5 + [self.step] * 5 + [self.read, self.cancel, self.finish, self.finish, self.restart]
         actions[int(self.chance.integers(len(actions)))]()
         self.sound()
@@ -215,7 +215,7 @@ class Work:
         self.engine.check_integrity()
 
     def check(self) -> None:
-        """Compare everything that was answered, all of it or what a client that left has got."""
+        """Compare all answers; for clients that left early, what they received."""
         for asked in self.asked:
             asked.read()
             done = fold(iter(asked.events))
@@ -233,7 +233,7 @@ class Work:
         self.asked.clear()
 
     def scores(self, request: GenerationRequest) -> tuple[TokenLogprob, ...] | None:
-        """The log-probabilities of a prompt's tokens behind the first one, where they are asked for."""
+        """The log-probabilities of a prompt's tokens after the first one, if requested."""
         prompt, top, runner = list(request.prompt), request.prompt_logprobs, make_runner()
         if top is None:
             return None
@@ -272,9 +272,9 @@ class Work:
 
 
 def walk(kind: type[Work], runs: int, patches: pytest.MonkeyPatch, expected: set[str]) -> None:
-    """Let `runs` engines work at random, each from a seed of its own; all that is expected must happen.
+    """Run `runs` engines at random, each with its own seed; everything expected must occur.
 
-    Timing decides some of it, so up to three times as many run where something has not happened yet.
+    Some of it depends on timing, so up to three times as many run if something has not occurred yet.
     """
     patches.setattr(stream_module, "CAPACITY", 12)
     for tier in (disk_cache, memory_tier):

@@ -1,4 +1,4 @@
-"""The random work of test_engine_random on the real runners, whose greedy answers are computed again afterwards."""
+"""The random work of test_engine_random on the real runners; greedy answers are recomputed afterwards."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.localllm.engine.test_engine_random import Request, Work, walk
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
-# Memory for a few of the requests, so that they crowd each other out.
+# Memory for a few of the requests, so that they evict each other.
 TOKENS = 256
 RUNS = 12
 CACHED = {"reused_memory_tokens", "reused_disk_tokens", "evicted_tokens"}
@@ -32,13 +32,13 @@ def test_random_work_changes_no_answer(kind: str, data_dir: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_random_work_on_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with gated delta networks, whose few slots crowd each other out too."""
+    """The same with gated delta networks, whose few slots are evicted too."""
     path = write(MODELS["qwen35"], tmp_path / "qwen35.gguf")
-    work("native", path, 8_000_000, CACHED, monkeypatch)  # drafts of random weights are never right
+    work("native", path, 8_000_000, CACHED, monkeypatch)  # drafts from random weights are never right
 
 
 def work(kind: str, path: Path, disk_bytes: int, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an engine do random work on a model, and check that all that is expected has happened."""
+    """Do random work on a model, and check that everything expected has occurred."""
     with open_model(path) as model, greedy_check(kind, model) as is_greedy:
 
         class RealWork(Work):

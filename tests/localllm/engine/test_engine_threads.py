@@ -1,4 +1,4 @@
-"""Many clients in threads and tasks at once, some of whom leave early."""
+"""Many concurrent clients in threads and tasks, some of whom leave early."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +76,7 @@ def test_an_idle_engine_checks_its_bookkeeping(
     sound, broken = FakeRunner(), FakeRunner()
     check_pages = sound.check_integrity
     monkeypatch.setattr(sound, "check_integrity", lambda alive: checks.append(check_pages(alive) is None))
-    broken.create_sequence()  # which is of no generation, nor of the cache
+    broken.create_sequence()  # which belongs neither to a generation nor to the cache
     engine, failing = Engine(sound, FakeVocabulary()), Engine(broken, FakeVocabulary())
     for each in (engine, failing):
         each.start()

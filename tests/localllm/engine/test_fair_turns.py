@@ -1,4 +1,4 @@
-"""Clients share an engine that cannot run all they ask for at once: nobody waits for all of another's requests."""
+"""Fair queueing: no client waits for all requests of another."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def test_a_request_does_not_wait_for_all_of_another_client_s(engine: Engine) -> 
 
 
 def test_many_newcomers_do_not_keep_a_client_s_later_requests_waiting(engine: Engine) -> None:
-    """Each newcomer's round is behind that of the last one that was let in."""
+    """Each newcomer's round is after that of the last admitted one."""
     streams = {f"greedy {index}": submit(engine, index % 5 + 1, "greedy") for index in range(6)}
     left = dict(streams)
     newcomers = 0

@@ -1,4 +1,4 @@
-"""What a model's files hold: digests that are computed once, and what the disk tier does before one is known."""
+"""Digests of model files: computed once; and what the disk tier does before the digest is known."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(300))
 
 @pytest.fixture(autouse=True)
 def files_of_now_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests of files that a test has just written are kept too."""
+    """Store digests even of files that were just written."""
     monkeypatch.setattr(file_digest, "_SETTLED_NS", -(10**9))
 
 
@@ -47,7 +47,7 @@ def test_it_is_sha_256_of_all_parts_and_kept(tmp_path: Path) -> None:
     assert value(files, store) == hashlib.sha256(parts.encode()).hexdigest()
     for file in files:
         file.path.unlink()
-    assert FileDigest(files, store).value == hashlib.sha256(parts.encode()).hexdigest()  # nothing is left to be read
+    assert FileDigest(files, store).value == hashlib.sha256(parts.encode()).hexdigest()  # nothing left to read
 
 
 @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a": 3}', b"\xff"])
@@ -65,10 +65,10 @@ def test_a_file_that_has_changed_since_has_none(tmp_path: Path) -> None:
     file.path.rename(tmp_path / "old")
     other = written(file.path, b"WEIGHTS")
     os.utime(file.path, ns=(file.modified_ns, file.modified_ns))
-    assert value([other], tmp_path / "none.json") is None  # its times were set back after it was opened
+    assert value([other], tmp_path / "none.json") is None  # its times were reset after it was opened
     with file.path.open("rb") as opened:
         now = FileState.of(file.path, opened.fileno())
-    assert value([now], store) not in (before, None)  # what is kept under its path is another file's
+    assert value([now], store) not in (before, None)  # the entry under its path belongs to another file
 
 
 def test_what_is_computed_before_the_digest_is_known_goes_to_the_disk_after(

@@ -1,4 +1,4 @@
-"""Mutated model files, opened, planned and run by the native engine: each computes or is refused, and kills nothing.
+"""Mutated model files, opened, planned and run by the native engine: each runs or is refused, and none crashes it.
 
 benchmarks/fuzz.py tries thousands; these are the first of them.
 """
@@ -61,7 +61,7 @@ def test_the_same_number_is_the_same_file(tmp_path: Path) -> None:
     for at, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         fuzzer = fuzz.Fuzzer(tmp_path / name, [], seed=1)
-        for index in range(at, 3):  # whatever was made before it
+        for index in range(at, 3):  # despite the files before it
             path, base, mutation = fuzzer.make(index)
         made.append((path.read_bytes(), base, mutation))
     assert made[0] == made[1]

@@ -1,4 +1,4 @@
-"""Images in the engine: computed whole, reused like any prefix, told apart, never cut."""
+"""Images in the engine: computed whole, reused like any prefix, distinguished, never split."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ def asked(pieces: ImagePieces, tokenizer: Tokenizer, after: str = AFTER, **more:
 
 
 def direct(runner: LlamaCppRunner, request: GenerationRequest) -> list[int]:
-    """The greedy answer, computed on the runner alone, text token by token."""
+    """The greedy answer, computed by the runner alone, text token by token."""
     sequence = runner.create_sequence()
     logits = np.empty(0)
     at = 0
@@ -148,7 +148,7 @@ def test_a_prefix_that_ends_inside_of_an_image_is_used_up_to_the_image(
     run_all(engine)
     first.collect()
     start = next(at for at, token in enumerate(request.prompt) if token in request.images)
-    engine._kv.cache.evict(engine._kv.cache.tokens - start - 2)  # two rows of the image stay
+    engine._kv.cache.evict(engine._kv.cache.tokens - start - 2)  # two rows of the image are kept
     again = engine.submit(request)
     run_all(engine)
     completion = again.collect()

@@ -1,4 +1,4 @@
-"""A model as front ends hold it: loaded, rendered, constrained, trimmed."""
+"""A loaded model as front ends use it: loaded, rendered, constrained, trimmed."""
 
 import re
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedMo
         kept = conversation(turns)[:1] + conversation(turns)[1 + counts.dropped_messages :]
         assert tuple(fit_prompt(request, model.engine.context).tokens) == render(model, kept).tokens
     assert cuts[-1] > 0 and cuts == sorted(cuts)
-    # The cut moves now and then, not at every turn, so that the prefix stays cached.
+    # The cut moves only now and then, not every turn, so that the prefix stays cached.
     assert len(set(cuts)) <= len(cuts) // 2
 
 
@@ -79,7 +79,7 @@ def test_the_memory_plan_shows_its_sums() -> None:
 
 
 def test_the_memory_plan_counts_states() -> None:
-    """A hybrid model's states are a part of the budget that holds no tokens."""
+    """A hybrid model's states take a part of the budget that holds no tokens."""
     memory = ModelMemory(2**30, 0, 2**14, states=lambda budget: budget // 4)
     plan = plan_memory(memory, 1024, kv_bytes=2**30, available=4 * 2**30)
     assert plan.kv_tokens == (2**30 - 2**28) // 2**14

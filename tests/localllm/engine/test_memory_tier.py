@@ -1,4 +1,4 @@
-"""Copies of prefixes in main memory: what leaves the runner comes back as it was, within the limit."""
+"""Copies of prefixes in main memory: what leaves the runner comes back unchanged, within the limit."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ FIRST, SECOND = (tuple((at * step + step) % 63 + 1 for at in range(600)) for ste
 
 
 class Copying(FakeRunner):
-    """A runner that has copies of up to so many bytes; what is imported and exported is counted in tokens."""
+    """A runner with copies of up to so many bytes; counts imported and exported tokens."""
 
     def __init__(self, copies_bytes: int = 2**20) -> None:
         super().__init__(pages=2000, page_size=1, max_rows=64, copies_bytes=copies_bytes)
@@ -56,9 +56,9 @@ def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when
     runner = Copying()
     engine = Engine(runner, FakeVocabulary())
     answer = ask(engine, FIRST)
-    assert (taken(runner), runner.moved["out"]) == (603, 603)  # copied, and still there
+    assert (taken(runner), runner.moved["out"]) == (603, 603)  # copied, and still in the runner
     ask(engine, SECOND)
-    assert taken(runner) == 603  # the second alone
+    assert taken(runner) == 603  # only the second
     turn = (*FIRST, *answer.token_ids, 5, 6)
     before = runner.rows_computed
     done = ask(engine, turn)
@@ -66,7 +66,7 @@ def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when
     assert runner.rows_computed - before == 3 + 3
     assert done.token_ids == alone(turn)
     assert engine.stats().reused_memory_tokens == 603
-    # What it was restored from is copied no second time.
+    # The source of a restore is not copied again.
     assert runner.moved == {"in": 603, "out": 603 + 603 + 97}
     engine.close()
 
@@ -171,7 +171,7 @@ def test_spaces_share_nothing_but_the_limit(short_segments: None) -> None:
 
 
 def test_over_the_limit_the_least_recently_used_go_from_their_ends(short_segments: None) -> None:
-    tier = MemoryTier(3 * 8 * 12)  # three whole segments: 4 bytes of KV and 8 of its id a token
+    tier = MemoryTier(3 * 8 * 12)  # three whole segments: per token 4 bytes of KV and 8 of its id
     old, new = [1] * 16, [2] * 16
     copy(tier, old)
     copy(tier, new)

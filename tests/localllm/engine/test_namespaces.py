@@ -1,4 +1,4 @@
-"""Requests of different namespaces share no keys and values, wherever these come from."""
+"""Requests of different namespaces share no keys and values, in memory or on disk."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def submitted(engine: Engine, namespace: str) -> GenerationStream:
 
 
 def cached(engine: Engine, namespace: str) -> tuple[int, int]:
-    """Tokens that a request takes from memory and from the disk."""
+    """Tokens that a request reuses from memory and from disk."""
     stream = submitted(engine, namespace)
     while engine.step():
         engine.check_integrity()

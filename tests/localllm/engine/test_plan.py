@@ -1,4 +1,4 @@
-"""Sharing a step's rows, and how many rows it may have."""
+"""Dividing a step's rows, and how many rows it may have."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def test_shares_are_fair(wants: list[int], budget: int) -> None:
     shares = fair_shares(wants, budget)
     assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
     assert sum(shares) == min(budget, sum(wants))
-    # Whoever wants more gets no less, and those who go short differ by the rounding alone.
+    # A larger request gets no less, and those that get less than they asked for differ only by rounding.
     short = [share for share, want in zip(shares, wants, strict=True) if share < want]
     assert not short or max(short) - min(short) <= 1
     assert not short or max(shares) - min(short) <= 1
@@ -46,5 +46,5 @@ def test_a_patient_prompt_has_no_short_step_at_its_end(ahead: int, rows_per_s: i
         ahead -= steps[-1]
     assert all(0 < step <= most for step in steps)
     whole = max(min(most, 512) // ChunkSize.WHOLE_TILES * ChunkSize.WHOLE_TILES, ChunkSize.LEAST_PATIENT)
-    assert len(steps) == -(-sum(steps) // whole)  # no more than there must be
+    assert len(steps) == -(-sum(steps) // whole)  # no more than necessary
     assert not steps or max(steps) - min(steps) < len(steps) * ChunkSize.WHOLE_TILES

@@ -1,4 +1,4 @@
-"""A real trace of conversations: as many hits as an ideal cache has, with and without bounds."""
+"""A real trace of conversations: as many hits as an ideal cache, with and without limits."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ REQUESTS = 400
 
 @pytest.fixture(scope="module")
 def trace(data_dir: Path) -> list[list[int]]:
-    """Block ids of each request; an id stands for a block and all that comes before it."""
+    """Block ids of each request; an id represents a block and everything before it."""
     path = data_dir / "traces" / "mooncake_conversation_trace.jsonl"
     if not path.exists():
         pytest.skip(f"no trace at {path}")
@@ -32,7 +32,7 @@ def prompt(blocks: list[int]) -> tuple[int, ...]:
 
 
 def reused(trace: list[list[int]], pages: int) -> Iterator[int]:
-    """Tokens reused by each request of the engine, one after the other."""
+    """Tokens reused by each request of the engine, in order."""
     vocabulary = max(map(max, trace)) + 2
     runner = FakeRunner(
         pages=pages, page_size=BLOCK, vocab_size=vocabulary, max_context=2**20, max_rows=1024, max_sequences=2000
@@ -47,14 +47,14 @@ def reused(trace: list[list[int]], pages: int) -> Iterator[int]:
 
 
 def ideal(trace: list[list[int]], capacity: int) -> Iterator[int]:
-    """Tokens that a least-recently-used cache of so many blocks reuses; a path's deepest block goes first."""
+    """Tokens reused by an LRU cache of so many blocks; a path's deepest block is evicted first."""
     kept: dict[int, tuple[int, int]] = {}
     for time, blocks in enumerate(trace):
         hits = 0
         while hits < len(blocks) and blocks[hits] in kept:
             hits += 1
         yield hits * BLOCK
-        end = -1 - blocks[-1]  # the page of the token that ends the prompt
+        end = -1 - blocks[-1]  # the page of the prompt's last token
         for depth, block in enumerate([*blocks, end]):
             kept[block] = (time, -depth)
         for block in sorted(kept, key=kept.__getitem__)[: max(len(kept) - capacity, 0)]:

@@ -1,4 +1,4 @@
-"""Which projector a model gets: the named one, else the only fitting one beside it."""
+"""Which projector a model gets: the named one, else the only one in its folder that fits."""
 
 import shutil
 from pathlib import Path

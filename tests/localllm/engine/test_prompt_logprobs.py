@@ -1,4 +1,4 @@
-"""A prompt's own log-probabilities: in chunks, beside others, after preemption, and with prefixes that are known."""
+"""A prompt's log-probabilities: in chunks, in batches, after preemption, and with cached prefixes."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def run_all(engine: Engine) -> None:
 
 
 def assert_right(runner: FakeRunner, prompt: tuple[int, ...], found: tuple[TokenLogprob, ...] | None) -> None:
-    """Compare with log-probabilities in double precision, computed without any engine."""
+    """Compare with log-probabilities in double precision, computed without an engine."""
     assert found is not None and [each.token_id for each in found] == list(prompt[1:])
     for at, each in enumerate(found, start=1):
         logits = runner.logits_after(list(prompt[:at])).astype(np.float64)
@@ -54,7 +54,7 @@ def test_all_of_a_prompt_though_its_prefix_is_known(can_truncate: bool) -> None:
     assert_right(runner, prompt, done.prompt_logprobs)
     assert (done.token_ids, done.last.finish_reason) == ((), FinishReason.LENGTH)
     assert done.last.counts.cached == 0 and runner.rows_computed - before == len(prompt)
-    # What was computed for them is of use for requests that ask for none.
+    # The KV computed for them serves requests that do not request any.
     again = engine.submit(request(*prompt, 7, 8, top=None, max_tokens=1))
     run_all(engine)
     assert again.collect().last.counts.cached == len(prompt)
@@ -90,7 +90,7 @@ def test_no_step_holds_more_logits_than_its_share_and_others_go_on(monkeypatch: 
     streams = [engine.submit(request(*prompt)) for prompt in prompts]
     for _ in range(3):
         engine.step()
-    assert sum(len(event.token_ids) for event in other.poll()) >= 3  # one a step, while prompts are scored
+    assert sum(len(event.token_ids) for event in other.poll()) >= 3  # one per step, while prompts are scored
     other.cancel()
     run_all(engine)
     assert max(wanted) <= 5 + len(prompts) + 1
@@ -130,7 +130,7 @@ def test_what_is_refused() -> None:
     engine = Engine(FakeRunner(), FakeVocabulary(), context_limit=32)
     with pytest.raises(RequestError, match="prompt_logprobs is -1"):
         engine.submit(request(1, 2, top=-1))
-    with pytest.raises(ContextOverflowError):  # a window that rolls would leave tokens out
+    with pytest.raises(ContextOverflowError):  # a rolling window would leave tokens out
         engine.submit(request(*range(1, 40), context_policy=ContextPolicy.ROLLING))
 
 

@@ -42,7 +42,7 @@ def by_falling(scores: list[float]) -> list[int]:
 
 
 def smallest_prefix(order: list[int], weights: list[float], reached: Callable[[float], bool], mass: float) -> int:
-    """How many of the order are taken until reached(sum of weights); examples on the edge are passed over."""
+    """How many of the order are taken until reached(sum of weights); skips examples on the edge."""
     total = 0.0
     for taken, position in enumerate(order, start=1):
         total += weights[position]
@@ -159,7 +159,7 @@ def test_dynamic_temperature_may_reach_zero() -> None:
 
 
 def common_suffixes(tokens: list[int]) -> list[int]:
-    """For each token how many tokens ending there equal the end, by comparing; 0 for the last."""
+    """For each token, how many tokens ending there equal the end, by comparison; 0 for the last."""
     found = []
     for end in range(len(tokens) - 1):
         length = 0
@@ -176,7 +176,7 @@ def test_repeat_lengths_are_the_common_suffixes(tokens: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 39), st.integers(-1, 45))
 def test_dry_follows_the_text_as_it_grows(tokens: list[int], prompt: int, window: int) -> None:
-    """Whether tokens were the prompt or came one by one, and whatever the window, the penalties are the same."""
+    """Penalties are the same whether tokens were in the prompt or added one by one, for any window."""
     params = SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=window, dry_sequence_breakers=("#",))
     dry = DryPenalty(params, tokens[:prompt], lambda token: b"x%d" % token)
     for token in tokens[prompt:]:
@@ -201,7 +201,7 @@ def test_dry_overflows_for_no_parameters(multiplier: float, base: float) -> None
         dry.apply(logits)
     assert np.isfinite(logits).all()
     expected = min(math.log(multiplier) + 3996 * math.log(base), math.log(1e30))
-    if expected > -80:  # else below float32
+    if expected > -80:  # otherwise below float32's precision
         assert math.log(-logits[5]) == pytest.approx(expected, abs=1e-3)
 
 

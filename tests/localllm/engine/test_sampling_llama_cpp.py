@@ -1,4 +1,4 @@
-"""The same logits through llama.cpp's samplers and through ours: the same survivors, the same probabilities."""
+"""The same logits through llama.cpp's samplers and ours: the same remaining tokens and probabilities."""
 
 import ctypes
 import math
@@ -44,7 +44,7 @@ class Peer:
             api().llama_sampler_accept(self.chain, token)
 
     def apply(self, logits: np.ndarray) -> tuple[np.ndarray, int | None]:
-        """Return the distribution over all ids that the chain leaves and the id that it selected, if it draws."""
+        """The chain's distribution over all ids, and the id that it selected, if it samples."""
         data = (api().llama_token_data * logits.size)()
         for token, logit in enumerate(logits):
             data[token] = api().llama_token_data(token, float(logit), 0.0)
@@ -97,7 +97,7 @@ def test_single_steps(settings: dict[str, Any], peer: Callable[[], Any], seed: i
     assert_same(ours, theirs)
 
 
-# top_n_sigma is not in it: llama.cpp keeps what it excludes at minus infinity, and typical_p then computes 0 * log(0).
+# Without top_n_sigma: llama.cpp keeps excluded tokens at minus infinity, and typical_p then computes 0 * log(0).
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_whole_chain(seed: int) -> None:
     logits = random_logits(seed)
@@ -199,7 +199,7 @@ def test_dry(model: Path, text: str, breakers: list[str], last_n: int, allowed_l
 @pytest.mark.parametrize("text", ["the red cat was big, " * 2 + "the red cat was", "the red cat " * 3])
 @pytest.mark.parametrize("breaker", ["d cat", "cat wa", "ed c", "the red cat was big,"])
 def test_dry_with_breakers_that_straddle_tokens(data_dir: Path, text: str, breaker: str) -> None:
-    # Not with the other vocabulary: there llama.cpp puts a space before a breaker's second token and never finds it.
+    # Not with the other vocabulary: llama.cpp puts a space before a breaker's second token there and never finds it.
     compare_dry(data_dir / "vocab" / "ggml-vocab-gpt-2.gguf", text, [breaker], 4096, 1)
 
 

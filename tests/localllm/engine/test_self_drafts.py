@@ -1,4 +1,4 @@
-"""Models that draft for themselves: the same answers with and without, right guesses, and wrong ones."""
+"""Models that draft for themselves: the same answers with and without drafting, right and wrong drafts."""
 
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ REQUESTS = [request([*SYSTEM[: 20 + 9 * at], 7 + at, 100 + at], temperature=at %
 def answers(
     path: Path, *wanted: GenerationRequest, drafts: bool = True, folder: Path | None = None
 ) -> list[Completion]:
-    """All at once; afterwards whatever KV is kept on disk has been written."""
+    """All at once; then wait until all KV is on disk."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=128 << 20, threads=2, drafts=drafts)
     assert runner.info.can_draft == drafts

@@ -1,4 +1,4 @@
-"""Readers that are behind: they pause their own answers, and hold neither a place nor memory that others need."""
+"""Slow readers pause their own answers, and occupy neither a slot nor memory that others need."""
 
 import pytest
 

@@ -1,11 +1,11 @@
-"""When prompt lookup speculates, and how much, judged by what steps cost and what would have been guessed."""
+"""When and how much prompt lookup speculates, given step costs and what it would have drafted."""
 
 import pytest
 
 from localllm.engine.speculation import MAX_DRAFT, LookupLength, PromptLookup
 from localllm.engine.step_costs import StepCosts
 
-# Of a processor whose tiles are 1, 2 and 4 rows wide: steps of so many rows in units of a step of one.
+# For a processor with tiles of 1, 2 and 4 rows: steps of that many rows, in units of a step of one.
 TILES = {1: 1.0, 2: 1.9, 3: 2.6, 4: 2.6, 5: 3.7, 6: 3.7, 7: 3.7, 8: 3.7}
 
 
@@ -74,7 +74,7 @@ def test_lookup_goes_on_where_it_was_right_and_tells_what_it_expected() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3])
     assert lookup.draft(3) == [4, 5, 9]
     assert lookup.append(4) is True
-    # 2, 3, 4 stood later before a 6, but 1, 2, 3, 4 only before a 5.
+    # 2, 3, 4 occurred later before a 6, but 1, 2, 3, 4 only before a 5.
     assert lookup.draft(2) == [5, 9]
     assert lookup.append(6) is False
     assert lookup.draft(2) == [1, 2]

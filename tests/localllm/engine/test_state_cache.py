@@ -1,4 +1,4 @@
-"""States that can only be used whole: which of them serve a new prompt, in memory and from the disk."""
+"""States that can only be used whole: which of them serve a new prompt, in memory and from disk."""
 
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ def new_engine(runner: FakeRunner, folder: Path | None = None) -> Engine:
 
 
 def expected(prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """What a runner says that has never seen anything else."""
+    """The logits of a runner that has seen nothing else."""
     return answer(new_engine(FakeRunner(pages=1000)), prompt).token_ids
 
 
@@ -60,7 +60,7 @@ def test_the_next_turn_computes_what_is_new() -> None:
 
 
 def test_an_answer_that_is_not_repeated_leaves_the_prompt_of_use() -> None:
-    """Reasoning is left out of the next turn's prompt, and the beginning of the answer may be written otherwise."""
+    """Reasoning is left out of the next turn's prompt, and the beginning of the answer may be tokenised differently."""
     engine = new_engine(whole_runner())
     answer(engine, LONG)
     turn = (*LONG[: 1 - TAIL_TOKENS], 5, 5, 5, *LONG[:40])
@@ -93,7 +93,7 @@ def test_handles_and_pages_are_bounded_and_what_is_continued_goes_first() -> Non
     for _ in range(5):
         prompt = (*prompt, *answer(engine, prompt).token_ids, *LONG[200:240])
     engine.check_integrity()
-    # The other chat's newest state has outlived the older ones of the chat that went on.
+    # The other chat's newest state has outlived older ones of the continued chat.
     assert answer(engine, (*chats[0], *expected(chats[0]), 7)).last.counts.cached_memory == len(chats[0]) + 3
 
 

@@ -1,4 +1,4 @@
-"""The phases of requests that an engine notes, on a virtual clock."""
+"""The phases of requests that an engine records, on a virtual clock."""
 
 from localllm.engine.engine import Engine
 from localllm.engine.inspection import KEPT_SPANS, Span, Timeline
@@ -33,7 +33,7 @@ def test_an_engine_notes_queue_chunks_decoding_and_end() -> None:
     later = [Span(each.decodes, each.began + 4, each.ended + 4, each.rows) for each in chunks]
     assert snapshot.timelines == (Timeline(0, chunks, 0, 3, 4.0), Timeline(4, later, 0, 3, 8.0))
     assert snapshot.now == 8.0
-    snapshot.timelines[0].spans.clear()  # a copy: the engine's own stay
+    snapshot.timelines[0].spans.clear()  # a copy: the engine's own timelines are unchanged
     asked = engine.inspect()
     engine.step()
     assert asked.result(0).timelines[0].spans == chunks
@@ -41,7 +41,7 @@ def test_an_engine_notes_queue_chunks_decoding_and_end() -> None:
 
 
 class WholeSteps(ChunkSize):
-    """Steps may have as many rows as the runner takes."""
+    """Steps may have as many rows as the runner supports."""
 
     def _rows_in(self, seconds: float) -> int:
         return self._largest

@@ -1,4 +1,6 @@
-"""What an agent's conversations begin with outlasts other chats, in memory and on disk, and changes no answer."""
+"""The common beginning of an agent's conversations outlasts other chats, in memory and on disk, and
+changes no answer.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ def answered(engine: Engine, prompt: Sequence[int], trunk: int = 0) -> tuple[Cou
 
 
 def others(count: int, length: int = 200) -> list[tuple[int, ...]]:
-    """Chats that share nothing with the trunk, nor with each other."""
+    """Chats that share nothing with the trunk or with each other."""
     return [(chat + 2, *((at * chat) % 61 + 1 for at in range(length))) for chat in range(1, count + 1)]
 
 
@@ -43,7 +45,7 @@ def test_only_new_tokens_are_computed_after_other_chats_have_filled_the_cache(ca
         answered(engine, chat)
     assert engine.stats().evicted_tokens > 1000
     again, tokens = answered(engine, agent(4, 5, 6), len(TRUNK))
-    assert again.cached_memory in (len(TRUNK), len(TRUNK) + 1)  # the 9 is the trunk's neighbour in both
+    assert again.cached_memory in (len(TRUNK), len(TRUNK) + 1)  # the 9 follows the trunk in both
     engine.close()
     fresh = Engine(FakeRunner(pages=160, can_truncate=can_truncate), FakeVocabulary())
     assert answered(fresh, agent(4, 5, 6))[1] == tokens
@@ -60,7 +62,7 @@ def test_without_a_trunk_the_same_chats_evict_it() -> None:
 
 
 def test_a_trunk_that_is_a_leaf_goes_on_as_a_child() -> None:
-    """Compaction: everything behind the trunk goes, and the conversation starts from the trunk again."""
+    """Compaction: everything after the trunk is dropped, and the conversation restarts from the trunk."""
     engine = Engine(FakeRunner(pages=400), FakeVocabulary())
     answered(engine, agent(1, 2, 3), len(TRUNK))
     for turn in range(5):
@@ -72,7 +74,7 @@ def test_a_trunk_that_is_a_leaf_goes_on_as_a_child() -> None:
 
 
 def test_trunks_take_their_share_and_no_more() -> None:
-    """Of trunks beyond half of the memory the least recently used are evicted like any chat."""
+    """Trunks beyond half of the memory are evicted like any chat, least recently used first."""
     engine = Engine(FakeRunner(pages=200), FakeVocabulary())
     trunks = [(chat, *TRUNK[1:]) for chat in (1, 2, 3)]
     for trunk in trunks:

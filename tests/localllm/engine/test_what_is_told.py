@@ -1,4 +1,4 @@
-"""What the last events tell: log-probabilities beside their text, what an answer failed with, what bounds a prompt."""
+"""The content of last events: log-probabilities with their text, why an answer failed, what limits a prompt."""
 
 from pathlib import Path
 
@@ -29,10 +29,10 @@ def runner_that_says(*tokens: int) -> FakeRunner:
 @pytest.mark.parametrize(
     ("said", "stop", "text", "told"),
     [
-        ((1, 2, 3, 4, 5), (), "I am small.", (1, 2, 3, 4, 5)),  # the token that ends it is no text
-        ((1, 2, 3, 4, 5), ("small",), "I am ", (1, 2, 3)),  # a token that the stop string cuts is told
+        ((1, 2, 3, 4, 5), (), "I am small.", (1, 2, 3, 4, 5)),  # the end token has no text
+        ((1, 2, 3, 4, 5), ("small",), "I am ", (1, 2, 3)),  # a token cut by the stop string is reported
         ((1, 2, 3, 4, 5), ("all",), "I am sm", (1, 2, 3)),
-        ((1, 2, 3, 4, 5), (" small.",), "I am", (1, 2)),  # what the string held back is not
+        ((1, 2, 3, 4, 5), (" small.",), "I am", (1, 2)),  # one held back by the stop string is not
         ((1, 6, 7, 5), ("é",), "I", (1,)),
         ((1, 6, 7, 5), (), "Ié.", (1, 6, 7, 5)),
         ((1, 6), (), "I\ufffd", (1, 6)),
@@ -82,7 +82,7 @@ def test_a_prompt_too_long_is_told_what_bounds_it(
 
 
 class CopyingRunner(FakeRunner):
-    """Counts the segments that are taken out for the disk."""
+    """Counts the segments exported for the disk."""
 
     copied = 0
 

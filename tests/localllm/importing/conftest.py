@@ -1,4 +1,4 @@
-"""Folders of tiny models, what transformers computes of them, and what the engine does."""
+"""Folders of tiny models, the results of transformers for them, and those of the engine."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.localllm.importing.hybrid_models import SMALLER
 from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, write_weights
 
 GOLDENS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "goldens.json").read_text())
-# Keys and values in f16, and products in another order; what is misplaced is off by the logits' whole spread.
+# For KV in f16 and another order of products; a misplaced tensor is off by the logits' whole range.
 TOLERANCE = 0.005
 
 
@@ -26,7 +26,7 @@ def quiet(*_: object) -> None:
 
 
 def byte_level(pattern: pre_tokenizers.PreTokenizer | None = None) -> Tokenizer:
-    """A byte-level tokenizer of VOCABULARY tokens at most, the first three special."""
+    """A byte-level tokenizer of at most VOCABULARY tokens, the first three special."""
     tokenizer = Tokenizer(models.BPE())
     steps = [pattern] if pattern else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
 
 
 def computed_logits(path: Path) -> np.ndarray:
-    """The last token's, of TOKENS. The weights that were loaded take what is planned from the header."""
+    """Logits of the last of TOKENS. The loaded weights take what the header's plan says."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=8 << 20, threads=1)
         planned = native_needs(file, threads=1).weights

@@ -1,4 +1,4 @@
-"""Configurations of tiny models of several parts or kinds of layers: scans, later Gemmas, and Qwen 3 VL."""
+"""Configurations of tiny models with several parts or kinds of layers: scans, later Gemmas, and Qwen 3 VL."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
                      "text_config": {**USUAL, **HEADS, **MIXTURE, **_M_ROPE, "num_experts": 4,
                                      "moe_intermediate_size": 48}},
 }  # fmt: skip
-# Nothing scales their scores, which norms of queries about one would make larger than f16 keys are exact.
+# Scores are not scaled, so norms of queries near one would make them larger than f16 keys are exact.
 SMALLER = {
     **dict.fromkeys(("gemma3n", "gemma4", "gemma4-experts"), ("q_norm", 0.125)),
     "jina_embeddings_v3-nomic": (r"layers\.1\.mlp\.fc\d\.bias", 0.0),  # experts have none

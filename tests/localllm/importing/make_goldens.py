@@ -1,4 +1,4 @@
-"""Make goldens.json: the names of each tiny model's tensors, and what transformers computes of them.
+"""Make goldens.json: the names of each tiny model's tensors, and transformers' results for them.
 
 Packed weights are unpacked by the libraries that define the formats. Needs torch, transformers, safetensors, and
 (unpacked beside each other in a folder that PYTHONPATH names) auto_gptq 0.7.1, awq 0.2.9 and compressed_tensors 0.20,
@@ -38,7 +38,7 @@ def encodes(name: str) -> bool:
 
 
 def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Shapes of the tensors as they are saved, and the logits of TOKENS in float32, or the states of an encoder."""
+    """Shapes of the saved tensors, and the logits of TOKENS in float32, or the states of an encoder."""
     values = dict(config)
     kind = transformers.AutoModel if encodes(name) else transformers.AutoModelForCausalLM
     if "vision_config" in config:
@@ -63,7 +63,7 @@ def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def computed(model: Any, *, states: bool = False) -> list[float]:
-    """The last token's logits; of an encoder the mean of all states."""
+    """The last token's logits; for an encoder the mean of all states."""
     with torch.no_grad():
         found = model(torch.tensor([TOKENS]))
         row = found.last_hidden_state[0].mean(0) if states else found.logits[0, -1]
@@ -71,7 +71,7 @@ def computed(model: Any, *, states: bool = False) -> list[float]:
 
 
 def with_weights(config: dict[str, Any], weights: dict[str, np.ndarray]) -> list[float]:
-    """Logits of a model of these weights."""
+    """Logits of a model with these weights."""
     values = dict(config)
     made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32, attn_implementation="eager")
@@ -80,7 +80,7 @@ def with_weights(config: dict[str, Any], weights: dict[str, np.ndarray]) -> list
 
 
 def unpacked(packing: dict[str, Any], name: str, rows: int, width: int) -> np.ndarray:
-    """A packed matrix, by the reference of its format."""
+    """A packed matrix, unpacked by its format's reference library."""
     parts = {end: value for end, (_, value) in packed(packing, name, rows, width).items()}
     if packing["quant_method"] == "gptq":
         return _gptq(packing, parts, rows, width)
@@ -133,7 +133,7 @@ def _compressed(packing: dict[str, Any], parts: dict[str, np.ndarray], rows: int
 
 
 def _alone(path: str) -> Any:
-    """A module of a library, without the rest of it."""
+    """A module of a library, without importing the rest."""
     found = next(Path(folder) / path for folder in sys.path if (Path(folder) / path).is_file())
     spec = importlib.util.spec_from_file_location(found.stem, found)
     module = importlib.util.module_from_spec(spec)
@@ -150,7 +150,7 @@ def packed_golden(packing: dict[str, Any], shapes: dict[str, list[int]]) -> list
 
 
 def experts_golden(packing: dict[str, Any]) -> dict[str, Any]:
-    """The same of a mixture of experts, from a folder, since transformers puts experts together as it loads them."""
+    """The same for a mixture of experts, from a folder, since transformers joins experts while loading."""
     values = dict(NVFP4_EXPERTS)
     made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     with tempfile.TemporaryDirectory() as temporary:
@@ -172,7 +172,7 @@ def experts_golden(packing: dict[str, Any]) -> dict[str, Any]:
 
 
 def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
-    """Logits of a gpt-oss whose experts are MXFP4, unpacked by transformers."""
+    """Logits of a gpt-oss with MXFP4 experts, unpacked by transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     weights = {name: values_of(name, tuple(shape)) for name, shape in shapes.items()}

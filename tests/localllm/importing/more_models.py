@@ -1,4 +1,4 @@
-"""Configurations of further tiny models: mixtures of experts, other norms and rotations, and models of embeddings."""
+"""Configurations of further tiny models: mixtures of experts, other norms and rotations, and embedding models."""
 
 from typing import Any
 
@@ -99,6 +99,6 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "embedding_gemma": {**USUAL, **HEADS, "model_type": "gemma3_text", "use_bidirectional_attention": True,
                         "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
 }  # fmt: skip
-# Scores of these texts are compared.
+# The scores of these texts are compared.
 RERANKED = [TOKENS[first : first + 6] for first in range(10)]
 RERANKER = {**ENCODERS["xlm-roberta"], "num_labels": 1, "classifier_dropout": 0.0}

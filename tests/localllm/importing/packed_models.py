@@ -1,4 +1,4 @@
-"""Tiny models whose matrices are packed in fewer bits: random words, which are valid in each of these formats."""
+"""Tiny models with matrices packed in fewer bits: random words, which are valid in each of these formats."""
 
 import zlib
 from collections.abc import Mapping
@@ -41,17 +41,17 @@ NVFP4: dict[str, dict[str, Any]] = {
                                                                          "group_size": 16}}},
     },
 }  # fmt: skip
-# Experts, and biases, whose matrices have factors of their own.
+# Matrices of experts, and biases, with factors of their own.
 NVFP4_EXPERTS = {**CONFIGS["qwen3_moe"], "moe_intermediate_size": 64, "attention_bias": True}
 
 
 def is_packed(name: str) -> bool:
-    """Whether a tensor of the model is a matrix that is packed; embeddings and logits are not."""
+    """Whether a tensor is a packed matrix; embeddings and logits are not."""
     return name.endswith("_proj.weight")
 
 
 def stored_tensors(packing: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Stored:
-    """All tensors of the model as a file has them, from their names alone."""
+    """All tensors of the model as stored, generated from their names alone."""
     stored: Stored = {}
     for name, shape in shapes.items():
         if is_packed(name):

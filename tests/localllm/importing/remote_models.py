@@ -1,6 +1,6 @@
-"""Tiny models of families that transformers lacks, each equal to one that it has, under other names and layouts.
+"""Tiny models of families that transformers lacks, each equivalent to one that it has, under other names and layouts.
 
-A model's weights are those of its equal, so that the logits that transformers computes of that are the expected ones.
+A model has the weights of its equivalent, whose logits by transformers are the expected ones.
 """
 
 import re
@@ -38,7 +38,9 @@ EQUALS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Remote:
-    """equal: a model of transformers. config: what differs from the usual one. stored: its tensors, of the equal's."""
+    """equal: the equivalent in transformers. config: differences from the usual one. stored: its tensors, from the
+    equivalent's.
+    """
 
     equal: str
     config: dict[str, Any]
@@ -96,7 +98,7 @@ _HALVES = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_pro
 
 
 def _experts_alone(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
-    """Granite's experts one by one, each with its gate and up apart, and so the shared ones."""
+    """Granite's experts one by one, with gate and up separate; the shared experts too."""
     for name, values in weights.items():
         match = re.fullmatch(r"(.+\.)(block_sparse_moe|shared_mlp)\.(\w+_linear)\.weight", name)
         if match is None:
@@ -111,7 +113,7 @@ def _experts_alone(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
 
 
 def _spread(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
-    """The second layer's network as four experts, all of which are taken, and each of which gives a quarter of it."""
+    """The second layer's network as four experts, all of which are used, each giving a quarter of the result."""
     quarters = 4 * np.kron(np.eye(4, dtype=np.float32), np.ones((24, 1), np.float32)).T.reshape(-1, 1)
     for name, values in weights.items():
         match = re.fullmatch(r"(encoder\.layers\.1\.mlp\.)fc(\d)\.(weight|bias)", name)
@@ -125,7 +127,7 @@ def _spread(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
 
 
 def _with_adapters(weights: Weights) -> Iterable[tuple[str, np.ndarray]]:
-    """As Jina's own repository has them: matrices with adapters beside them, one for each of two tasks."""
+    """As in Jina's own repository: matrices with adapters, one for each of two tasks."""
     for name, values in weights.items():
         if values.ndim < 2 or "token_type" in name:
             yield f"roberta.{name}", values
@@ -140,7 +142,7 @@ _GRANITE = _renamed((r"block_sparse_moe\.router\.layer", "mlp.gate"), ("embed_to
                     (r"self_attn\.o_proj", "attention.dense"))  # fmt: skip
 _NO_LLAMA = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                            "max_position_embeddings", "layer_norm_eps", "hidden_act", "rope_parameters"))  # fmt: skip
-# Models of embeddings.
+# Embedding models.
 REMOTE_ENCODERS: dict[str, Remote] = {
     "nomic-bert-moe": Remote(
         "jina_embeddings_v3-nomic",

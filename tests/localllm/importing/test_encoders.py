@@ -1,4 +1,4 @@
-"""Models of embeddings: pooled rows beside the states that transformers computes, and their tokenizers."""
+"""Embedding models: pooled rows compared with transformers' states, and their tokenizers."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from tests.localllm.importing.tiny_models import TOKENS, VOCABULARY, bfloat16, v
 from tests.oracle import llama_oracle
 
 Folder = Callable[..., Path]
-# GGUF has one GELU, by a tanh, where BERT's is exact.
+# GGUF has one GELU, the tanh approximation; BERT's is exact.
 ROUNDED = 0.02
 
 
@@ -61,7 +61,7 @@ def test_llama_cpp_computes_the_same_of_the_file(name: str, folder: Folder, tmp_
 
 
 def written(folder: Folder, name: str, **changes: Any) -> Path:
-    """A folder with the configuration and names of a repository that brings code of its own."""
+    """A folder with the configuration and names of a repository with remote code."""
     remote = REMOTE_ENCODERS[name]
     made = folder(remote.equal, **{**remote.config, **changes})
     stored = remote.stored(weights_of(GOLDENS[remote.equal]["shapes"]))
@@ -240,7 +240,7 @@ def test_robertas_byte_level_tokenizer(folder: Folder, tmp_path: Path) -> None:
 
 @cache
 def unigram() -> Tokenizer:
-    """Pieces, and the map of characters that sentencepiece makes for NFKC, as XLM-RoBERTa's tokenizer.json has them."""
+    """Pieces, and sentencepiece's character map for NFKC, as in XLM-RoBERTa's tokenizer.json."""
     written, chance = io.BytesIO(), random.Random(5)
     words = ("rain", "Spain", "plain", "one", "café", "naïve", "日本", "Żółć", "1,000", "don't", "(x)", "ﬁn")
     SentencePieceTrainer.Train(
@@ -274,7 +274,7 @@ TEXTS = (
 
 
 def by_strips(tokenizer: Tokenizer) -> None:
-    """As older converters wrote the same."""
+    """As older converters wrote it."""
     strips = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "\u2581")]
     tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, *strips])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

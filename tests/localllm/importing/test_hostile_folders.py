@@ -1,4 +1,4 @@
-"""Folders that are damaged, hostile or of another kind: each is refused in words, before anything is written."""
+"""Folders that are damaged, hostile or of another kind: each is refused with a reason, before anything is written."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def stored() -> dict[str, tuple[str, np.ndarray]]:
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """Write the weights' header anew, with a change."""
+    """Rewrite the weights' header with a change."""
 
     def apply(folder: Path) -> None:
         path = folder / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Folders of safetensors as GGUF: logits beside transformers', values, tokenizers, memory, and the command."""
+"""Folders of safetensors as GGUF: logits compared with transformers', values, tokenizers, memory, and the command."""
 
 import json
 import tracemalloc
@@ -56,7 +56,7 @@ def test_every_architecture_of_the_engine_can_be_imported() -> None:
 
 
 def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_path: Path) -> None:
-    """As in Qwen 3 VL's repositories; transformers saves them upright."""
+    """As in Qwen 3 VL's repositories; transformers saves them untransposed."""
     made = folder("qwen3_vl_moe")
     stored = {}
     for name, shape in GOLDENS["qwen3_vl_moe"]["shapes"].items():
@@ -98,7 +98,7 @@ def test_nemotrons_older_names(folder: Callable[..., Path], tmp_path: Path) -> N
 
 
 def test_laguna_without_windows(folder: Callable[..., Path], tmp_path: Path) -> None:
-    """As M.1, whose configuration states no kinds of layers. XS ends answers with a second token."""
+    """Like M.1, whose configuration states no kinds of layers. XS ends answers with a second token."""
     changes = {"layer_types": None, "sliding_window": None, "num_attention_heads_per_layer": None,
                "eos_token_id": [2, 24]}  # fmt: skip
     import_folder(folder("laguna-full", **changes), tmp_path / "made.gguf", None, quiet, quiet)
@@ -137,7 +137,9 @@ def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path
 
 @pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "falcon_h1", "nemotron_h-latents", "mamba2", "laguna"])
 def test_models_of_several_parts_are_quantised_too(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
-    """What is small or no matrix stays a float. Eight bits cost Gemma 3n's few gates most, a sixth of the spread."""
+    """Small tensors and those that are not matrices stay floats. Eight bits cost Gemma 3n's few gates most, a sixth of
+    the range.
+    """
     import_folder(folder(name), tmp_path / "made.gguf", "Q8_0", quiet, quiet)
     with open_model(tmp_path / "made.gguf") as file:
         assert "Q8_0" in {tensor.type.name for tensor in file.tensors.values()}
@@ -161,7 +163,7 @@ def test_formats_that_llama_cpp_makes(folder: Callable[..., Path], tmp_path: Pat
 def test_fp8_is_multiplied_by_its_scales(
     dtype: str, codes: list[int], values: list[float], scales: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The codes are of the formats' definition (Micikevicius et al., 2022)."""
+    """The codes follow the formats' definition (Micikevicius et al., 2022)."""
     made = folder(quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]})
     name = "model.layers.0.mlp.up_proj.weight"
     stored = {
@@ -223,7 +225,7 @@ def test_byte_level_tokenizers(pattern: str | None, pre: str, folder: Callable[.
         assert file.metadata.get_int("tokenizer.ggml.eos_token_id") == 2
     for text in sample_texts(2, 100):
         if any(special in text for special in ("<s>", "</s>", "<pad>")):
-            continue  # which is text to us, where nobody says otherwise
+            continue  # which is text to us unless the file says otherwise
         assert list(found.encode(text)) == tokenizer.encode(text).ids
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of fewer bits: logits beside transformers' with weights that the formats' own libraries unpacked."""
+"""Checkpoints in fewer bits: logits compared with transformers' on weights unpacked by the formats' own libraries."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +60,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
 def nvfp4_values(parts: dict[str, tuple[str, np.ndarray]]) -> np.ndarray:
-    """What the pairs and scales of a matrix stand for, without its factor (OCP's E2M1 and E4M3)."""
+    """The values of a matrix's pairs and scales, without its factor (OCP's E2M1 and E4M3)."""
     pairs = (parts.get("weight") or parts["weight_packed"])[1]
     codes = parts["weight_scale"][1].astype(int)
     scales = (1 + (codes & 7) / 8) * 2.0 ** ((codes >> 3) - 7)
@@ -80,9 +80,9 @@ def test_nvfp4_is_kept_without_a_loss(name: str, kind: str | None, folder: Folde
         assert np.array_equal(file.dequantize("blk.1.attn_v.weight"), nvfp4_values(parts))
         assert file.dequantize("blk.1.attn_v.scale") == pytest.approx([factor], rel=1e-7)
     assert {kinds[f"blk.0.{part}.weight"] for part in ("attn_q", "attn_k", "attn_output", "ffn_up")} == {"NVFP4"}
-    assert kinds["blk.0.ffn_down.weight"] == (kind or "F16")  # 96 values fill no whole number of blocks
+    assert kinds["blk.0.ffn_down.weight"] == (kind or "F16")  # 96 values are not a whole number of blocks
     if kind is None:
-        # Products of few bits round activations to bytes.
+        # Products in few bits round activations to bytes.
         assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"][name], 4 * TOLERANCE)
         with pytest.raises(CheckpointError, match="weights are NVFP4 already"):
             import_folder(tmp_path / "llama", tmp_path / "again.gguf", "Q4_K_M", quiet, quiet)
@@ -154,7 +154,7 @@ def test_mxfp4_experts_are_kept(kind: str | None, folder: Folder, tmp_path: Path
     assert kinds["blk.0.attn_q.weight"] == (kind or "BF16")
     assert np.array_equal(exponents, experts["model.layers.1.mlp.experts.gate_up_proj"][1][:, 1::2])
     if kind is None:
-        # Products of few bits round activations to bytes.
+        # Products in few bits round activations to bytes.
         assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"]["mxfp4"], 4 * TOLERANCE)
         with pytest.raises(CheckpointError, match="weights are MXFP4 already"):
             import_folder(made, tmp_path / "again.gguf", "Q4_K_M", quiet, quiet)

@@ -1,4 +1,4 @@
-"""Families that transformers lacks: logits beside those of an equal model that it has, or beside llama.cpp's."""
+"""Families that transformers lacks: logits compared with an equivalent model's in transformers, or with llama.cpp's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ _DROPPED = ("rope_parameters", "hidden_act", "head_dim", "num_hidden_layers", "r
 
 
 def written(folder: Folder, name: str, **changes: Any) -> Path:
-    """A folder with the family's configuration, and with the weights of its equal."""
+    """A folder with the family's configuration, and the weights of its equivalent."""
     remote = REMOTE[name]
     usual = {key: GOLDENS["llama"]["config"][key] for key in ("num_hidden_layers", "rms_norm_eps", "hidden_act")}
     usual = {} if "num_layers" in remote.config else usual

@@ -1,6 +1,6 @@
-"""Tiny models of every family: configurations, and weights that follow from the tensors' names alone.
+"""Tiny models of every family: configurations, and weights derived from the tensors' names alone.
 
-Read by the tests, and by make_goldens.py beside them, which runs elsewhere: these files need NumPy alone.
+Used by the tests and by make_goldens.py, which runs in another environment, so these files import only NumPy.
 """
 
 import json
@@ -125,7 +125,7 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def values_of(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random numbers that belong to a tensor's name, exact in BF16: norms about one, all else small."""
+    """Random numbers derived from a tensor's name, exact in BF16: norms near one, all else small."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     values = random.standard_normal(shape).astype(np.float32)
     values = 1 + 0.2 * values if "norm" in name and len(shape) == 1 else values * (0.3 if len(shape) == 1 else 0.15)
@@ -133,7 +133,7 @@ def values_of(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]]) -> None:
-    """Write arrays with the names of their types: the bytes are theirs."""
+    """Write arrays with the given type names; their bytes are written unchanged."""
     header: dict[str, Any] = {}
     at = 0
     for name, (dtype, values) in tensors.items():
@@ -147,7 +147,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]])
 
 
 def write_weights(folder: Path, shapes: Mapping[str, list[int]], smaller: tuple[str, float] = ("nothing", 1.0)) -> None:
-    """Write a model's weights in BF16. smaller: a pattern of names, and what the values of these are multiplied by."""
+    """Write a model's weights in BF16. smaller: a pattern of names, and a factor for their values."""
     pattern, factor = smaller
     tensors = {
         name: ("BF16", bfloat16(values_of(name, tuple(shape)) * (factor if re.search(pattern, name) else 1.0)))
@@ -157,7 +157,7 @@ def write_weights(folder: Path, shapes: Mapping[str, list[int]], smaller: tuple[
 
 
 def mxfp4_weights(shapes: Mapping[str, list[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Experts of a gpt-oss as blocks and exponents, from the names of the tensors that these stand for."""
+    """Experts of a gpt-oss as blocks and exponents, from the names of the tensors that they represent."""
     found = {}
     for name, shape in shapes.items():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):

@@ -1,4 +1,4 @@
-"""A home folder of its own for every test, and the stores that other programs would have in it."""
+"""A separate home folder for every test, with the stores of other programs in it."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ OTHER_PLACES = (
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home; no variable leads out of it."""
+    """An empty home; no variable points outside."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A whole model file of a few kilobytes, with the keys of a Llama and a file type of Q8_0."""
+    """A whole model file of a few kilobytes, with the keys of a Llama and the file type Q8_0."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -62,7 +62,7 @@ def write_file(path: Path, data: bytes) -> Path:
 
 
 def write_ollama_model(root: Path, name: str, layers: dict[str, bytes]) -> Path:
-    """What `ollama pull` leaves: name is host/namespace/model/tag, layers are by the end of their media type."""
+    """The files of `ollama pull`: name is host/namespace/model/tag; layers are keyed by the end of their media type."""
     listed = []
     for kind, data in layers.items():
         digest = hashlib.sha256(data).hexdigest()
@@ -74,7 +74,7 @@ def write_ollama_model(root: Path, name: str, layers: dict[str, bytes]) -> Path:
 
 
 def write_hugging_face_model(hub: Path, repository: str, file: str, data: bytes, revision: str = "a" * 40) -> Path:
-    """What huggingface_hub leaves: a blob, and a snapshot that links to it."""
+    """The files of huggingface_hub: a blob, and a snapshot that links to it."""
     folder = hub / f"models--{repository.replace('/', '--')}"
     blob = write_file(folder / "blobs" / hashlib.sha256(data).hexdigest(), data)
     link = folder / "snapshots" / revision / file
@@ -117,7 +117,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @pytest.fixture
 def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    """A model server, which HF_ENDPOINT names too; waits between attempts and chunks are small."""
+    """A model server, which HF_ENDPOINT also points to; retry waits and chunks are small."""
     monkeypatch.setattr("localllm.library.partial.CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr("localllm.library.web.LONGEST_WAIT_S", 0.02)
     with ModelServer().running() as running:
@@ -127,7 +127,7 @@ def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]
 
 @pytest.fixture(scope="session")
 def big_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A model file of some megabytes of random weights, so that it has many chunks."""
+    """A model file of some megabytes of random weights, which has many chunks."""
     path = tmp_path_factory.mktemp("big") / "big.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("big")

@@ -1,4 +1,4 @@
-"""A server on loopback that speaks Ollama's registry protocol and the Hugging Face hub's, and misbehaves on request."""
+"""A loopback server for Ollama's registry protocol and the Hugging Face hub's, which misbehaves on request."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ from urllib.parse import unquote
 
 @dataclass
 class Answer:
-    """What a well-behaved server would send; a fault changes it before it goes out."""
+    """A correct response, which a fault may change before it is sent."""
 
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None  # bytes of body, then the connection is closed
+    cut_after: int | None = None  # bytes of body before the connection is closed
     pause_s: float = 0.0  # before each piece
     told_length: bool = True
 
@@ -28,7 +28,7 @@ Fault = Callable[[str, Answer], None]
 
 
 class ModelServer:
-    """routes: path to content. faults: called with path and answer, in order. requests: (path, headers) that came."""
+    """routes: path to content. faults: called with path and answer, in order. requests: (path, headers) received."""
 
     def __init__(self) -> None:
         self.routes: dict[str, bytes] = {}
@@ -53,7 +53,7 @@ class ModelServer:
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """Clients that go away are what is tested."""
+                """Ignore errors: tests disconnect on purpose."""
 
         self._server = Quiet(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
@@ -140,7 +140,7 @@ def send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
 
 
 def cut(times: int, after: int, part: str = "/blobs/") -> Fault:
-    """Close the connection early, so many times, then behave."""
+    """Close the connection early this many times, then behave."""
     left, lock = [times], threading.Lock()
 
     def fault(path: str, answer: Answer) -> None:
@@ -153,7 +153,7 @@ def cut(times: int, after: int, part: str = "/blobs/") -> Fault:
 
 
 def refuse(times: int, status: int, headers: dict[str, str] | None = None, part: str = "") -> Fault:
-    """Answer with a status instead, so many times."""
+    """Answer with a status this many times."""
     left, lock = [times], threading.Lock()
 
     def fault(path: str, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""What lies in localllm's own store."""
+"""The content of localllm's own store."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ SETTINGS = Settings()
 
 
 def stored(home: Path) -> dict[str, bytes]:
-    """Everything in the store but locks: what a pull leaves."""
+    """Everything in the store except locks: what a pull leaves."""
     store = home / ".local/share/localllm/models"
     return {
         str(path.relative_to(store)): path.read_bytes()

@@ -1,4 +1,4 @@
-"""The name of the model that comes with localllm: it works wherever a model is asked for, and cannot be taken."""
+"""The name of the built-in model works wherever a model is requested, and cannot be reused."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SETTINGS = Settings()
 
 @pytest.fixture(autouse=True)
 def file(home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny file in place of the real one: names are what is tested."""
+    """A tiny file in place of the real one: only names are tested."""
     path = write_file(home / "program" / "built-in.gguf", tiny_gguf)
     monkeypatch.setattr("models.builtin.path", lambda: path)
     return path
@@ -31,7 +31,7 @@ def file(home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_its_names(file: Path, name: str) -> None:
     assert (find(name, SETTINGS).path, find(name, SETTINGS).source) == (file, Source.BUILT_IN)
     assert resolve(name) == file
-    assert pull(name, SETTINGS).path == file  # it is here: nobody is asked
+    assert pull(name, SETTINGS).path == file  # it is here: no server is contacted
 
 
 def test_no_other_programs_model_takes_its_name(home: Path, file: Path, tiny_gguf: bytes) -> None:

@@ -102,7 +102,8 @@ def test_every_parameter_of_the_sampler_is_followed(
         SamplingParams(**given)
     )
     assert (behaviour.keep, behaviour.parameters) == (24, given | {"num_keep": 24})
-    assert load_settings({"mirostat": 0}, {}, model=behaviour.settings).mirostat == 0  # the user comes first
+    # the user's settings take precedence
+    assert load_settings({"mirostat": 0}, {}, model=behaviour.settings).mirostat == 0
     assert not caplog.text
 
 
@@ -161,7 +162,7 @@ def test_a_created_model_behaves_as_its_recipe_says(
     write_file(home / "recipes/Modelfile", RECIPE.encode())
     assert command("create", "pirate", "-f", "recipes/Modelfile") == 0
     model = find("pirate", SETTINGS)
-    assert model.path == home / "recipes/tiny.gguf"  # no copy
+    assert model.path == home / "recipes/tiny.gguf"  # not copied
     assert behaviour_of(model) == Behaviour(
         system="You are a pirate.\n# not a comment\nSpeak like one.",
         settings={"temperature": 0.3, "ctx": 4096},
@@ -225,8 +226,8 @@ def test_what_cannot_be_created(
     assert command("show", "x") == 2
 
 
-# Go templates of the families, in the two styles that Ollama's library has, and what one turn must look like in text
-# by the models' own documentation.
+# Go templates of the families, in the two styles of Ollama's library, and the expected text of one turn from the
+# models' own documentation.
 CHATML = (
     "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n"
     "{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"

@@ -1,4 +1,4 @@
-"""Templates in Go's language as Jinja: what Ollama's documentation says that they write."""
+"""Go templates as Jinja: they write what Ollama's documentation says."""
 
 import pytest
 

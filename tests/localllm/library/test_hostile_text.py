@@ -1,6 +1,6 @@
-"""A megabyte of the worst text for each place that reads foreign text: every one is linear, and says what is wrong.
+"""A megabyte of worst-case text for each parser of foreign text: each takes linear time and reports what is wrong.
 
-It runs in a child, because a regular expression that is not linear holds the interpreter's lock for hours.
+Runs in a child process, because a quadratic regular expression would hold the GIL for hours.
 """
 
 import subprocess

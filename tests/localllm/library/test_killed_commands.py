@@ -1,4 +1,4 @@
-"""create, cp, rm and quantize, killed before each of their steps on the disk: a model is whole, or it is not there."""
+"""create, cp, rm and quantize, killed before each of their disk operations: a model is complete or absent."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = Settings()
 
-# Ends itself before the step of this number that changes something below the home folder.
+# Kills itself before the n-th operation that changes something below the home folder.
 SCRIPT = """
 import os, signal, sys
 home, left = os.environ["HOME"], int(sys.argv[1])
@@ -56,7 +56,9 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]) -> int:
-    """Run a command, killed before its first step, then before its second, until it comes to its end; count them."""
+    """Run a command, killed before its first operation, then before its second, until it completes;
+    return the count.
+    """
     for step in range(1, 1000):
         process = children.start(SCRIPT, [str(step), *command.split()])
         _, err = process.communicate()
@@ -68,7 +70,7 @@ def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]
 
 
 def names() -> set[str]:
-    """The models of the store, each of which must be whole; nothing else may look like one."""
+    """The models of the store, each of which must be complete; nothing else may look like one."""
     store = OwnStore(own_store(SETTINGS))
     found = [model for model in users_models(SETTINGS) if model.manifest is not None]
     for model in found:
@@ -80,7 +82,7 @@ def names() -> set[str]:
 
 
 def tidy() -> None:
-    """What was left behind is freed by the command that frees it."""
+    """The clean-up command frees what was left behind."""
     store = OwnStore(own_store(SETTINGS))
     store.remove_unfinished()
     used = {file for model in users_models(SETTINGS) if model.manifest for file in blob_files(model.manifest)}
@@ -113,7 +115,7 @@ def test_cp_and_rm(home: Path, tiny_gguf: bytes, children: Nursery) -> None:
 
     def check_removal() -> None:
         assert names() <= {"other:latest"}
-        if not names():  # it went before the blow: again, from the beginning
+        if not names():  # it was removed before the kill: start again
             again = store.add_blob("model", tiny_gguf), store.add_blob("system", b"Be brief.")
             store.add_manifest(ModelName("other"), Manifest(again))
 

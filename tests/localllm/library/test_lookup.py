@@ -19,7 +19,7 @@ SETTINGS = Settings()
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """Every file's size, time and content, to see that nothing changes."""
+    """Every file's size, time and content, to check that nothing changes."""
     return {
         str(path): (path.lstat().st_size, path.lstat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in folder.rglob("*")
@@ -174,7 +174,7 @@ def test_list_shows_all_and_changes_nothing(
     before = snapshot(full_home)
     assert command("list", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert len(rows) == 8  # with the built-in one
+    assert len(rows) == 8  # including the built-in one
     qwen = rows["qwen3:0.6b"]
     size = Path(qwen["path"]).stat().st_size
     shown = {key: qwen[key] for key in ("source", "size", "quantization", "parameters", "context", "fits", "problem")}

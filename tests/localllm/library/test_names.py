@@ -6,7 +6,7 @@ from localllm.library.errors import LibraryError
 from localllm.library.lookup import name_of_url
 from localllm.library.names import ModelName, quantization_of
 
-# Names, and host/namespace/model:tag as Ollama's documentation fills them in.
+# Names, and the full host/namespace/model:tag according to Ollama's documentation.
 WHOLE = [
     ("qwen3", "registry.ollama.ai/library/qwen3:latest", "qwen3:latest"),
     ("qwen3:0.6b", "registry.ollama.ai/library/qwen3:0.6b", "qwen3:0.6b"),

@@ -167,7 +167,7 @@ def test_a_damaged_file_stays_until_there_is_a_better_one(
     server.faults.clear()
     assert command("verify", "--repair") == 0
     assert model.path.read_bytes() == tiny_gguf
-    assert len(server.fetched(digest)) == 4  # each time a question about ranges, and the file
+    assert len(server.fetched(digest)) == 4  # each time a range probe and the file
 
 
 def test_verify_says_what_it_did_not_look_at(
@@ -221,7 +221,7 @@ def test_a_manifest_that_cannot_be_read_keeps_all_weights(
     assert command("verify") == 0
     assert find(model.name, SETTINGS).defaults().system == "Be brief."
     model.manifest_path.write_bytes(b"")
-    assert command("verify", "--repair") == 0  # pulled again, though its files are here
+    assert command("verify", "--repair") == 0  # pulled again, although its files are here
     assert find(model.name, SETTINGS).defaults().system == "Be brief."
     assert command("rm", "--unfinished") == 0
     assert {path.read_bytes() for path in model.path.parent.iterdir()} == {tiny_gguf, b"Be brief."}
@@ -244,9 +244,9 @@ def test_a_bad_manifest_is_told_of_and_can_be_removed(
 
 @pytest.fixture
 def read_only(server: ModelServer, home: Path, tiny_gguf: bytes) -> str:
-    """The name of a model in a store that cannot be changed: a folder stands where the lock would be, which stops root.
+    """The name of a model in a store that cannot be changed: a folder in place of the lock file, which stops even root.
 
-    What the store has can still be read.
+    The store's content can still be read.
     """
     server.add_ollama("library/x", "latest", {"model": tiny_gguf})
     name = f"{server.host}/library/x"

@@ -1,4 +1,4 @@
-"""Models that are not here: their headers come by ranges, and tell what the pulled files tell."""
+"""Models that are not here: their headers are fetched by ranges and give the same facts as the pulled files."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,7 +22,7 @@ from tests.localllm.library.model_server import ModelServer, cut, refuse
 
 
 def model_bytes(folder: Path, tokens: int = 40, rows: int = 60_000) -> bytes:
-    """A file whose tensors are far larger than its header, which grows with the number of tokens."""
+    """A file whose tensors are far larger than its header, whose size depends on the number of tokens."""
     path = folder / "made.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("made")
@@ -39,7 +39,7 @@ def model_bytes(folder: Path, tokens: int = 40, rows: int = 60_000) -> bytes:
 
 
 def split_model(folder: Path, parts: int = 2) -> dict[str, bytes]:
-    """A model of several files, a tensor each."""
+    """A model of several files, one tensor each."""
     files = {}
     for number in range(parts):
         path = folder / f"Big-Q8_0-{number + 1:05}-of-{parts:05}.gguf"
@@ -64,7 +64,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offer(server: ModelServer, kind: str, data: bytes) -> str:
-    """Have the server offer a model as one of the three kinds of sources does; return its name."""
+    """Offer a model by one of the three kinds of sources; return its name."""
     if kind == "registry":
         server.add_ollama("library/made", "1b", {"model": data})
         return f"{server.host}/library/made:1b"
@@ -76,7 +76,7 @@ def offer(server: ModelServer, kind: str, data: bytes) -> str:
 
 
 def said(path: Path) -> tuple[object, ...]:
-    """What a plan of a file rests on."""
+    """The facts that a plan of a file is based on."""
     with open_model(path) as file:
         summary = summarize(file)
         return (
@@ -148,7 +148,7 @@ def test_every_quantisation_of_a_repository(server: ModelServer, home: Path) -> 
             "Made-Q8_0.gguf": large,
             "Made-Q4_K_M.gguf": small,
             "mmproj-F16.gguf": projector,
-            "Big-Q8_0-00001-of-00002.gguf": parts["Big-Q8_0-00001-of-00002.gguf"],  # its other part is not there
+            "Big-Q8_0-00001-of-00002.gguf": parts["Big-Q8_0-00001-of-00002.gguf"],  # its other part is missing
         },
     )
     found = [(each.name, each.size, each.projector) for each in every_preview("hf.co/user/Made-GGUF")]
@@ -158,7 +158,7 @@ def test_every_quantisation_of_a_repository(server: ModelServer, home: Path) -> 
     ]
     with pytest.raises(LibraryError, match="not a Hugging Face repository"):
         list(every_preview("qwen3:0.6b"))
-    with previewed("hf.co/user/Made-GGUF:Q4_K_M") as one:  # where a plan looks for what shows images to a model
+    with previewed("hf.co/user/Made-GGUF:Q4_K_M") as one:  # where a plan looks for projectors
         (beside,) = one.path.parent.glob("mmproj*.gguf")
         assert beside.stat().st_size == len(projector)
 

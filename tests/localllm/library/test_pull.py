@@ -43,7 +43,7 @@ def test_parts_come_in_parallel_ranges(server: ModelServer, big_gguf: bytes) -> 
     digests = server.add_ollama("library/big", "latest", {"model": big_gguf})
     pull(f"{server.host}/library/big", SETTINGS)
     ranges = [headers["range"] for headers in server.fetched(digests["model"])]
-    assert len(ranges) == 1 + -(-len(big_gguf) // (64 << 10))  # one byte to ask whether ranges are known
+    assert len(ranges) == 1 + -(-len(big_gguf) // (64 << 10))  # one byte to check for range support
     assert len(set(ranges)) == len(ranges)
 
 
@@ -81,7 +81,7 @@ def test_a_quantisation_of_a_hugging_face_repository(
 
 
 def test_a_projector_comes_with_its_model(server: ModelServer, tiny_gguf: bytes, command: Callable[..., int]) -> None:
-    """The one beside the model, in the type that loses nothing; models made of it see as well."""
+    """The projector beside the model, in the type without loss; models created from it have it too."""
     files = {"a/t-Q8_0.gguf": tiny_gguf, "a/mmproj-t-Q8_0.gguf": b"small", "a/mmproj-t-F16.gguf": b"fitting"}
     server.add_hub("user/t-GGUF", {**files, "a/mmproj-t-F32.gguf": b"too large", "mmproj-F16.gguf": b"of another"})
     model = pull("hf.co/user/t-GGUF", SETTINGS)

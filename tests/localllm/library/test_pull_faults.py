@@ -83,7 +83,7 @@ def test_a_file_that_changes_while_it_is_pulled_is_noticed(server: ModelServer, 
     server.headers["/x.gguf"] = {"ETag": '"v1"'}
 
     def change(_path: str, answer: Answer) -> None:
-        if len(server.requests) > 20:  # as RFC 9110 wants it where If-Range names another version
+        if len(server.requests) > 20:  # as RFC 9110 requires if If-Range names another version
             answer.status, answer.body = 200, big_gguf
             answer.headers.pop("Content-Range", None)
 
@@ -213,7 +213,7 @@ def test_a_redirect_is_followed_once_and_again_when_it_expires(server: ModelServ
         server.redirects[f"/v2/library/big/blobs/{digest}"] = f"{cdn.url}/signed"
         pull(f"{server.host}/library/big", SETTINGS)
         chunks = -(-len(big_gguf) // (64 << 10))
-        assert len(server.fetched(digest)) <= 1 + 8  # to ask about ranges, and each connection at most
+        assert len(server.fetched(digest)) <= 1 + 8  # for the range probe, and at most each connection
         assert len(cdn.fetched("/signed")) == chunks + 1
         shutil.rmtree(Path.home() / ".local")
         server.requests.clear()
@@ -284,7 +284,7 @@ def test_manifests_that_are_none(server: ModelServer, home: Path, manifest: byte
     for name in (f"{server.host}/library/x", "hf.co/user/x"):
         with pytest.raises(LibraryError) as refused:
             pull(name, SETTINGS)
-        assert "localllm rm" not in str(refused.value)  # nothing is here to remove
+        assert "localllm rm" not in str(refused.value)  # nothing here to remove
     assert stored(home) == {}
 
 

@@ -1,4 +1,4 @@
-"""Pulls that are killed, and pulls that meet each other, as processes of their own."""
+"""Pulls that are killed, and concurrent pulls, as separate processes."""
 
 import random
 import shutil
@@ -17,7 +17,7 @@ from tests.forking import Forked, Nursery, nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
 from tests.waiting import PATIENCE_S
 
-# As the command does it, but with small chunks that are noted often.
+# Like the command, but with small chunks that are recorded often.
 SCRIPT = """
 import sys
 import localllm.library.partial as partial, localllm.library.web as web
@@ -42,7 +42,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture
 def start(children: Nursery, server: ModelServer) -> Start:
-    """Start pulling a model from the server, into the home of now."""
+    """Start pulling a model from the server into the current home."""
     return lambda name: children.start(SCRIPT, [name])
 
 
@@ -60,7 +60,7 @@ def wait_for_bytes(server: ModelServer, process: Forked, count: int) -> None:
 def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
     server: ModelServer, home: Path, big_gguf: bytes, start: Start, kind: str
 ) -> None:
-    """25 times by each protocol: kill -9, Ctrl-C, or a connection that is cut, at random moments."""
+    """25 times by each protocol: kill -9, Ctrl-C, or a closed connection, at random moments."""
     chance = random.Random(kind)
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf, "system": b"x"})
@@ -81,7 +81,7 @@ def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
         _, err = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL, -signal.SIGINT, 130), err
         interrupted += process.returncode != 0
-        for model in users_models(Settings()):  # it was faster than the blow: whole, or not there; begin anew
+        for model in users_models(Settings()):  # it ended before the kill: complete or absent; start again
             assert model.path.read_bytes() == big_gguf
             shutil.rmtree(home / ".local")
     server.faults.clear()
@@ -141,7 +141,7 @@ def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big
 def test_a_kill_on_a_slow_link_loses_less_than_a_chunk(
     server: ModelServer, home: Path, big_gguf: bytes, children: Nursery
 ) -> None:
-    """Killed again and again within one chunk of 8 MiB, a pull still arrives."""
+    """Killed repeatedly within one chunk of 8 MiB, a pull still completes."""
     server.faults.append(slowly)
     digest = server.add_ollama("library/big", "latest", {"model": big_gguf})["model"]
     note = home / f".local/share/localllm/models/partial/{digest.replace(':', '-')}.json"
@@ -173,7 +173,7 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
     for process in processes:
         _, err = process.communicate()
         assert process.returncode == 0, err
-        assert b"\r" not in err  # progress is for terminals
+        assert b"\r" not in err  # progress is shown on terminals only
     ranges = [headers["range"] for headers in server.fetched("/blobs/")]
     assert len(set(ranges)) == len(ranges) == 1 + -(-len(big_gguf) // (64 << 10))
     (model,) = users_models(Settings())
@@ -184,7 +184,7 @@ def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: byt
     stopped = threading.Event()
 
     def hold(_path: str, _answer: Answer) -> None:
-        """Let some chunks through, and no more before the pull has stopped."""
+        """Serve some chunks, and no more until the pull has stopped."""
         if len(server.fetched("/blobs/")) > 10:
             stopped.wait(PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""Models of other programs, run by their names in a home of their own."""
+"""Models of other programs, run by their names in a separate home."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The list for somebody who has no model: what it offers, in which order, and what it expects of this machine."""
+"""The list for users without a model: its content, its order, and its expectations of this machine."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_the_best_that_fits_comes_first() -> None:
 
 @pytest.fixture
 def measured(home: Path) -> None:
-    """This machine's limits with one thread, as if they had been measured."""
+    """This machine's limits with one thread, as if measured."""
     keep(Report("", "", "native", "avx2", 1, 0.0, (ThreadReport(1, LIMITS, (), ()),)), "", "")
 
 

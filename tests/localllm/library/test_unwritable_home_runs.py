@@ -1,4 +1,4 @@
-"""A home folder that cannot be written: commands work, and say what they cannot keep."""
+"""With a home folder that cannot be written, commands work and report what they cannot store."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.localllm.library.model_server import ModelServer
 
 @pytest.fixture
 def sealed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file stands where folders would be made, which stops root too."""
+    """A file in place of the folders, which stops even root."""
     (home / "file").write_text("")
     monkeypatch.setenv("HOME", str(home / "file"))
     return home / "file"
@@ -20,7 +20,7 @@ def sealed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_answer_comes_all_the_same(
     sealed: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long = "Tell me a story about a fox. " * 60  # which would be kept on disk
+    long = "Tell me a story about a fox. " * 60  # which would be stored on disk
     assert command("run", "builtin", long, "--max-tokens", "4", "--temperature", "0", "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["completion_tokens"] == 4

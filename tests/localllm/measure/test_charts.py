@@ -1,4 +1,4 @@
-"""Charts: SVG is well formed and its points lie where they should, ticks are round."""
+"""Charts: SVG is well formed, points are in the right place, and ticks are round."""
 
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -21,7 +21,7 @@ def test_points_lie_on_their_scale() -> None:
     (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in line.attrib["points"].split())
     assert (x1, y1) == pytest.approx(((x0 + x2) / 2, (y0 + y2) / 2))
     assert x2 > x0
-    assert y2 < y0  # up is down in SVG
+    assert y2 < y0  # the y axis points down in SVG
     texts = {element.text for element in drawing.iter(f"{SVG}text")}
     assert texts >= {"a < b", "requests/s", "TTFT ms", "p50", "p95", "10", "100"}
 

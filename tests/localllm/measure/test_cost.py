@@ -1,4 +1,4 @@
-"""Counters of a server, energy counters of a processor, and receipts worked out by hand."""
+"""A server's counters, a processor's energy counters, and receipts computed by hand."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_tally_follows_unloaded_and_restarted_models() -> None:
     tally.add(Reading({}, None))  # unloaded
     tally.add(Reading({"a": Tokens(20, 0, 2), "b": Tokens(5, 0, 1)}, None))  # and loaded again
     assert tally.models == {"a": Tokens(50, 10, 7), "b": Tokens(5, 0, 1)}
-    tally.add(Reading({"a": Tokens(4, 0, 1), "b": Tokens(5, 0, 1)}, None))  # begun anew between two readings
+    tally.add(Reading({"a": Tokens(4, 0, 1), "b": Tokens(5, 0, 1)}, None))  # restarted between two readings
     assert tally.models == {"a": Tokens(54, 10, 8), "b": Tokens(5, 0, 1)}
 
 

@@ -1,4 +1,4 @@
-"""`plan --explain`: figures counted by hand, and the formula that is shown gives the figure beside it."""
+"""`plan --explain`: figures computed by hand, and the formula shown evaluates to the figure beside it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def by_name(explanation: Explanation) -> dict[str, Explained]:
 
 
 def evaluated(each: Explained) -> float:
-    """What Python makes of the formula that is shown."""
+    """The value of the formula shown, by Python."""
     names = re.sub(r"\{(\w+)\}", r"\1", each.formula)
     return float(eval(names, {"__builtins__": {}, "max": max}, dict(each.numbers)))
 
@@ -55,7 +55,7 @@ def test_the_memory_of_a_small_llama(tmp_path: Path) -> None:
     # 2 layers, 2 KV heads of 64 values, keys and values, two bytes each
     assert found["KV of a token"].value == 2 * 2 * 2 * 64 * 2 == 1024
     assert found["KV of a full context"].value == 1024 * 256
-    # a gigabyte without reserve, buffers and weights, by 256 KiB
+    # a gigabyte without reserve, buffers and weights, divided by 256 KiB
     assert found["full contexts that fit"].value == (10**9 - 10**8 - 10**7 - 10**8) // (1024 * 256) == 3013
     smaller = by_name(explained(tmp_path, "llama", kv_types=("q8_0", "f16")))
     assert smaller["KV of a token"].value == 2 * 2 * 64 * (34 / 32 + 2)
@@ -70,7 +70,7 @@ def test_the_roofline_of_a_small_llama(tmp_path: Path) -> None:
     found = by_name(explanation)
     assert found["ridge, above which arithmetic limits"].value == 100
     assert found["operations for a token, empty context"].value == 2 * weights
-    # each of the two layers multiplies a query with 256 keys and 256 values: 4 operations for each of its values
+    # each of the two layers multiplies a query with 256 keys and 256 values: 4 operations per value
     heads = found["operations for a token, full context"].numbers
     assert found["operations for a token, full context"].value == 2 * weights + 4 * 2 * heads["heads"] * 64 * 256
     assert found["decode at most, empty context"].value == pytest.approx(10 * GB / read)
@@ -80,7 +80,7 @@ def test_the_roofline_of_a_small_llama(tmp_path: Path) -> None:
     assert rates[1] == pytest.approx((10 * GB / read, 10 * GB / (read + 1024 * 256)))
     critical = found["batch from which on arithmetic limits"].value
     assert critical == pytest.approx(TERA * read / (2 * weights * 10 * GB))
-    # below it a batch is free, above it arithmetic gives so many tokens and no more
+    # below it a larger batch is free; above it arithmetic limits the tokens per second
     assert rates[2][0] == pytest.approx(min(2, critical) * rates[1][0])
     assert rates[64][0] == pytest.approx(min(TERA / (2 * weights), 64 * rates[1][0]))
 

@@ -1,4 +1,4 @@
-"""The formulas against cases worked out by hand, and against published figures that were checked or corrected."""
+"""The formulas against cases computed by hand, and against published figures that were checked or corrected."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_keys_and_values_of_llama_3_70b() -> None:
     assert per_token == 327_680
     # A textbook has 1,073,741,824 for 4096 tokens.
     assert memory.kv_bytes(per_token, 4096) == 1_342_177_280
-    # Another has "about 10 GB" for 32 sequences of 32K, which is what each of them takes.
+    # Another has "about 10 GB" for 32 sequences of 32K, which is what each one takes.
     assert memory.kv_bytes(per_token, 32_768) == 10 * GIB
     assert memory.kv_bytes(per_token, 32_768, sequences=32) == 320 * GIB
     # And "19.5 GB" for a million tokens.
@@ -99,7 +99,7 @@ def test_at_the_critical_batch_both_limits_meet() -> None:
 
 def test_operations_and_prefill() -> None:
     assert speed.operations_per_token(8e9) == 16e9
-    # 32 layers of 32 heads of 128: 524,288 operations for each token that is looked at.
+    # 32 layers of 32 heads of 128: 524,288 operations for each token attended to.
     assert speed.operations_per_token(8e9, 32, 32, 128, tokens=1000) == 16e9 + 524_288_000
     assert speed.prefill_seconds(1000, 16e9, 32e12) == 0.5
     assert speed.prefill_seconds(1000, 16e9, 32e12, used=0.5) == 1
@@ -107,7 +107,7 @@ def test_operations_and_prefill() -> None:
 
 def test_experts_that_a_batch_reads() -> None:
     assert speed.experts_read(8, 2, 1) == 2
-    # Each of 8 is missed by a token with chance 3/4, by two with 9/16.
+    # Each of 8 is missed by a token with probability 3/4, by two with 9/16.
     assert speed.experts_read(8, 2, 2) == 3.5
     assert speed.experts_read(128, 8, 10_000) == pytest.approx(128)
 
@@ -132,12 +132,12 @@ def test_speculation_has_limits() -> None:
     assert speculation.speedup(0.8, 4, 0.1) == pytest.approx(3.3616 / 1.4)
     # A cheat sheet's alpha / (1 - alpha^(k+1)) would be 1.19 here.
     assert speculation.speedup(0.8, 4, 0) == pytest.approx(3.3616)
-    # Guesses that are always wrong only cost.
+    # Drafts that are always wrong only cost.
     assert speculation.best_gamma(0, 0.1) == 0
     assert speculation.best_gamma(1, 0.01, longest=7) == 7
     # 1, 1.5 / 1.1, 1.75 / 1.2, 1.875 / 1.3, 1.9375 / 1.4: the third is the largest.
     assert speculation.best_gamma(0.5, 0.1) == 2
-    # Where checking a row costs as much as a step, nothing pays.
+    # If checking a row costs as much as a step, nothing pays.
     assert speculation.best_gamma(0.9, 0.0, verify_row_cost=1.0) == 0
 
 

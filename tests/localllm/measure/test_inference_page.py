@@ -1,4 +1,4 @@
-"""docs/inference.md: its examples give what it says, and its tables are those of the functions."""
+"""docs/inference.md: its examples give the results shown, and its tables match the functions."""
 
 import doctest
 import re
@@ -13,7 +13,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table that begins with this heading, without its head."""
+    """The cells of the table with this heading, without its head."""
     lines = TEXT[TEXT.index(f"| {heading} |") :].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

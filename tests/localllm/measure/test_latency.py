@@ -1,4 +1,4 @@
-"""Times of requests, percentiles and goodput, on cases worked out by hand."""
+"""Request times, percentiles and goodput, on cases computed by hand."""
 
 import numpy as np
 import pytest

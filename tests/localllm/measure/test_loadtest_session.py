@@ -1,4 +1,4 @@
-"""Load tests against a server whose every time is known, in virtual time."""
+"""Load tests against a server with known times, in virtual time."""
 
 import asyncio
 from typing import Any
@@ -49,7 +49,7 @@ def test_one_client_sees_the_servers_own_times() -> None:
 
 def test_clients_of_one_slot_take_turns() -> None:
     done = measure(session(ClosedLoop(2)), TimedServer())
-    # Each waits for the other's second, except the one that came first.
+    # Each waits for the other's second, except the first one.
     assert [outcome.ttft for outcome in done.trials[0].outcomes] == pytest.approx([0.5, *[1.5] * 7])
 
 
@@ -67,7 +67,7 @@ def test_open_loop_queues_as_arrivals_say() -> None:
         free = begins + 1.0
     found = [outcome.ttft for outcome in sorted(done.trials[0].outcomes, key=lambda one: one.due)]
     assert found == pytest.approx(expected)
-    assert max(found) > 5  # more arrives than is served
+    assert max(found) > 5  # more arrive than can be served
 
 
 def test_a_trace_keeps_its_own_times() -> None:
@@ -103,7 +103,7 @@ def test_a_trial_stops_sending_when_its_time_is_up() -> None:
 
 
 def test_a_request_that_takes_too_long_is_given_up() -> None:
-    # Two prompts are counted and two warm up, so that the fifth is the trial's first.
+    # Two prompts are counted and two warm up, so the fifth is the trial's first.
     done = measure(session(ClosedLoop(1), patience_s=2.0, requests=2), TimedServer(hangs=4))
     first, second = done.trials[0].outcomes
     assert (first.e2e, second.e2e) == pytest.approx((2.0, 2.0))
@@ -138,7 +138,7 @@ def test_the_knee_is_where_the_queue_grows() -> None:
     assert found.knee is not None
     assert found.knee.met is not None
     assert found.knee.missed is not None
-    # A second each: one slot serves 1/s at most, and at 0.5/s hardly anybody waits for three seconds.
+    # A second each: one slot serves at most 1/s, and at 0.5/s hardly any request waits for three seconds.
     assert 0.5 < found.knee.met < found.knee.missed <= found.knee.met * 1.1
     assert found.knee.missed < 1.3
     by_rate = {trial.load.rate: trial.summary(found.plan.slo).attained for trial in found.trials}  # type: ignore[union-attr]
@@ -162,7 +162,7 @@ def test_prompts_have_the_wanted_tokens_and_new_text_in_each_trial() -> None:
     assert {outcome.prompt_tokens for trial in done.trials for outcome in trial.outcomes} == {30}
     texts = [body["messages"][0]["content"] for _, _, body in server.asked[4:]]
     assert len(set(texts)) == 16
-    # The template adds three tokens, so that 27 words make 30 tokens; ten of them are shared within a trial.
+    # The template adds three tokens, so 27 words make 30 tokens; ten of them are shared within a trial.
     prefixes = [" ".join(text.split()[:10]) for text in texts]
     assert len(set(prefixes[:8])) == len(set(prefixes[8:])) == 1
     assert prefixes[0] != prefixes[8]

@@ -1,4 +1,4 @@
-"""What lines of streams say, as the servers' documentation shows them, and what requests look like."""
+"""Parsing lines of streams, from the servers' documentation, and the form of requests."""
 
 import json
 from typing import Any

@@ -20,7 +20,7 @@ from localllm.measure.simulate.simulation import Batching, Draft, Setup, Simulat
 from localllm.measure.workload.requests import Block, Request
 from tests.fakes.fake_runner import FakeRunner
 
-# A step takes 9 ms and 1 ms a row, 2 ms for logits, and 10 us for each stored token that a sequence reads.
+# A step takes 9 ms and 1 ms per row, 2 ms for logits, and 10 us for each stored token that a sequence reads.
 TIMES = StepTimes(Curve(((1, 0.010), (1001, 1.010))), Curve(((1, 0.002),)), kv_token=1e-5)
 SETUP = Setup(TIMES, pages=1000, context=4096)
 AT_ONCE = replace(SETUP, chunked_prefill=False)
@@ -83,7 +83,7 @@ def test_a_shared_prefix_is_not_computed_again() -> None:
 
 
 def test_a_full_pool_preempts() -> None:
-    # Both fit at first, with 4 pages each, and would take 8 each in the end.
+    # Both fit at first with 4 pages each, but need 8 each in the end.
     requests = [request("a", 64, 64), request("b", 64, 64)]
     roomy, tight = play(AT_ONCE, *requests), play(replace(AT_ONCE, pages=12), *requests)
     assert (roomy.stats.preemptions, roomy.use.kv_peak) == (0, pytest.approx(16 / 1000))
@@ -233,7 +233,7 @@ def test_what_an_engine_adds_is_measured(monkeypatch: pytest.MonkeyPatch) -> Non
         return schedule(scheduler)
 
     def spelled(vocabulary: SimulatedVocabulary, token: int) -> bytes:
-        clock.advance(0.0005)  # once for each token that was chosen
+        clock.advance(0.0005)  # once for each sampled token
         return token_bytes(vocabulary, token)
 
     monkeypatch.setattr(Scheduler, "schedule", planned)

@@ -1,4 +1,4 @@
-"""Requests from shapes, traces and files of prompts, and the text that is made for them."""
+"""Requests from shapes, traces and prompt files, and the text made up for them."""
 
 import statistics
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 def test_real_traces(data_dir: Path) -> None:
     azure = read_trace(data_dir / "traces" / "AzureLLMInferenceTrace_conv.csv")
-    assert len(azure) == 19_366  # as its publishers say
+    assert len(azure) == 19_366  # according to its publishers
     mooncake = read_trace(data_dir / "traces" / "mooncake_conversation_trace.jsonl")
     assert len(mooncake) == 12_031
     assert statistics.mean(request.prompt_tokens for request in mooncake) == pytest.approx(12_035, rel=1e-3)

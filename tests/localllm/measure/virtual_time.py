@@ -1,6 +1,6 @@
-"""An event loop whose time jumps to the next timer whenever there is nothing to do, and a model server in that time.
+"""An event loop whose time jumps to the next timer when idle, and a model server in that time.
 
-Waiting takes no real time, and every latency is exactly what the server was told to take.
+Waiting takes no real time, and every latency is exactly as configured.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits; it moves the loop's clock on instead."""
+    """Never waits; advances the loop's clock instead."""
 
     now = 0.0
 
@@ -48,10 +48,10 @@ def now() -> float:
 
 @dataclass
 class TimedServer(httpx2.AsyncBaseTransport):
-    """Serves `slots` requests at once, first come, first served. An answer has as many tokens as were asked for.
+    """Serves `slots` requests at once, first come, first served. An answer has as many tokens as requested.
 
-    prefill_s: until the first token; token_s: between two. A word is a token, and the template adds three.
-    hangs: the answer with this number (from 0) never comes. status: what every answer but a model list has.
+    prefill_s: until the first token; token_s: between two. A word is a token, and the template adds three. hangs: the
+    answer with this number (from 0) never arrives. status: of every response but the model list.
     """
 
     slots: int = 1

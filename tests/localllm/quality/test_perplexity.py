@@ -20,7 +20,7 @@ class TableRunner:
 
     def __init__(self, probabilities: Sequence[float], vocab_size: int = VOCABULARY) -> None:
         self.info = FakeRunner(vocab_size=vocab_size, max_rows=3).info
-        self.logits = np.log(np.array(probabilities, np.float32)) + 5  # logits are known up to a constant
+        self.logits = np.log(np.array(probabilities, np.float32)) + 5  # logits are defined up to a constant
         self.rows: list[tuple[int, int]] = []
         self.alive = 0
 
@@ -64,7 +64,7 @@ def test_equal_chances_give_the_number_of_tokens() -> None:
 
 def test_the_mean_is_geometric() -> None:
     runner = TableRunner([0.5, 0.25, 0.125, 0.125])
-    # the second half of each chunk is predicted but for its first token: 0 and 2
+    # the second half of each chunk is predicted except for its first token: 0 and 2
     found = perplexity(runner, [[3, 3, 3, 0], [3, 3, 3, 2]], quiet)  # type: ignore[arg-type]
     losses = [math.log(2), math.log(8)]
     assert found.value == pytest.approx(math.sqrt(2 * 8))
@@ -77,7 +77,7 @@ def test_divergence_by_hand() -> None:
     _, found = divergence(model, reference, [[0, 1, 2, 3, 0, 1, 2, 3]], quiet)  # type: ignore[arg-type]
     by_hand = 0.5 * math.log(2) + 0 + 2 * 0.125 * math.log(0.5)
     assert (found.mean, found.median, found.maximum) == pytest.approx((by_hand,) * 3)
-    assert found.same_top == 1  # of equal chances the first counts
+    assert found.same_top == 1  # of equal probabilities the first counts
     _, none = divergence(reference, reference, [[0, 1, 2, 3, 0, 1, 2, 3]], quiet)  # type: ignore[arg-type]
     assert none.mean == 0
 
@@ -103,11 +103,11 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
 
 
 def llama_cpp_losses(path: Path, text: str, context: int, chunks: int) -> list[float]:
-    """Negative log likelihoods as llama.cpp's tool sums them, from llama.cpp's own tokens and logits."""
+    """Negative log likelihoods summed as llama.cpp's tool does, from llama.cpp's own tokens and logits."""
     tokens = llama_oracle.tokenize(path, text)
     losses = []
     for chunk in range(chunks):
-        part = [tokens[0], *tokens[chunk * context + 1 : (chunk + 1) * context]]  # the first of all is BOS
+        part = [tokens[0], *tokens[chunk * context + 1 : (chunk + 1) * context]]  # the very first is BOS
         logits = llama_oracle.prefill_logits(path, part).astype(np.float64)
         for position in range(context // 2, context - 1):
             row = logits[position]

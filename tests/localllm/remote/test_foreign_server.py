@@ -1,4 +1,4 @@
-"""A server that is not ours, llama-cpp-python's own, in the place of vLLM, SGLang and the others."""
+"""A foreign server, llama-cpp-python's own, representing vLLM, SGLang and others."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def server(address: str) -> OpenAIServer:
 
 
 def run(address: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    """What `localllm run --remote --json` prints."""
+    """The output of `localllm run --remote --json`."""
     command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "run", "--remote", address]
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "LOCALLLM_REMOTE_KEY": KEY}
     done = subprocess.run(
@@ -76,13 +76,13 @@ def test_a_chat_streams_and_can_be_stopped(server: OpenAIServer) -> None:
         updates.append(update)
         answer.cancel()
     assert updates[-1].finish_reason is FinishReason.CANCELLED
-    # The server has let go of its one model, and answers again.
+    # The server has released its one model, and answers again.
     assert list(ask(server, messages=HI, max_tokens=2))[-1].finish_reason is FinishReason.LENGTH
 
 
 def test_errors_come_in_its_words(address: str, server: OpenAIServer) -> None:
     (refused,) = ask(OpenAIServer.at(address, Settings(remote_key="wrong")), messages=HI)
     assert refused.error is not None and "LOCALLLM_REMOTE_KEY" in refused.error
-    # It refuses a prompt that is too long, but streams an empty answer where it was to stream.
+    # It refuses a prompt that is too long, but streams an empty answer if it should stream.
     (too_long,) = ask(server, prompt="long " * 900)
     assert too_long.error == NO_REASON

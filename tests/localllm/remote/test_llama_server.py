@@ -1,4 +1,4 @@
-"""llama.cpp's own llama-server, a server that is not ours, as the one that answers."""
+"""llama.cpp's own llama-server as the remote server."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def text_of(updates: list[AnswerEvent], kind: PartKind = PartKind.CONTENT) -> st
 
 
 def working(address: str) -> int:
-    """How many of its slots compute."""
+    """How many of its slots are computing."""
     slots = Call(Endpoint.parse(address, KEY, path=""), "GET", "/slots")
     return sum(slot["is_processing"] for slot in json.loads(b"".join(slots.lines())))
 

@@ -145,7 +145,7 @@ def test_cancelling_ends_the_connection_at_any_moment(script: ScriptedOpenAI) ->
     assert script.gone.wait(PATIENCE_S)
     early = stream(OpenAIServer.at(script.address, Settings()), messages=HI)
     early.cancel()
-    assert [update.finish_reason for update in early][-1] is FinishReason.CANCELLED  # a piece may have come before
+    assert [update.finish_reason for update in early][-1] is FinishReason.CANCELLED  # a piece may have arrived before
 
 
 def test_the_key_comes_from_a_setting_or_a_file(script: ScriptedOpenAI, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_models_and_their_contexts(script: ScriptedOpenAI) -> None:
 
 
 def test_a_context_is_that_of_a_slot(script: ScriptedOpenAI) -> None:
-    """llama-server shares its context out among slots, and names both lengths."""
+    """llama-server divides its context among slots, and reports both lengths."""
     row = {"id": "tiny", "owned_by": "llamacpp", "meta": {"n_ctx_train": 40960, "n_ctx": 512}}
     script.models = [row]
     (found,) = OpenAIServer.at(script.address, Settings()).models()

@@ -1,4 +1,4 @@
-"""What is kept of a benchmark, and the speeds that are expected from it."""
+"""What is stored of a benchmark, and the speeds derived from it."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def kept_model(name: str, weights: str, read: float, read_rate: float = 10e9) ->
 
 
 def measured(model: Path, decode_s: float, prefill_s: float, threads: int = 1) -> Report:
-    """A benchmark that took these seconds for 64 decoded tokens and a prompt of 512."""
+    """A benchmark with these seconds for 64 decoded tokens and a prompt of 512."""
     with open_model(model) as file:
         work = work_in_header(file)
     measures = (
@@ -138,7 +138,7 @@ def test_what_is_kept_is_renewed_and_others_stay(model: Path) -> None:
     assert [(kept.name, kept.format) for kept in first.models] == [("two", "Q8_0"), ("one", "F16")]
     assert first.models[1].read_rate == pytest.approx(first.models[0].read_rate * 0.4 / 0.25)
     keep(replace(measured(model, 1.0, 1.0), threads=(ThreadReport(1, LIMITS, (), ()),)), "", "")
-    assert all_kept()[0].models == first.models  # limits alone leave models
+    assert all_kept()[0].models == first.models  # limits alone keep stored models
 
 
 def test_another_machine_expects_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

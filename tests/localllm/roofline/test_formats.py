@@ -1,4 +1,4 @@
-"""Rates by weight format: measured of one model, kept, and put together to the speed of another."""
+"""Rates by weight format: measured on one model, stored, and combined for another."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the samples of the machine's limits add up to, by a clock of our own; no time is measured."""
+"""How samples of the machine's limits add up, by a fake clock; no time is measured."""
 
 import itertools
 

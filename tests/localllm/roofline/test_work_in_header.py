@@ -1,4 +1,4 @@
-"""What a header tells of a token's cost, against the products that the compiled program of the loaded model records."""
+"""A token's cost from the header, compared with the products that the loaded model's program records."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
-# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows, latents, second
-# embeddings, layers that compute wanted rows alone, parallel streams.
+# Dense and MoE, with shared experts, fused tensors, odd widths, tied and separate outputs, windows, latents, second
+# embeddings, layers that compute only wanted rows, parallel streams.
 SHAPES = (
     "llama",
     "mixtral",
@@ -61,7 +61,7 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         layers = [layer for layer in range(config.layers) if config.attends[layer] or config.convolution]
         looks = zip(layers, told.looks, strict=True)
         stored = sum(each for layer, (_, each) in looks if config.kv_layers[layer] == layer)
-        ids = 4 if any(config.recurs) else 0  # kept where rows may be computed once more
+        ids = 4 if any(config.recurs) else 0  # kept, since rows may be computed again
         assert stored + ids == runner.info.kv_bytes_per_token
     finally:
         runner.close()

@@ -1,4 +1,4 @@
-"""A server process on real tiny models, as a user starts it."""
+"""A server process on real tiny models, started as a user would."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ from tests.waiting import PATIENCE_S, eventually
 MODEL = "stories260K-Q8_0"
 OTHER = "tinystories656K-Q8_0"
 
-# A program's beginning that lets its engine take ten steps a second, each of a token, so that work is not done before a
-# test has seen it, however busy the machine.
+# Prologue that slows the engine to ten steps per second, one token each, so that work does not finish before a test has
+# seen it, however busy the machine.
 SLOWLY = """
 import time
 from localllm.engine.engine import Engine
@@ -31,7 +31,7 @@ Engine.step = lambda engine: (time.sleep(0.1), step(engine))[1]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running `localllm serve`, and the file to which its log goes."""
+    """A running `localllm serve`, and its log file."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -47,7 +47,7 @@ StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session", autouse=True)
 def close_what_llama_cpp_leaves_open() -> Iterator[None]:
-    """llama_cpp opens /dev/null twice when it is imported, and warnings of that come at the very end."""
+    """llama_cpp opens /dev/null twice when imported, and Python warns about that at exit."""
     yield
     if utilities := sys.modules.get("llama_cpp._utils"):
         utilities.outnull_file.close()
@@ -61,7 +61,7 @@ def model_files(data_dir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def start_server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
-    """Start a server away from this user's settings, models and cached keys and values."""
+    """Start a server isolated from this user's settings, models and KV cache."""
 
     @contextlib.contextmanager
     def start(
@@ -116,7 +116,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> Iterator[Server]:
-    """One server for all tests that leave it as it was. MODEL is loaded, so no stream begins with lines of a wait."""
+    """One server for all tests that do not change it."""
     with start_server() as running:
         body = {"model": MODEL, "stream": False}
         assert httpx.post(f"{running.url}/api/generate", json=body, timeout=PATIENCE_S).status_code == 200

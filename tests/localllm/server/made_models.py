@@ -1,4 +1,4 @@
-"""Models that the tests make of real tiny ones, by changing what their files say of them."""
+"""Models made from real tiny ones by changing their files' metadata."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def with_metadata(source: Path, target: Path, *flags: str) -> Path:
 
 
 def rename_token(path: Path, token: int, text: str) -> None:
-    """Give a token another name of as many bytes, and make it one that is found in texts as a whole."""
+    """Give a token another name of the same length, and make it a token that is found in text as a whole."""
     fields = GGUFReader(path, "r+").fields
     names, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     names.parts[names.data[token]][:] = np.frombuffer(text.encode(), np.uint8)
@@ -28,7 +28,7 @@ def rename_token(path: Path, token: int, text: str) -> None:
 
 
 def split(source: Path, folder: Path, tensors_a_part: int) -> list[Path]:
-    """The model in several files."""
+    """The model split into several files."""
     reader, writer = copying(source, folder / "part.gguf", split_max_tensors=tensors_a_part)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)

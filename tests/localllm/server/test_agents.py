@@ -1,4 +1,4 @@
-"""What coding agents and libraries send, on a model whose answers are fixed."""
+"""Requests of coding agents and libraries, on a model with fixed answers."""
 
 import json
 import logging
@@ -69,7 +69,7 @@ def posted(http: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def claudes(cch: str, content: Any = "Hi") -> dict[str, Any]:
-    """A request with all that Claude Code sends."""
+    """A request with everything that Claude Code sends."""
     return {
         "max_tokens": 64,
         "system": [
@@ -216,7 +216,7 @@ def test_codex_in_four_turns(gpt: openai.OpenAI) -> None:
 
 
 def test_an_empty_input_is_answered(http: httpx.Client) -> None:
-    """Codex tries a server in this way."""
+    """How Codex probes a server."""
     for empty in ("", []):
         assert posted(http, "/v1/responses", input=empty)["status"] == "completed"
 
@@ -299,7 +299,7 @@ def test_what_an_answer_must_fit(server: Server, body: dict[str, Any]) -> None:
 
 
 def test_a_small_model_ends_its_json(server: Server) -> None:
-    """It writes blanks and properties wherever it may."""
+    """A model that writes blanks and properties wherever allowed."""
     ended = 0
     for seed in range(8):
         age = {"type": "integer", "minimum": 0, "maximum": 99}
@@ -360,7 +360,7 @@ def test_a_model_for_embeddings_does_not_chat(model_files: Path, tmp_path: Path)
 
 
 def with_pooling(source: Path, target: Path) -> None:
-    """Copy a model's metadata as that of a model for embeddings."""
+    """Copy a model's metadata as an embedding model's."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, "llama")
     writer.add_pooling_type(PoolingType.MEAN)

@@ -1,4 +1,4 @@
-"""What attackers send to servers of this kind, one test each."""
+"""Known attacks on servers of this kind, one test each."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"
-# A server's beginning that gives requests so many seconds to bring their headers.
+# Prologue that sets the time limit for request headers.
 HEADERS_IN = "from localllm.server import limits; limits.HEADER_SECONDS = {}"
 SHORT = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 2}}
 
@@ -126,7 +126,7 @@ def test_other_addresses_need_a_key(host: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_names_are_never_paths(server: Any, name: str, model_files: Path) -> None:
     body = json.dumps({"model": name, "name": name, "prompt": "x", "input": "x", "content": "x", "source": name})
-    others = ["/v1/completions", "/tokenize"] if name else []  # no name there: the one model that is loaded
+    others = ["/v1/completions", "/tokenize"] if name else []  # no name given: the one loaded model
     for path in ("/api/generate", "/api/show", "/api/embed", *others):
         answer = post(server, path, content=body)
         assert answer.status_code in (400, 404), (path, answer.text)
@@ -255,7 +255,7 @@ def test_half_open_connections_do_not_block(server: Any) -> None:
 
 
 async def asked_raw(port: int, gate: asyncio.Event, held: asyncio.Semaphore) -> tuple[int, bool]:
-    """The status of one short request over a connection of its own, and whether it says when to come back."""
+    """The status of one short request over its own connection, and whether it says when to retry."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     held.release()
     await gate.wait()
@@ -269,7 +269,7 @@ async def asked_raw(port: int, gate: asyncio.Event, held: asyncio.Semaphore) -> 
 
 @pytest.fixture
 def many_files() -> None:
-    """Room for a thousand connections in this process, where its owner may have it."""
+    """Allow a thousand connections in this process, if its owner may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -278,7 +278,7 @@ def many_files() -> None:
 
 @pytest.mark.usefixtures("many_files")
 def test_a_thousand_at_once_get_an_answer_each(start_server: Any) -> None:
-    with start_server(begins=HEADERS_IN.format(PATIENCE_S)) as server:  # a slow machine takes its time to connect them
+    with start_server(begins=HEADERS_IN.format(PATIENCE_S)) as server:  # a slow machine needs time to connect them
         check_a_thousand(server)
 
 
@@ -290,7 +290,7 @@ def check_a_thousand(server: Any) -> None:
         asked = [asyncio.create_task(asked_raw(server.port, gate, held)) for _ in range(1000)]
         for _ in asked:
             await held.acquire()
-        gate.set()  # all connections are open, and all requests come at once
+        gate.set()  # all connections are open, and all requests arrive at once
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert (await client.get(server.url + "/health")).status_code == 200
         return await asyncio.gather(*asked)

@@ -1,4 +1,4 @@
-"""/api/create: of parts, in another format, and what it refuses."""
+"""/api/create: from parts, in another format, and what it refuses."""
 
 import os
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], wo
 
 
 def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
-    parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"'], "num_gpu": 0}  # the last is kept alone
+    parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"'], "num_gpu": 0}  # only the last is kept
     licenses = ["As you like.", "Within reason."]
     client.create("told", from_=Q8, system="You tell of ships.", parameters=parameters, license=licenses)
     shown = client.show("told")
@@ -115,12 +115,12 @@ def test_a_models_own_parameters_sample_on_every_protocol(client: ollama.Client,
     assert openai["choices"][0]["text"] == wanted
     off = {"frequency_penalty": 0, "presence_penalty": 0}
     told = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual, **off}, timeout=PATIENCE_S).json()
-    assert told["choices"][0]["text"] != wanted  # what a request says comes first
+    assert told["choices"][0]["text"] != wanted  # the request takes precedence
     client.delete("own")
 
 
 def test_first_tokens_that_a_window_keeps(client: ollama.Client) -> None:
-    """num_keep of a request, else the model's own, else four; beside a quarter of the context, its newest tokens."""
+    """num_keep of a request, else the model's own, else four; and a quarter of the context for its newest tokens."""
     client.create("keeping", from_=Q8, parameters={"num_keep": 20})
 
     def kept(name: str, **options: Any) -> int | None:
@@ -129,7 +129,7 @@ def test_first_tokens_that_a_window_keeps(client: ollama.Client) -> None:
 
     assert kept("keeping") == kept(Q8, num_keep=20) == 20 + 12
     assert kept("keeping", num_keep=4) == kept(Q8) == 4 + 20
-    assert kept(Q8, num_keep=-1) == 23 + 12  # all of the prompt, as far as it takes less than half
+    assert kept(Q8, num_keep=-1) == 23 + 12  # all of the prompt, if it takes less than half
     client.delete("keeping")
 
 

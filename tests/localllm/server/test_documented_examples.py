@@ -1,4 +1,4 @@
-"""What the documentation of OpenAI and of llama.cpp's server shows, one kind of request after the other.
+"""The documented examples of OpenAI and of llama.cpp's server, one kind of request after the other.
 
 OpenAI: https://platform.openai.com/docs and the README of its Python library, through that library. llama.cpp:
 tools/server/README.md, as plain HTTP. Texts and names are our own.
@@ -41,7 +41,7 @@ SCRIPTS = {
 
 
 class Event(BaseModel):
-    """A schema as the examples of structured outputs have them."""
+    """A schema as in the examples of structured outputs."""
 
     kind: Literal["party", "fair"]
     days: list[Literal["Friday", "Saturday"]] = Field(max_length=2)
@@ -219,7 +219,7 @@ def models(gpt: OpenAI) -> None:
 
 
 def images_in_each_form(gpt: OpenAI) -> None:
-    """Addresses are never fetched, and no model here sees: what is shown is which words refuse it."""
+    """URLs are never fetched, and no model here has vision: only the error messages are checked."""
     address = "https://example.org/a.png"
     for url, said in ((address, "does not fetch"), ("data:image/png;base64,AA", "image")):
         parts: Any = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
@@ -252,7 +252,7 @@ def errors(gpt: OpenAI) -> None:
 
 
 def reasoning(gpt: OpenAI) -> None:
-    """A wish that this model cannot fulfil is none for responses; a chat's is refused."""
+    """For responses, a reasoning request that this model cannot fulfil is ignored; a chat's is refused."""
     response = gpt.responses.create(model="scripted", input=ASK, reasoning={"effort": "low", "summary": "auto"})
     assert response.output_text.endswith(ANSWER)
 
@@ -297,7 +297,7 @@ def test_openai(gpt: OpenAI, example: Callable[[OpenAI], None]) -> None:
 
 STORY = "Once upon a time"
 CHAT = {"model": "scripted", "messages": [{"role": "system", "content": "Be brief."}, *HI]}
-# A path, a body (None for GET), and what the answer must be like.
+# A path, a body (None for GET), and what the answer must contain.
 LLAMA_CPP: list[tuple[str, Any, Callable[[Any], object]]] = [
     ("/health", None, lambda told: told["status"] == "ok"),
     ("/completion", {"prompt": STORY, "n_predict": 8}, lambda told: told["content"] and told["stop"] is True),

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: `echo` with `logprobs`, as OpenAI has it, and vLLM's `prompt_logprobs`."""
+"""Log-probabilities of prompts: OpenAI's `echo` with `logprobs`, and vLLM's `prompt_logprobs`."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_offsets_are_those_of_the_text(http: httpx.Client) -> None:
     (choice,) = ask(http, prompt=TEXT, echo=True, logprobs=2, max_tokens=3)["choices"]
     logprobs = choice["logprobs"]
     assert len({len(values) for values in logprobs.values()}) == 1
-    assert choice["text"].startswith(f" {TEXT}")  # the space is the tokenizer's
+    assert choice["text"].startswith(f" {TEXT}")  # the space comes from the tokenizer
     assert logprobs["top_logprobs"][0] is None and logprobs["tokens"][0] == "<s>"
     rows = list(zip(logprobs["tokens"], logprobs["text_offset"], logprobs["token_logprobs"], strict=True))[1:]
     assert [offset for _, offset, _ in rows] == sorted(offset for _, offset, _ in rows)
@@ -74,7 +74,7 @@ def test_offsets_are_those_of_the_text(http: httpx.Client) -> None:
 
 
 def test_multiple_choice_as_an_evaluation_reads_it(http: httpx.Client, tokenizer: Tokenizer) -> None:
-    """Context and choice as token ids, one token generated and left out: the choice is what follows the context."""
+    """Context and choice as token ids; one token is generated and dropped. The choice is what follows the context."""
     context = tokenizer.encode(CONTEXT)
     wholes = [tokenizer.encode(CONTEXT + choice) for choice in CHOICES]
     assert all(whole[: len(context)] == context for whole in wholes)

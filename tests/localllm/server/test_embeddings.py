@@ -1,4 +1,4 @@
-"""Embeddings by the official clients, held to llama.cpp's own."""
+"""Embeddings by the official clients, compared with llama.cpp's own."""
 
 import base64
 from pathlib import Path
@@ -13,7 +13,7 @@ from gguf_io import load_tokenizer, open_model
 from tests.oracle import llama_oracle
 
 MODEL = "stories260K-Q8_0"
-# Both round what goes into products to eight bits, each in its own way.
+# Both round activations to eight bits, in different ways.
 ROUNDING = 5e-3
 TEXTS = ["Once upon a time", "A dog ran to the park."]
 

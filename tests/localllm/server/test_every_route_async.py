@@ -1,4 +1,4 @@
-"""The official clients drive every route without blocking: the answers are those of their blocking twins."""
+"""The official asynchronous clients use every route: the answers equal those of the synchronous clients."""
 
 import asyncio
 from collections.abc import Iterator

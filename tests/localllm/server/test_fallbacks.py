@@ -1,4 +1,4 @@
-"""Names that stand for lists of models."""
+"""Names of fallback lists."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 
 
 class Models:
-    """Models of which some cannot be leased."""
+    """Models, some of which cannot be leased."""
 
     def __init__(self, **failures: Exception) -> None:
         self.failures = failures
@@ -95,7 +95,7 @@ def test_the_next_model_answers_where_one_cannot(why: Exception) -> None:
     assert who_answers(Models(), Metrics()) == "big"
     assert who_answers(Models(big=why), Metrics()) == "small"
     with pytest.raises(type(why)):
-        who_answers(Models(big=why), Metrics(), "big")  # asked for by its own name
+        who_answers(Models(big=why), Metrics(), "big")  # requested by its own name
 
 
 def test_other_errors_are_not_hidden() -> None:
@@ -161,8 +161,8 @@ def test_a_remote_server_takes_its_place_in_a_list(start_server: StartServer, fa
         far.refusal = 503, {"error": {"message": "maximum pending requests exceeded"}}
         assert ask("smart").json()["model"] == MODEL
         far.refusal = None
-        assert ask("smart").json()["model"] == MODEL  # not asked again so soon
-        assert ask("safe").json()["model"] == name  # the only one that is here
+        assert ask("smart").json()["model"] == MODEL  # not tried again so soon
+        assert ask("safe").json()["model"] == name  # the only one available
 
 
 def test_another_localllm_answers_until_it_is_gone(start_server: StartServer) -> None:

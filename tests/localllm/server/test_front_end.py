@@ -37,7 +37,7 @@ def front(upstream: ScriptedOpenAI, start_server: Any) -> Iterator[str]:
 
 @pytest.fixture
 def script(upstream: ScriptedOpenAI) -> Iterator[ScriptedOpenAI]:
-    """The server behind, as if nobody had asked it."""
+    """Reset the scripted server's record."""
     upstream.pieces, upstream.refusal, upstream.asked, upstream.keys, upstream.paths = [], None, [], [], []
     upstream.json_answer = None
     upstream.gone.clear()
@@ -81,7 +81,7 @@ def test_generate_is_a_chat_or_a_completion(client: ollama.Client, script: Scrip
     assert client.generate("tiny", "Once", raw=True, format="json").response == "upon"
     assert client.generate("tiny", "a = ", suffix="; b").response == "upon"
     assert [asked["prompt"] for asked in script.asked[1:]] == ["Once", "a = "]
-    # llama-server reads the second of these where there is no chat, others the first.
+    # llama-server reads the second of these outside of chats, other servers the first.
     assert script.asked[1]["response_format"] == {"type": "json_object"}
     assert script.asked[1]["json_schema"] == {"type": "object"}
     assert script.asked[2]["suffix"] == "; b"
@@ -142,7 +142,7 @@ def test_a_suffix_is_refused_where_it_would_be_left_out(client: ollama.Client, s
 
 
 def test_a_tool_that_must_be_called_is_the_only_one(http: httpx2.Client, script: ScriptedOpenAI) -> None:
-    """llama-server takes {"type": "function", ...} for "auto"."""
+    """llama-server treats {"type": "function", ...} as "auto"."""
     script.says("Rain.")
     other = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
     body: dict[str, Any] = {"model": "tiny", "messages": HI, "tools": [other, TOOL]}
@@ -212,12 +212,12 @@ def test_probabilities_and_several_choices(http: httpx2.Client, script: Scripted
     older = {"tokens": ["a"], "token_logprobs": [-0.25], "top_logprobs": [{"b": -2.0}]}
     script.pieces = [{"choices": [{"text": "a", "logprobs": older, "finish_reason": "stop"}]}]
     answer = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 1}).json()
-    with_itself = [{"a": -0.25, "b": -2.0}]  # as OpenAI tells them
+    with_itself = [{"a": -0.25, "b": -2.0}]  # in OpenAI's form
     assert answer["choices"][0]["logprobs"] == older | {"top_logprobs": with_itself, "text_offset": [0]}
 
 
 def test_a_probability_without_rivals_is_asked_for_with_one(http: httpx2.Client, script: ScriptedOpenAI) -> None:
-    """llama-server tells none where top_logprobs is 0, and tells those of completions as those of chats."""
+    """llama-server sends none if top_logprobs is 0, and sends those of completions in the form of chats."""
     told = {"id": 5, "token": "Hi", "bytes": [72, 105], "logprob": -0.5}
     rival = {"id": 6, "token": "Ho", "bytes": [72, 111], "logprob": -1.0}
     logprobs = {"content": [told | {"top_logprobs": [rival]}]}

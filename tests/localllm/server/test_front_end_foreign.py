@@ -1,4 +1,4 @@
-"""`localllm serve --remote` in front of a real server that is not ours, llama-cpp-python's own."""
+"""`localllm serve --remote` in front of a real foreign server, llama-cpp-python's own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_chats_stream_and_leave_the_server_free(front: str) -> None:
         left = client.chat.completions.create(model="stories", messages=messages, max_tokens=400, stream=True)
         next(iter(left))
         left.close()
-        # Its one model is free again, or this would wait for 400 tokens.
+        # Its one model is free again; otherwise this would wait for 400 tokens.
         done = client.chat.completions.create(model="stories", messages=messages, max_tokens=2)
         assert done.choices[0].finish_reason == "length" and done.usage is not None
 
@@ -62,7 +62,7 @@ def test_its_refusals_come_through(front: str) -> None:
     refused = httpx2.post(f"{front}/api/generate", json=body, timeout=PATIENCE_S)
     assert refused.status_code >= 400 and refused.json()["error"]
     asked = {"model": "stories", "messages": [{"role": "user", "content": "Tom"}], "stream": False}
-    # It knows no schemas by the protocol's own name for them.
+    # It does not know schemas by the protocol's own name.
     schema = httpx2.post(f"{front}/api/chat", json=asked | {"format": {"type": "object"}}, timeout=PATIENCE_S)
     assert schema.status_code == 502 and "'json_object'" in schema.json()["error"]
     plain = httpx2.post(f"{front}/api/chat", json=asked | {"options": {"num_predict": 8}}, timeout=PATIENCE_S)

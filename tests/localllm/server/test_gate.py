@@ -1,4 +1,4 @@
-"""Who may talk to the server at all, without a server."""
+"""Access checks, tested without a server."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from localllm.server.security import Gate
 
 
 def status(options: ServerOptions, path: str = "/api/tags", **headers: str) -> int:
-    """The status that a request without a body gets, 200 where it is let through."""
+    """The status of a request without a body; 200 if it passes."""
     scope = {
         "type": "http",
         "method": "GET",

@@ -1,4 +1,4 @@
-"""Files that attackers upload, images that unfold, files that change while they are in use, a server that is killed."""
+"""Uploaded hostile files, decompression bombs, files that change while in use, a killed server."""
 
 import base64
 import hashlib
@@ -79,17 +79,17 @@ def test_uploads_that_are_no_sound_model_are_refused_and_leave_no_name(
     assert httpx.post(f"{library.url}/api/blobs/{digest}", content=data, timeout=PATIENCE_S).status_code == 201
     body = {"model": "evil", "files": {"model.gguf": digest}, "stream": False}
     answer = httpx.post(f"{library.url}/api/create", json=body, timeout=PATIENCE_S)
-    if answer.status_code == 200:  # what only loading finds out
+    if answer.status_code == 200:  # what only loading detects
         answer = httpx.post(f"{library.url}/api/generate", json={**GREEDY, "model": "evil"}, timeout=PATIENCE_S)
         httpx.request("DELETE", f"{library.url}/api/delete", json={"model": "evil"}, timeout=PATIENCE_S)
     assert 400 <= answer.status_code <= 500 and len(answer.json()["error"]) > 20, answer.text
-    assert "localllm; its log" not in answer.text  # said by name, not a defect
+    assert "localllm; its log" not in answer.text  # reported by name, not as a bug
     assert not list((store / "manifests").rglob("evil*/*"))
     assert httpx.post(f"{library.url}/api/generate", json=GREEDY, timeout=PATIENCE_S).status_code == 200
 
 
 def bomb() -> str:
-    """A PNG of few bytes whose rows unfold to some hundred megabytes, as its header says."""
+    """A small PNG whose rows decompress to some hundred megabytes, as its header says."""
     width, height = 4096, 4096
 
     def chunk(kind: bytes, content: bytes) -> bytes:
