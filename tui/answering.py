@@ -71,20 +71,37 @@ async def make_title(conversation: Conversation, backend: Backend) -> None:
         return
     whole = await whole_answer(backend, request)
     title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
-    if whole.finish_reason == FinishReason.STOP and 0 < len(title.split()) <= MOST_TITLE_WORDS:
+    named = conversation.store.summary(session_id).titled  # by the user, meanwhile
+    if not named and whole.finish_reason == FinishReason.STOP and 0 < len(title.split()) <= MOST_TITLE_WORDS:
         conversation.store.rename(session_id, title)
 
 
 async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading.Event | None = None) -> AnswerEvent:
-    """Run a request to its end without displaying it; setting `stop` cancels it. Raises LocalLLMError."""
-    answer = await in_thread(lambda: backend.submit(request))
-    events = answer.poll()
-    while not (events and events[-1].finish_reason is not None):
-        if stop is not None and stop.is_set():
+    """Run a request to its end without displaying it. Raises LocalLLMError.
+
+    Setting `stop`, or cancelling the awaiting task, cancels the request.
+    """
+    left, answers = threading.Event(), list[AnswerStream]()
+
+    def submit() -> AnswerStream:
+        answers.append(backend.submit(request))
+        if left.is_set():  # the task was cancelled meanwhile
+            answers[0].cancel()
+        return answers[0]
+
+    try:
+        answer = await in_thread(submit)
+        events = answer.poll()
+        while not (events and events[-1].finish_reason is not None):
+            if stop is not None and stop.is_set():
+                answer.cancel()
+            await asyncio.sleep(POLL_S)
+            events += answer.poll()
+        return merged(events)
+    finally:
+        left.set()
+        for answer in answers:
             answer.cancel()
-        await asyncio.sleep(POLL_S)
-        events += answer.poll()
-    return merged(events)
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import user_path
@@ -70,13 +71,14 @@ def mention_of(pasted: str) -> str | None:
     text = pasted.strip()
     if not text or "\n" in text or len(text) > 4096:
         return None
-    name = text.removeprefix("file://") if text.startswith("file://") else text.strip("'\"").replace("\\ ", " ")
-    path = user_path(name)
     try:
+        is_url = text.startswith("file://")
+        name = unquote(urlsplit(text).path) if is_url else text.strip("'\"").replace("\\ ", " ")
+        path = user_path(name)
         if not path.is_absolute() or not path.is_file():
             return None
-    except OSError:
-        return None  # for example a file name that is too long
+    except (OSError, ValueError):
+        return None  # for example a file name that is too long, or a malformed URL
     return f'@"{name}"' if " " in name else f"@{name}"
 
 

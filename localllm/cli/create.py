@@ -62,11 +62,18 @@ def create(
 def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
     """The model for a source: imported from safetensors, or found or pulled; quantised if kind is given."""
     from localllm.cli.pull import obtain
+    from localllm.errors import RequestError
     from localllm.importing.convert import imported_model
+    from localllm.library.lookup import is_path
     from localllm.quality.quantize import quantized_model
 
     folder = user_path(source)
     imports = (folder / "config.json").is_file()
+    if not imports and is_path(source) and folder.is_dir():
+        raise RequestError(
+            f"{folder} has no config.json, so it is not a folder of safetensors as Hugging Face has them. Name the "
+            "folder that has it, or a .gguf file."
+        )
     base = None if imports else obtain(source, settings)
     with StatusLine() as status:
 

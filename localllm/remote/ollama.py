@@ -125,12 +125,13 @@ def _message(message: Message) -> dict[str, Any]:
         "role": message["role"],
         "content": "\n".join(part["text"] for part in parts if part["type"] == "text"),
     }
-    if reasoning := message.get("reasoning_content"):
+    if reasoning := message.get("reasoning_content") or message.get("thinking"):
         fields["thinking"] = reasoning
     if pictures := [part["data"] for part in parts if part["type"] == "image"]:
         fields["images"] = [base64.b64encode(data).decode() for data in pictures]
-    if calls := message.get("tool_calls"):
-        fields["tool_calls"] = calls
+    for key in ("tool_calls", "tool_name", "tool_call_id"):
+        if value := message.get(key):
+            fields[key] = value
     return fields
 
 

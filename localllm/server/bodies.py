@@ -85,17 +85,31 @@ class AppliedAdapter(Body):
     scale: Number = 1.0
 
 
-class Extensions(Body):
+class ModelBody(Body):
+    """A request about a model; the only one if it names none."""
+
+    model: str = ""
+
+
+class ComputedBody(ModelBody):
+    """A request that a model computes. Our additions to the protocols, as far as embeddings and ranks have them too.
+
+    keep_alive: how long the model stays loaded. truncate: shorten what does not fit instead of refusing it.
+    """
+
+    keep_alive: Number | str | None = None
+    truncate: bool = False
+
+
+class Extensions(ComputedBody):
     """Our additions to OpenAI's and Anthropic's protocols.
 
-    num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
-    fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
-    service_tier "flex", OpenAI's, lets other requests go first; so does a higher priority, vLLM's.
+    num_ctx limits the context, truncate drops old messages that do not fit, progress asks for events before the first
+    token. lora replaces the default adapters; an empty list uses none. service_tier "flex", OpenAI's, lets other
+    requests go first; so does a higher priority, vLLM's.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    keep_alive: Number | str | None = None
-    truncate: bool = False
     progress: bool = False
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: Number | None = None
@@ -137,7 +151,6 @@ class Sampled(Extensions):
     return_progress: llama-server's form of progress.
     """
 
-    model: str = ""
     temperature: Number | None = None
     top_p: Number | None = None
     frequency_penalty: Number | None = None

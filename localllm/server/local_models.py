@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from anyio import to_thread
@@ -64,7 +65,12 @@ class LocalModels:
 
     async def resident(self) -> list[ResidentModel]:
         loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
-        return [_resident(slot, slot.about) for slot in (*loaded, *self._manager.coming()) if slot.about]
+        found: dict[str, ResidentModel] = {}
+        for slot in (*loaded, *self._manager.coming()):
+            if slot.about:
+                row, before = _resident(slot, slot.about), found.get(slot.entry.name)
+                found[slot.entry.name] = _together(before, row) if before else row
+        return list(found.values())
 
     async def health(self) -> dict[str, Any]:
         """status "ok": the process is alive; ready: a loaded model has computed a token."""
@@ -92,6 +98,18 @@ def _may_generate(entry: CatalogEntry) -> bool:
     with contextlib.suppress(OSError, LocalLLMError):
         return facts_of(entry.path).only is None
     return True
+
+
+def _together(first: ResidentModel, other: ResidentModel) -> ResidentModel:
+    """One row for a model that is loaded twice, to answer and to embed. first: the one that stays longer."""
+    shown = other if other.context > first.context else first
+    return replace(
+        shown,
+        seconds_left=first.seconds_left,
+        size=first.size + other.size,
+        device_bytes=first.device_bytes + other.device_bytes,
+        loading=first.loading,
+    )
 
 
 def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:

@@ -189,6 +189,11 @@ class Service:
             self._failed[model] = time.monotonic()
             log.warning("%s cannot answer, so the next model of its list does: %s", model, error)
 
+    def about(self, name: str) -> ModelAbout:
+        """A model's row in lists; a fallback list's has the list's name. Blocks. Raises what `find` raises."""
+        about = self.models.about(self._find(name))
+        return replace(about, name=name.removesuffix(":latest")) if self.options.models_of(name) else about
+
     def listed(self) -> list[tuple[Any, ModelAbout]]:
         """All models with their rows, except those whose files cannot be read. Blocks."""
         found = []

@@ -191,6 +191,10 @@ def test_a_path_that_is_pasted_becomes_a_mention(make_app: MakeApp, folder: Path
     assert mention_of(f"'{spaced}' ") == f'@"{spaced}"'
     assert mention_of(str(spaced).replace(" ", "\\ ")) == f'@"{spaced}"'
     assert mention_of(f"file://{plain}") == f"@{plain}"
+    assert mention_of(spaced.as_uri()) == mention_of(f"file://localhost{spaced.as_uri()[7:]}") == f'@"{spaced}"'
+    assert "%20" in spaced.as_uri()
+    (folder / "a%20b.txt").write_text("as it is")
+    assert mention_of(f"{folder}/a%20b.txt") == f"@{folder}/a%20b.txt"  # a path, not a URL
     assert mention_of("fox.png") is None  # a word that is also a file's name stays a word
     assert mention_of(str(folder)) is None
 

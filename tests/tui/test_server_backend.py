@@ -230,6 +230,19 @@ def test_pictures_go_to_a_model_that_sees(backend: OllamaBackend, script: Script
     assert script.asked[-1]["messages"] == [{"role": "user", "content": "What is it?", "images": ["iVBORw=="]}]
 
 
+def test_a_tools_result_goes_with_the_tools_name(backend: OllamaBackend, script: Script) -> None:
+    backend.load("tiny:latest", lambda what, share: None)
+    script.lines = [{"message": {"content": "Sunny"}, **LAST}]
+    calls = [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]
+    messages = [
+        *HI,
+        {"role": "assistant", "content": "", "thinking": "Look.", "tool_calls": calls},
+        {"role": "tool", "tool_name": "weather", "tool_call_id": "call_1", "content": "20 degrees"},
+    ]
+    read(backend.submit(AnswerRequest(messages=messages)))
+    assert script.asked[-1]["messages"] == messages
+
+
 def test_a_line_of_another_shape_ends_the_answer(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
     script.lines = [{"message": {"tool_calls": [{"name": "oops"}]}}]

@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Markdown, OptionList, Static
 
+from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason
-from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.fakes.fake_backend import FakeAnswer, FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.answering import make_title
+from tests.waiting import eventually
+from tui.answering import make_title, whole_answer
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
+from tui.sessions.database import SessionError
+from tui.widgets.frame import Notice
 
 
 def contents(pilot: Pilot[None]) -> list[str]:
@@ -225,6 +231,114 @@ def test_export_writes_and_never_replaces(make_app: MakeApp, tmp_path: Path) -> 
     asyncio.run(flow())
     assert markdown.read_text(encoding="utf-8") == "# Question\n\n## You\n\nQuestion\n\n## tiny\n\nOne.\n"
     assert [message["content"] for message in json.loads(as_json.read_text())["messages"]] == ["Question", "One."]
+
+
+def test_an_export_never_makes_a_hidden_file(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "???")
+            for number, name in enumerate(("", ".json", "sub/.md"), 1):
+                (tmp_path / "sub").mkdir(exist_ok=True)
+                await say(pilot, f"/export {name}".strip())
+                await until(pilot, lambda number=number: len([*tmp_path.rglob("chat.*")]) == number)
+
+    asyncio.run(flow())
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} >= {
+        "chat.md",
+        "chat.json",
+        "sub/chat.md",
+    }
+    assert json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert not [*tmp_path.rglob(".md"), *tmp_path.rglob(".json")]
+
+
+def test_a_deletion_that_fails_is_not_called_one(
+    make_app: MakeApp, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_store: SessionStore, _identity: int) -> None:
+        raise SessionError("The disk is full.")
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Question")
+            await pilot.press("f3")
+            notice = pilot.app.screen.query_one(Notice)
+            with monkeypatch.context() as patch:
+                patch.setattr(SessionStore, "delete", refuse)
+                await pilot.press("ctrl+d")
+                await until(pilot, lambda: str(notice.content) == "The disk is full.")
+            await pilot.press("ctrl+d")
+            await until(pilot, lambda: str(notice.content).startswith("Deleted 'Question'"))
+            assert store.sessions() == []
+            with monkeypatch.context() as patch:
+                patch.setattr(SessionStore, "restore", refuse)
+                await pilot.press("ctrl+z")
+                await until(pilot, lambda: str(notice.content) == "The disk is full.")
+            await pilot.press("ctrl+z")
+            await until(pilot, lambda: len(store.sessions()) == 1)
+
+    asyncio.run(flow())
+
+
+@pytest.mark.parametrize("command", ["/new", "/rename Mine", "/delete"])
+def test_a_title_that_is_no_longer_wanted_is_cancelled(make_app: MakeApp, store: SessionStore, command: str) -> None:
+    backend = FakeBackend([said("Green."), ended()], converses=True)  # the title is never complete
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "What colour are leaves?")
+            await until(pilot, lambda: len(backend.answers) == 2)
+            assert not backend.answers[1].cancelled
+            await say(pilot, command)
+            await until(pilot, lambda: backend.answers[1].cancelled)
+
+    asyncio.run(flow())
+
+
+def test_a_title_cancelled_while_it_is_submitted_is_not_generated() -> None:
+    submitting, submitted = threading.Event(), threading.Event()
+
+    class Slow(FakeBackend):
+        def submit(self, request: AnswerRequest) -> FakeAnswer:
+            submitting.set()
+            submitted.wait()
+            return super().submit(request)
+
+    backend = Slow()
+
+    async def flow() -> None:
+        task = asyncio.create_task(whole_answer(backend, AnswerRequest(prompt="Title?")))
+        await asyncio.to_thread(submitting.wait)
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(flow())
+    submitted.set()
+    eventually(lambda: bool(backend.answers) and backend.answers[0].cancelled)
+
+
+def test_a_name_given_while_the_model_looks_for_one_stays(store: SessionStore) -> None:
+    backend, conversation = FakeBackend(), Conversation(store, "fake", Parameters())
+    conversation.ask("What colour are leaves?")
+    conversation.begin_answer().content = "Green."
+
+    async def flow() -> None:
+        task = asyncio.create_task(make_title(conversation, backend))
+        while not backend.answers:
+            await asyncio.sleep(0.01)
+        store.rename(store.sessions()[0].id, "Mine")
+        backend.answers[0].push(said("Leaf colours"), ended())
+        await task
+
+    asyncio.run(flow())
+    assert store.sessions()[0].title == "Mine"
 
 
 def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, store: SessionStore) -> None:

@@ -62,6 +62,7 @@ async def rename(chat: ChatScreen, argument: str) -> None:
     if not argument:
         chat.prompt.put(f"/rename {chat.conversation.title}")
         return
+    chat.workers.cancel_group(chat, "title")
     chat.conversation.store.rename(session_id, argument)
     chat.show_title()
 
@@ -103,8 +104,10 @@ async def export(chat: ChatScreen, argument: str) -> None:
     """Write the chat to a file: Markdown, or JSON if the name ends with .json. An existing file is never replaced."""
     _stored(chat)
     title = chat.conversation.title
-    name = argument or "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower() + ".md"
-    path = user_path(name)
+    path = user_path(argument or ".md")
+    if path.name in (".md", ".json"):  # only an ending: without a name the file would be hidden
+        name = "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower()
+        path = path.with_name((name or "chat") + path.name)
     write = as_json if path.suffix == ".json" else as_markdown
     conversation = chat.conversation
     messages = [replace(message, content=conversation.checked(message)) for message in conversation.messages]

@@ -251,6 +251,7 @@ class ChatScreen(Screen[None]):
         """Stop the running answer, even while it waits for its model to load, and wait until it is saved."""
         self.stopping.set()
         self.writer.cancel()
+        self.workers.cancel_group(self, "title")
         if self._work:
             await self._work.wait()
 

@@ -107,8 +107,7 @@ class SessionsScreen(ModalScreen[int | None]):
         self._field.focus()
 
     def action_delete(self) -> None:
-        if (marked := self._marked()) is not None:
-            self._act(self._store.delete, marked.id)
+        if (marked := self._marked()) is not None and self._act(self._store.delete, marked.id):
             self._deleted.append(marked.id)
             self.refresh_bindings()
             self.notify(f"Deleted {marked.title!r}. Ctrl+Z brings it back.", markup=False)
@@ -118,8 +117,8 @@ class SessionsScreen(ModalScreen[int | None]):
         return bool(self._deleted) if action == "undo" else True
 
     def action_undo(self) -> None:
-        if self._deleted:
-            self._act(self._store.restore, self._deleted.pop())
+        if self._deleted and self._act(self._store.restore, self._deleted[-1]):
+            self._deleted.pop()
             self.refresh_bindings()
 
     def _end_edit(self) -> None:
@@ -128,12 +127,16 @@ class SessionsScreen(ModalScreen[int | None]):
         field.value, field.placeholder = self._search, _SEARCH
         self._list()
 
-    def _act(self, change: Callable[[int], None], session_id: int) -> None:
+    def _act(self, change: Callable[[int], None], session_id: int) -> bool:
+        """Change a session and list again; False if that failed, after showing why."""
         try:
             change(session_id)
         except LocalLLMError as error:
             self.notify(str(error), severity="error", markup=False)
-        self._list()
+            return False
+        finally:
+            self._list()
+        return True
 
     def _marked(self) -> SessionSummary | None:
         place = self._entries.highlighted

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
-from localllm.server.bodies import Body, Extensions, Object, note_ignored, shown
+from localllm.server.bodies import Body, Extensions, ModelBody, Object, note_ignored, shown
 from localllm.server.contents import Part, image_part, image_part_of_url, left_out, noted_image, plain, text_part
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
@@ -42,10 +42,9 @@ class OutputConfig(Body):
     effort: Annotated[str, Field(max_length=32)] | None = None
 
 
-class CountBody(Body):
+class CountBody(ModelBody):
     """/v1/messages/count_tokens; also a part of /v1/messages."""
 
-    model: str = ""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[Object] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None

@@ -14,8 +14,9 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.request import SamplingParams
 from localllm.server.bodies import (
     Body,
-    Extensions,
+    ComputedBody,
     Messages,
+    ModelBody,
     Object,
     Tokens,
     Tools,
@@ -31,12 +32,6 @@ from localllm.server.service import ServiceDep
 from localllm.server.streams import interruptible
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
-
-
-class ModelBody(Body):
-    """A request about a model; the only one if it names none."""
-
-    model: str = ""
 
 
 class TokenizeBody(ModelBody):
@@ -62,10 +57,9 @@ class TemplateBody(ModelBody):
     add_generation_prompt: bool = True
 
 
-class EmbeddingBody(Extensions):
+class EmbeddingBody(ComputedBody):
     """/embedding. content, or input: one text or several. embd_normalize: only 2, the Euclidean norm."""
 
-    model: str = ""
     content: Annotated[str | list[str], Field(validation_alias=AliasChoices("content", "input"))]
     embd_normalize: Literal[2] = 2
 
@@ -76,10 +70,9 @@ class Document(Body):
     text: str
 
 
-class RerankBody(Extensions):
-    """/rerank. truncate shortens long documents from the end; without it they are an error."""
+class RerankBody(ComputedBody):
+    """/rerank."""
 
-    model: str = ""
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None

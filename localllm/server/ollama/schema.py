@@ -81,7 +81,6 @@ class EmbedBody(Body):
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    options: dict[str, Any] | None = None
     keep_alive: KeepAlive = None
 
 
@@ -90,7 +89,6 @@ class EmbeddingsBody(Body):
 
     model: ModelName = ""
     prompt: str | None = None
-    options: dict[str, Any] | None = None
     keep_alive: KeepAlive = None
 
 

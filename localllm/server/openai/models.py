@@ -29,8 +29,7 @@ async def models(service: ServiceDep) -> Object:
 @router.get("/v1/models/{model:path}")
 async def model(model: str, service: ServiceDep) -> Object:
     """Describe one model."""
-    entry = await service.find(model)
-    return _row(await to_thread.run_sync(service.models.about, entry))
+    return _row(await to_thread.run_sync(service.about, model))
 
 
 @router.post("/v1/embeddings")

@@ -4,7 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from localllm.server.bodies import Body, Count, Extensions, Limit, Messages, Number, Object, Sampled, Tokens
+from localllm.server.bodies import (
+    Body,
+    ComputedBody,
+    Count,
+    Extensions,
+    Limit,
+    Messages,
+    Number,
+    Object,
+    Sampled,
+    Tokens,
+)
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
 
 # Passed on to the chat template.
@@ -66,10 +77,9 @@ class CompletionBody(Constrained):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
-class EmbeddingsBody(Extensions):
+class EmbeddingsBody(ComputedBody):
     """/v1/embeddings."""
 
-    model: str = ""
     input: (
         str
         | Annotated[Tokens, Field(min_length=1)]
@@ -83,7 +93,6 @@ class EmbeddingsBody(Extensions):
 class ResponsesBody(Extensions):
     """/v1/responses."""
 
-    model: str = ""
     input: str | Annotated[list[Object], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None

@@ -208,6 +208,7 @@ def test_an_adapter_is_kept_with_the_model(home: Path, tiny_gguf: bytes, command
         ("FROM tiny.gguf\nTEMPLATE {{ .Prompt }} <|strange|>", "not of a known family"),
         ("FROM text.gguf", "not a GGUF file"),
         ("FROM missing.gguf", "cannot be opened"),
+        ("FROM ./folder", "folder has no config.json"),
     ],
 )
 def test_what_cannot_be_created(
@@ -219,6 +220,7 @@ def test_what_cannot_be_created(
     words: str,
 ) -> None:
     write_file(home / "tiny.gguf", tiny_gguf)
+    write_file(home / "folder" / "notes.txt", b"no model")
     write_file(home / "text.gguf", b"only some text, much longer than a header")
     write_file(home / "Modelfile", recipe.encode())
     assert command("create", "x") == 2

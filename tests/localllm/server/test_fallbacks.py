@@ -191,6 +191,8 @@ def test_a_server_says_which_model_of_a_list_answered(start_server: StartServer)
     ):
         listed = {row["id"] for row in http.get("/v1/models").json()["data"]}
         assert {"smart", MODEL, OTHER} <= listed and "nobody:7b" not in listed
+        assert http.get("/v1/models/smart").json()["id"] == "smart"
+        assert http.get(f"/v1/models/{MODEL}").json()["id"] == MODEL
         body = {"model": "smart", "prompt": "Once", "max_tokens": 1}
         assert http.post("/v1/completions", json=body).json()["model"] == MODEL
         chat = {"model": "smart", "messages": [{"role": "user", "content": "Once"}], "options": {"num_predict": 2}}

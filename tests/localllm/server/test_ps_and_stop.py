@@ -46,6 +46,12 @@ def test_what_is_loaded_is_listed_and_stopped(
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["NAME", "SIZE", "CONTEXT", "UNTIL"]
         (name,) = loaded(server)
+        small = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"][0]
+        embed = {"model": MODEL, "input": "Once"}
+        assert httpx.post(f"{server.url}/api/embed", json=embed, timeout=PATIENCE_S).status_code == 200
+        (both,) = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
+        assert (both["name"], both["context_length"]) == (name, small["context_length"])
+        assert both["size"] > small["size"]  # it is in memory twice
         assert lines[1].startswith(name) and lines[1].endswith(" from now")
         assert command(server.port, "ps", "--json") == 0
         assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [name]
