@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole."""
+"""Rules for the repository as a whole."""
 
 import json
 import os
@@ -19,7 +19,7 @@ CODE = sorted(path for folder in (*PACKAGES, "tests", "benchmarks") for path in 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"])
 MAX_LINES = 400
 
-# The product is described as it is: no work left in the code, no tracker numbers, no paths of one machine.
+# Code and documents describe the product: no unfinished work, no tracker numbers, no paths of one machine.
 UNWANTED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|\bissues? ?#?\d|(?<![\w.])/(?:work|root|home/\w+)/")
 
 HEAVY = ("numba", "llvmlite", "textual", "fastapi", "llama_cpp", "torch", "tokenizers", "jinja2", "numpy")
@@ -131,5 +131,5 @@ def test_every_dependency_is_pinned() -> None:
 
 
 def normal(name: str) -> str:
-    """Names compare as PEP 503 says."""
+    """Normalise a package name according to PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()

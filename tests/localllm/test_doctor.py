@@ -105,7 +105,7 @@ def test_wrong_settings_do_not_stop_what_finds_them(
     out, err = capsys.readouterr()
     assert json.loads(out)["top_k"]["value"] == 5
     assert "Did you mean temperature?" in err
-    assert command("list") == 2  # what would follow them refuses
+    assert command("list") == 2  # every other command refuses them
 
 
 def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

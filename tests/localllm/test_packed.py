@@ -1,4 +1,4 @@
-"""Packed weights on the disk: found again, bounded, private, and never of another model, processor or version."""
+"""Packed weights on disk: found again, bounded, private, and never used for another model, processor or version."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ PLENTY = 1000  # MiB
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, where small and new models are kept too, at once."""
+    """A separate home, in which small and new models are also packed, immediately."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
@@ -48,12 +48,12 @@ def model(home: Path) -> Path:
 
 
 class Loads:
-    """Loads a model as the engine does, and counts how often its weights were packed."""
+    """Loads a model like the engine, and counts how often its weights were packed."""
 
     packed = 0
 
     def __call__(self, path: Path, limit_mib: int | None = PLENTY) -> np.ndarray:
-        """Logits of a token; what is kept of the weights is whole by then."""
+        """Logits of a token; the packed file is complete afterwards."""
         with open_model(path) as file:
 
             def opened(ready: PackedWeights | None) -> NativeRunner:
@@ -132,7 +132,7 @@ def test_a_file_that_was_changed_is_packed_again(model: Path, home: Path, load: 
     other = write(MODELS["llama"], home / "other.gguf", seed=3)
     before = model.stat()
     model.write_bytes(other.read_bytes())
-    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))  # only the time of its change tells
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))  # only its change time differs
     assert before.st_size == model.stat().st_size
     assert not np.array_equal(load(model), first)
     assert load.packed == 2 and len(stored()) == 1, "what was packed of the old file stays"
@@ -147,7 +147,7 @@ def test_processors_and_versions_have_a_file_each(model: Path, load: Loads, monk
 
 
 def test_the_processor_is_part_of_the_name() -> None:
-    """What LOCALLLM_ISA forces is packed apart."""
+    """A set that LOCALLLM_ISA forces is packed separately."""
     script = "from localllm.packed import _code; print(_code())"
     codes = set()
     for isa in ("portable", "avx2"):
@@ -170,7 +170,7 @@ def test_damage_costs_a_packing_and_no_bit(
     data[offset : offset + 1] = bytes([data[offset] ^ 1])
     path.write_bytes(data)
     np.testing.assert_array_equal(load(model), first)
-    # A bit between two matrices is nobody's.
+    # The bits between two matrices belong to neither.
     assert load.packed == 2 and "packed again" in caplog.text
     np.testing.assert_array_equal(load(model), first)
     assert load.packed == 2
@@ -322,7 +322,7 @@ def test_the_default_bound_follows_the_disk() -> None:
 
 
 def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
-    """Logits of a token from weights that were never in memory whole."""
+    """Logits of a token from weights that were never completely in memory."""
     with open_model(path) as file:
         runner = packed.open_from_disk(
             file,

@@ -1,4 +1,4 @@
-"""localllm cache: everything that is stored is shown with what bounds it, and what may go goes."""
+"""localllm cache: everything stored is shown with its limit, and caches can be cleared."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ def test_counts_for_people(count: int, text: str) -> None:
 def test_columns_count_what_a_terminal_shows() -> None:
     assert columns_of("model") == 5
     assert columns_of("模型") == 4
-    assert columns_of("e\u0301") == 1  # an accent of its own
+    assert columns_of("e\u0301") == 1  # a separate combining accent
     rows = [("NAME", "SIZE"), ("模型", "1"), ("other", "2")]
     assert table(rows) == "NAME   SIZE\n模型   1\nother  2\n"
     assert table([("a", "1"), ("bb", "22")], right=[1]) == "a    1\nbb  22\n"
@@ -32,7 +32,7 @@ def test_columns_count_what_a_terminal_shows() -> None:
 
 def test_what_acts_on_a_terminal_or_reorders_text_is_replaced() -> None:
     assert harmless("a\x1b[2J\u202eb\u2066c\t\n") == "a\ufffd[2J\ufffdb\ufffdc\t\n"
-    assert harmless("\u200f\u05d0 \u200d") == "\u200f\u05d0 \u200d"  # marks that right-to-left text is written with
+    assert harmless("\u200f\u05d0 \u200d") == "\u200f\u05d0 \u200d"  # marks used in right-to-left text
 
 
 def test_quoted_text_has_a_bound() -> None:

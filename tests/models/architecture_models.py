@@ -1,4 +1,4 @@
-"""A small model of every native architecture and of what its files vary in, for tests.models.synthetic to write."""
+"""A small model of every native architecture and its variants, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 from typing import Any
@@ -263,7 +263,7 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
-# Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
+# Sections that cover all pairs: llama.cpp does not rotate those beyond three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}
 )

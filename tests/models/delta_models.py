@@ -1,4 +1,4 @@
-"""Small models with gated delta networks, for tests.models.synthetic to write."""
+"""Small models with gated delta networks, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ _QWEN35 = Synthetic(
     dropped=("ffn_norm.weight",),
 )
 DELTA_NETS: dict[str, Synthetic] = {"qwen35": _QWEN35}
-# A layer behind the others drafts tokens, and changes nothing.
+# A layer after the others, which drafts tokens and changes nothing else.
 DELTA_NETS["qwen35-mtp"] = replace(
     _QWEN35,
     layers=6,

@@ -1,4 +1,4 @@
-"""Small heads in llama.cpp's EAGLE-3 layout, for models of tests.models.synthetic to be drafted for."""
+"""Small heads in llama.cpp's EAGLE-3 layout, for models of tests.models.synthetic."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from tests.models.synthetic import Synthetic, shapes, write
 
 TRAINED = Path(__file__).parent / "builtin" / "draft-head-Q8_0.gguf"
-"""The built-in model's: models.builtin.training.draft_head wrote it."""
+"""The built-in model's head, written by models.builtin.training.draft_head."""
 TARGET = Synthetic("llama", layers=4)
 _READ = [1, 2, 3]
 _JOINED = {f"attn_{part}.weight": f"{rows}, 512" for part, rows in (("q", "queries"), ("k", "keys"), ("v", "keys"))}
@@ -44,7 +44,7 @@ HEADS = {
 
 
 def write_head(head: Synthetic, path: Path, seed: int = 7) -> Path:
-    """Write a head of random weights; with d2t, its outputs stand for tokens in no order."""
+    """Write a head with random weights; with d2t, its outputs map to tokens in random order."""
     random = np.random.default_rng(seed)
     values = {}
     for name, shape in shapes(head).items():

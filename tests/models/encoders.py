@@ -1,4 +1,4 @@
-"""Small GGUF files of every architecture whose states are pooled."""
+"""Small GGUF files of every architecture with pooled states."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -80,7 +80,7 @@ def _pooled(
 
 ENCODERS: dict[str, Synthetic] = {
     "bert": _pooled(_BERT, gguf.PoolingType.MEAN),
-    # The shape of all-MiniLM: heads of 32, and sizes that are no multiples of 256.
+    # The shape of all-MiniLM: heads of 32, and sizes that are not multiples of 256.
     "bert-small-heads": _pooled(
         _BERT, gguf.PoolingType.CLS, embedding=96, feed_forward=160, heads=3, kv_heads=3, head=32
     ),
@@ -89,7 +89,7 @@ ENCODERS: dict[str, Synthetic] = {
     "modern-bert-silu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "silu"}),
     "modern-bert-relu": _pooled(_MODERN, gguf.PoolingType.CLS, {"hidden_activation": "reglu"}),
     "jina-bert-v2": _pooled(_JINA, gguf.PoolingType.MEAN),
-    # As jina-embeddings-v2-base-code, and heads whose number is no power of two.
+    # As jina-embeddings-v2-base-code, with a number of heads that is not a power of two.
     "jina-bert-v2-code": _pooled(
         _JINA,
         gguf.PoolingType.MEAN,
@@ -130,7 +130,7 @@ ENCODERS: dict[str, Synthetic] = {
         replace(MODELS["qwen2"], extra={**MODELS["qwen2"].extra, **_SEES_ALL}), gguf.PoolingType.MEAN
     ),
 }
-"""By a name of its own; models with a vector a text."""
+"""Models that give a vector per text, by name."""
 
 RERANKERS: dict[str, Synthetic] = {
     "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
@@ -149,7 +149,7 @@ RERANKERS: dict[str, Synthetic] = {
         kv_heads=5,
         head=40,
     ),
-    # As jina-reranker-v1: one layer, whose tangent is the score.
+    # As jina-reranker-v1: one layer with tanh, which gives the score.
     "jina-bert-v2": _pooled(
         _JINA,
         gguf.PoolingType.RANK,
@@ -162,4 +162,4 @@ RERANKERS: dict[str, Synthetic] = {
         more={"classifier.output_labels": ["yes", "no"]},
     ),
 }
-"""Models with a score a text."""
+"""Models that give a score per text, by name."""

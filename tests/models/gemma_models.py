@@ -1,4 +1,4 @@
-"""Small models of Gemma 4 and 3n, whose layers differ in much, for tests.models.synthetic to write."""
+"""Small models of Gemma 4 and 3n, whose layers differ in many ways, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ _GEMMA4 = Synthetic(
     added={"layer_output_scale.weight": "1"},
 )
 GEMMA_MODELS: dict[str, Synthetic] = {"gemma4": _GEMMA4}
-# As the largest: no second embedding, more heads of keys in layers with a window, values made of keys in the others.
+# Like the largest: no second embedding, more key heads in layers with a window, values made from keys in the others.
 GEMMA_MODELS["gemma4-odd"] = replace(
     _GEMMA4,
     layers=6,
@@ -114,7 +114,7 @@ GEMMA_MODELS["gemma3n"] = Synthetic(
     added=_STREAMS,
     beside={"altup_proj.weight": "3, width, width", "altup_unembd_proj.weight": "3, width, width"},
 )
-# No layer shares keys and values, nor does the file say which have a window.
+# No layer shares keys and values, and the file does not say which layers have a window.
 GEMMA_MODELS["gemma3n-short"] = replace(
     GEMMA_MODELS["gemma3n"],
     layers=12,

@@ -1,11 +1,12 @@
-"""Small models whose attention is on latents, for tests.models.synthetic to write."""
+"""Small models with attention on latents, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 
 from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
 LATENT_MODELS: dict[str, Synthetic] = {}
-# Heads of 64 and 32 values, of which 32 turn; values of 32. Stored is a latent of 128 and the 32 that turn.
+# Heads of 64 and 32 values, of which 32 are rotated; values of 32. Stored are a latent of 128 and the 32 rotated
+# values.
 _LATENTS = {
     "attn_kv_a_mqa.weight": "stored, width",
     "attn_kv_a_norm.weight": "rank",
@@ -94,7 +95,7 @@ LATENT_MODELS["deepseek2-groups"] = replace(
     added={**SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **CHOICE_BIAS},
     dropped=(*_NO_HEADS, "attn_q.weight"),
 )
-# Nothing is a multiple of what it is padded to.
+# No size is a multiple of its padding.
 LATENT_MODELS["deepseek2-odd"] = replace(
     LATENT_MODELS["deepseek2-groups"],
     embedding=200,

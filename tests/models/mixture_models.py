@@ -1,4 +1,4 @@
-"""Small mixtures of experts, for tests.models.synthetic to write."""
+"""Small mixtures of experts, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ MIXTURES["bailingmoe"] = Synthetic(
     },
     added=SHARED_EXPERT,
 )
-# As Laguna XS 2: the first of four layers sees all, has fewer heads, and turns half of each.
+# As Laguna XS 2: the first of four layers has full attention and fewer heads, and rotates half of each.
 MIXTURES["laguna"] = Synthetic(
     "laguna",
     layers=5,
@@ -98,7 +98,7 @@ MIXTURES["laguna"] = Synthetic(
     },
     added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "heads, width"},
 )
-# As Laguna M 1: no window, and a gate for each value; heads of an odd size.
+# As Laguna M 1: no window, a gate for each value, and heads of an odd size.
 MIXTURES["laguna-odd"] = replace(
     MIXTURES["laguna"],
     layers=3,

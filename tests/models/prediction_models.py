@@ -1,4 +1,4 @@
-"""Small models with a layer of multi-token prediction behind the others, for tests.models.synthetic to write."""
+"""Small models with a multi-token prediction layer, to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.models.synthetic import Synthetic, shapes, write
 
 
 def predicting(model: Synthetic, *, own_ends: bool = False) -> Synthetic:
-    """The model with one such layer. own_ends: with an embedding, a norm and an output of its own."""
+    """The model with one such layer. own_ends: with its own embedding, norm and output."""
     prefix = f"blk.{model.layers}.nextn."
     joins = {"eh_proj": f"{model.embedding}, {2 * model.embedding}", "enorm": "width", "hnorm": "width"}
     ends = {
@@ -34,7 +34,7 @@ PREDICTING = {
 
 
 def _predicting_nemotron() -> Synthetic:
-    """A layer with both attention and experts behind others that have one of them."""
+    """A layer with both attention and experts, after layers that have one of them."""
     model = MODELS["nemotron_h_moe"]
     made = predicting(model)
     behind = {"attention.head_count_kv": 2, "feed_forward_length": 128}
@@ -48,7 +48,7 @@ PREDICTING["nemotron_h_moe"] = _predicting_nemotron()
 
 
 def counting(path: Path, seed: int = 3, vocabulary: int = 320, embedding: int = 256) -> Path:
-    """Write a model whose layers add nothing: the token after each is the next id, as its own layer says too."""
+    """Write a model whose layers add nothing: each token is followed by the next id, in the drafting layer too."""
     model = predicting(replace(MODELS["qwen35"], tied=False, vocabulary=vocabulary, embedding=embedding))
     random = np.random.default_rng(seed)
     values = {}

@@ -1,4 +1,4 @@
-"""Small models with selective scans (Mamba-2), for tests.models.synthetic to write."""
+"""Small models with selective scans (Mamba-2), to be written by tests.models.synthetic."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def _sizes(heads: int, head: int, groups: int, state: int, reach: int = 4) -> di
     }
 
 
-_FALCON_NORM = {"ffn_norm": "width"}  # so do its files name it
+_FALCON_NORM = {"ffn_norm": "width"}  # its files call it so
 _GRANITE = {
     **_sizes(16, 32, 1, 64),
     "attention.head_count_kv": [0, 0, 2, 0, 2],
@@ -39,7 +39,7 @@ _GRANITE = {
 }
 SCAN_MODELS: dict[str, Synthetic] = {
     "granitehybrid": Synthetic("granitehybrid", layers=5, extra=_GRANITE, added=_SCAN),
-    # llama.cpp wants a scan twice as wide as the embedding.
+    # llama.cpp requires a scan twice as wide as the embedding.
     "granitehybrid-odd": Synthetic(
         "granitehybrid",
         layers=4,

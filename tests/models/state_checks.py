@@ -1,4 +1,4 @@
-"""What runners with states in their layers are checked with: passes are counted, and any order of operations."""
+"""Checks for runners with states in their layers: counted passes, and operations in any order."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ AFTER_REJECTION = (41, 42, 47, 48, 49, 50, 55, 56)
 
 
 class Counting(NativeRunner):
-    """A runner that notes how many rows each of its passes computes."""
+    """A runner that records how many rows each of its passes computes."""
 
     passes: list[int]
 
@@ -43,7 +43,7 @@ def check_rejected_tokens_cost_nothing(runner: Counting, length: int) -> None:
 
 
 def check_any_order_of_operations(runner: Counting, fresh: Counting, seed: int, most_new: int) -> None:
-    """Logits of `runner` after random operations are those of the same tokens at once. fresh: computes these."""
+    """Check that logits of `runner` after random operations equal those of the same tokens at once, from `fresh`."""
     random = np.random.default_rng(seed)
     held: dict[int, list[int]] = {runner.create_sequence(): []}
     known: dict[tuple[int, ...], np.ndarray] = {}

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tests.gguf_files import add_keys, finish
 
 STILL = 1e30
-"""A factor of frequencies that leaves three of four pairs as they are."""
-# Tensors of a shared expert, and of what helps to choose experts, to be added.
+"""A frequency factor that leaves three of four pairs unchanged."""
+# Tensors of a shared expert, and of the choice of experts, to be added.
 SHARED_EXPERT = {
     "ffn_gate_shexp.weight": "shared, width",
     "ffn_up_shexp.weight": "shared, width",
@@ -26,10 +26,9 @@ CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. shared: the
-    same for keys that have no such prefix. added: shapes of
-    each layer's further tensors, by numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.)
-    do not have. beside: of no layer.
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. shared: the same
+    for keys that have no such prefix. added: shapes of each layer's further tensors, by numbers and names of sizes (see
+    `shapes`). dropped: tensors that all layers, or one (blk.N.), lack. beside: tensors outside of layers.
     """
 
     architecture: str
@@ -55,10 +54,10 @@ class Synthetic:
     beside: dict[str, str] = field(default_factory=dict)
     layer_norm: bool = False
     output_norm: str = "output_norm.weight"
-    expert_width: int = 0  # where no key states it as a number
-    window_head: int = 0  # of layers with a window, where they have heads of their own size
-    per_layer: int = 0  # values that each layer gets of a token's second embedding
-    query_norm: float = 1.0  # a factor, for architectures that do not scale scores down by the size of a head
+    expert_width: int = 0  # if no key states it as a number
+    window_head: int = 0  # of layers with a window, if their heads have another size
+    per_layer: int = 0  # values that each layer gets from a token's second embedding
+    query_norm: float = 1.0  # a factor, for architectures that do not scale scores by the head size
 
     @property
     def inner(self) -> int:
@@ -92,7 +91,7 @@ def write(
     """Write the file, matrices in F32, and return its path.
 
     values: tensors by name, instead of random ones, those in `types` in blocks of that type. tokens: a vocabulary
-    without merges or scores. metadata: keys that are other than the model's.
+    without merges or scores. metadata: keys that differ from the model's.
     """
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_tokenizer_model("llama" if tokens else "no_vocab")

@@ -14,10 +14,10 @@ from tests.oracle import llama_oracle
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 LENGTHS = (1, 2, 15, 16, 17, 600)
-# llama.cpp keeps keys and values in single precision here, ours are integers of 16 bits; weights are F32.
+# llama.cpp keeps keys and values in single precision here, ours are 16-bit integers; weights are F32.
 TOLERANCE = 4e-3
 EXACT = llama_oracle.Setup(type_k="f32", type_v="f32")
-# With these seeds no two experts nearly tie for the last place, which rounding would decide either way.
+# With these seeds no two experts nearly tie for the last place, where rounding could decide.
 SEED = 9
 SEEDS = {
     "bailingmoe2-groups": 11,

@@ -1,4 +1,4 @@
-"""What short convolutions remember: exact after every cut, fork and restore, and what is computed again for that."""
+"""States of short convolutions: exact after every truncation, fork and restore, and what is recomputed for that."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""What delta networks and selective scans remember: exact after every cut, fork and restore, in few slots or many."""
+"""States of delta networks and selective scans: exact after every truncation, fork and restore, in few
+slots or many.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +37,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def few_slots(path: Path) -> int:
-    """A budget of KV with which a model gets few slots."""
+    """A KV budget with which a model gets few slots."""
     with open_model(path) as file:
         config = read_config(file)
         return LITTLE if config.delta_net else bytes_of_tokens(config, stored_types(config, ("f16", "f16")), 5000)
@@ -59,7 +61,7 @@ def test_rejected_tokens_cost_nothing(runner: Counting, length: int) -> None:
 
 
 def test_a_fork_of_what_was_decoded_computes_nothing_again(path: Path) -> None:
-    runner = opened(path, 4 * AMPLE)  # slots for what all forks add
+    runner = opened(path, 4 * AMPLE)  # slots for everything that all forks add
     tokens, other = tokens_of(1, 100), tokens_of(2, 20)
     sequence = runner.create_sequence()
     for token in tokens:
@@ -77,7 +79,7 @@ def test_a_fork_of_what_was_decoded_computes_nothing_again(path: Path) -> None:
 
 @pytest.mark.parametrize(("length", "most"), [(399, 0), (390, 0), (330, 0), (257, 0), (256, 0), (9, 0), (200, 200)])
 def test_an_edit_of_a_prompt_goes_on_from_its_kept_pages(runner: Counting, length: int, most: int) -> None:
-    """Kept are the last pages of a step, its first one, and every sixteenth."""
+    """The last pages of a step keep slots, its first one, and every sixteenth."""
     tokens, other = tokens_of(1, 400), tokens_of(2, 20)
     sequence = runner.create_sequence()
     extend(runner, sequence, tokens)
@@ -90,7 +92,7 @@ def test_an_edit_of_a_prompt_goes_on_from_its_kept_pages(runner: Counting, lengt
 
 
 def test_slots_are_thinned_out_with_age(path: Path) -> None:
-    """A long conversation in few slots: near its end all pages are known, far back some."""
+    """A long conversation in few slots: near its end all pages have slots, far back some."""
     runner = opened(path, few_slots(path))
     assert runner._store.delta is not None
     tokens = tokens_of(7, 800)
@@ -153,7 +155,7 @@ def test_a_long_prompt_is_computed_again_in_few_slots(path: Path) -> None:
 
 
 def test_forks_compute_again_what_they_share_once(path: Path) -> None:
-    """All states are lost: what forks compute once more together, they compute from one another's."""
+    """All states are lost: forks that are recomputed together use each other's."""
     runner = opened(path, AMPLE)
     tokens = tokens_of(3, 100)
     sequence = runner.create_sequence()
@@ -214,7 +216,7 @@ def test_what_was_restored_goes_on_at_once(path: Path, runner: Counting, stop: i
 
 
 def test_what_is_no_number_stays_with_its_sequence(path: Path) -> None:
-    """States that another sequence left behind as NaN reach nobody who gets their slots."""
+    """NaN states left by another sequence do not affect later users of their slots."""
     runner = opened(path, AMPLE)
     tokens = tokens_of(9, 70)
     expected = whole(runner, tokens)

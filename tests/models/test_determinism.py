@@ -1,4 +1,4 @@
-"""A row's logits are the same to the bit whatever else is computed, however it is cut, on any number of threads."""
+"""A row's logits are bit-exact whatever else is computed, however it is chunked, on any number of threads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
-# layers that compute wanted rows alone, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
+# layers that compute only wanted rows, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
 # qwen35 gated delta networks and gated attention, deepseek2 latents, groups of experts, and 20 heads that share a
 # stored row, smallthinker experts that are chosen before attention, apertus activations with factors of a layer's own,
 # laguna gates and other numbers of heads in some layers, granitehybrid selective scans, falcon-h1 scans beside
@@ -95,7 +95,7 @@ def opened(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
 
 
 def shared(runner: RunnerT) -> Iterator[RunnerT]:
-    """The runner for one test of several; afterwards it is checked, and its sequences are freed."""
+    """A runner shared by several tests; after each it is checked, and its sequences are freed."""
     yield runner
     runner.check_integrity(set(runner._sequences))
     for sequence in list(runner._sequences):
@@ -142,7 +142,7 @@ def test_threads(case: tuple[Path, KVTypes], runner: NativeRunner) -> None:
 
 
 def test_company(runner: NativeRunner) -> None:
-    """Eight sequences decoded together, one of them while a prompt is prefilled beside it."""
+    """Eight sequences decoded together, one of them during another's prefill."""
     prompts = [tokens_of(10 + i, 20 + 7 * i) for i in range(8)]
     handles = [runner.create_sequence() for _ in prompts]
     for handle, prompt in zip(handles, prompts, strict=True):

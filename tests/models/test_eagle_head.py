@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they read of a model and what they guess is llama.cpp's."""
+"""EAGLE-3 heads: their inputs and their drafts equal llama.cpp's."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_it_reads_rows_without_what_the_model_divides_them_by(tmp_path: Path) ->
 
 
 def what_is_read(model: Synthetic, path: Path, layers: list[int]) -> np.ndarray:
-    """What a head reads of these layers after TOKENS."""
+    """The head's inputs from these layers after TOKENS."""
     made = replace(HEADS["own"], extra={"target_layers": layers, "target_hidden_size": model.embedding})
     made = replace(made, vocabulary=model.vocabulary)
     made = replace(made, beside={**made.beside, "fc.weight": f"width, {3 * model.embedding}"})
@@ -115,7 +115,7 @@ def test_its_logits_are_those_of_llama_cpp(files: Files, runner: NativeRunner) -
 
 
 def in_vocabulary(runner: NativeRunner, logits: np.ndarray) -> np.ndarray:
-    """Logits of outputs as those of tokens."""
+    """Logits of outputs as logits of tokens."""
     found = np.full(runner.info.vocab_size, -np.inf, np.float32)
     found[layer_of(runner)._tokens_of(np.arange(len(logits)))] = logits
     return found
@@ -127,7 +127,7 @@ def test_a_draft_begins_with_the_likeliest_token_after_the_text(files: Files, ru
     sequence = runner.create_sequence()
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])
-        runner.draft([(sequence, TOKENS[stop], 3)])  # whose wrong guesses must leave nothing behind
+        runner.draft([(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
     (drafted,) = runner.draft([(sequence, TOKENS[47], 4)])
     assert len(drafted) == 4 and all(np.isfinite(expected[-1][token]) for token in drafted)
     finite = expected[-1][np.isfinite(expected[-1])]

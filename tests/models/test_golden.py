@@ -1,9 +1,9 @@
 """The real tiny models: logits against a float32 reference, greedy text, and llama.cpp's logits and perplexity.
 
-A float file rounds only keys, values and what they are multiplied with, to 16 bits. A quantised file is also multiplied
-by activations rounded to 8 bits, as llama.cpp's are, but in blocks of another shape: two roundings of about 0.6 % each,
-which these models' few narrow layers hardly average out. Real texts show whether that costs anything: perplexity must
-agree within 1 %.
+A float file rounds only keys, values and their factors in products, to 16 bits. A quantised file also rounds
+activations to 8 bits, as llama.cpp does, but in blocks of another shape: two roundings of about 0.6 % each, which these
+models' few narrow layers hardly average out. Real texts show whether that costs anything: perplexity must agree within
+1 %.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Infinities and NaN in one sequence's keys and values reach no other sequence, wherever pages are shared or reused."""
+"""Infinities and NaN in one sequence's KV do not affect other sequences, wherever pages are shared or reused."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CUT = 5
 
 
 def poisoned(data: bytes, position: int, value: float) -> bytes:
-    """Exported keys and values of less than a page, of heads of 64, in which a position's factors are this."""
+    """Exported KV of less than a page, of heads of 64, in which one position's factors have this value."""
     heads = np.frombuffer(data, np.float32).copy().reshape(-1, 64 * 16 // 2 + 16)  # words in pairs, then factors
     heads[:, 64 * 16 // 2 + position] = value
     return heads.tobytes()

@@ -1,4 +1,6 @@
-"""Keys and values stored as f16, q8_0 or q4_0, each as it likes: sizes, refusals, and llama.cpp with the same types."""
+"""Keys and values stored as f16, q8_0 or q4_0 in any combination: sizes, refusals, and llama.cpp with
+the same types.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -16,11 +18,11 @@ from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle
 
-BYTES = {"f16": 2 * 64 + 4, "q8_0": 64 + 2 * 2, "q4_0": 32 + 2 * 2}  # of a key or value of a head of 64
+BYTES = {"f16": 2 * 64 + 4, "q8_0": 64 + 2 * 2, "q4_0": 32 + 2 * 2}  # per key or value of a head of 64
 MIXES = [("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0")]
 FOUR_BITS = [("q4_0", "q4_0"), ("q8_0", "q4_0")]
-# llama.cpp rounds queries and weights to 8 bits where we take 16, so that the difference is as large as what q8_0
-# itself costs: a quarter of a percent of a key's or value's largest number.
+# llama.cpp rounds queries and weights to 8 bits where we use 16, so the difference is as large as the error of q8_0
+# itself: a quarter of a percent of a key's or value's largest number.
 TOLERANCE = 0.02
 NUMBERS = (
     "block_count",
@@ -86,7 +88,7 @@ def test_heads_that_blocks_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_latents_are_stored_once(kind: str, size: int, tmp_path: Path) -> None:
     path = write(MODELS["deepseek2"], tmp_path / "model.gguf")
     runner = open_runner(path, (kind, kind))
-    assert runner.info.kv_bytes_per_token == 3 * size  # layers; a latent of 128 and 32 that turn
+    assert runner.info.kv_bytes_per_token == 3 * size  # layers; a latent of 128 and 32 rotated values
     sequence = runner.create_sequence()
     runner.run(tokens_of(20), list(range(20)), [sequence] * 20, [19])
     assert len(runner.export_kv(sequence, 0, 20)) == 32 * 3 * size  # whole pages
@@ -119,7 +121,7 @@ def test_logits_are_llama_cpp_s_with_the_same_types(name: str, types: tuple[str,
     theirs = llama_oracle.prefill_logits(path, tokens, setup)
     spread = plain.std()
     assert np.sqrt(((ours - theirs) ** 2).mean()) < TOLERANCE * spread
-    # It is what was asked for that is measured: q8_0 is not f16, and no further from it than llama.cpp's is.
+    # The requested types are really used: q8_0 differs from f16, by no more than llama.cpp's does.
     assert 0 < np.sqrt(((ours - plain) ** 2).mean()) < 1.1 * np.sqrt(((theirs - plain) ** 2).mean())
 
 
@@ -144,7 +146,7 @@ def test_four_bits_lose_no_more_than_llama_cpp_s(name: str, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small trained model whose heads of 16 are filled up with zeros to 32, which changes nothing but their size."""
+    """A small trained model whose heads of 16 are padded with zeros to 32, which changes nothing but their size."""
     reader = gguf.GGUFReader(data_dir / "models" / "gguf" / "tinystories656K-F32.gguf")
     values = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     numbers = {name: reader.fields[f"llama.{name}"].contents() for name in NUMBERS}
@@ -170,7 +172,7 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _wider(rows: np.ndarray) -> np.ndarray:
-    """Rows of heads of 16, each followed by 16 of zeros."""
+    """Rows of heads of 16, each followed by 16 zeros."""
     heads = rows.reshape(-1, 16, rows.shape[1])
     return np.concatenate([heads, np.zeros_like(heads)], axis=1).reshape(-1, rows.shape[1])
 

@@ -1,4 +1,4 @@
-"""Loading takes little more memory than the file, leaves nothing of the file mapped, and ends where the plan said."""
+"""Loading takes little more memory than the file, leaves nothing of the file mapped, and takes what the plan says."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ LARGE = Synthetic(
     "llama", layers=4, embedding=1024, feed_forward=4096, heads=16, vocabulary=8192, tied=False,
     extra={"rope.dimension_count": 64},
 )  # fmt: skip
-# Nearly all buffers are used, and enough is stored to see its size.
+# Nearly all buffers are used, and enough is stored to be measurable.
 WHOLE = {
     "llama": replace(LARGE, layers=6),
     "lfm2": replace(
@@ -43,7 +43,7 @@ WHOLE = {
 STORED = 640  # tokens: whole groups of pages
 SMALL = Synthetic("llama", tied=False, extra={"rope.dimension_count": 64})
 
-# Peak and resident sizes of a second load, after a first one has brought in the libraries.
+# Peak and resident sizes of a second load, after a first one has loaded the libraries.
 _SCRIPT = """
 import json, sys
 from gguf_io import open_model
@@ -66,7 +66,7 @@ print(json.dumps({key: after[key] - before[key] for key in after}))
 """
 
 
-# By how much computing a prompt makes the process grow, after a small model has done the same.
+# How much the process grows while it computes a prompt, after a small model has done the same.
 _WHOLE_SCRIPT = """
 import sys
 from gguf_io import open_model
@@ -112,7 +112,7 @@ _TABLE_BYTES = 65536 * 10 * 32 * 4
 
 
 def grown_by_loading(small: Path, large: Path) -> dict[str, int]:
-    """Bytes by which loading a file raises this process's peak, its size, and what it maps of files."""
+    """By how many bytes loading a file raises this process's peak and size, and how much of files it maps."""
     command = [sys.executable, "-c", _SCRIPT, str(small), str(large)]
     subprocess.run(command, check=True, capture_output=True)  # compiles kernels, which takes memory of its own
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""What a header says that a model needs, against the memory that the loaded model takes."""
+"""A model's memory planned from its header, against the memory that the loaded model takes."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads
 
 @pytest.fixture
 def builders(monkeypatch: pytest.MonkeyPatch) -> list[ProgramBuilder]:
-    """The builders of programs that are recorded from now on."""
+    """The builders of programs recorded from now on."""
     made: list[ProgramBuilder] = []
 
     def builder() -> ProgramBuilder:
@@ -53,7 +53,7 @@ def test_the_header_counts_the_arrays_of_the_loaded_model(
         needs = native_needs(file, threads=2)
         NativeRunner(file, kv_bytes=1 << 20, threads=2).close()
     beside = needs.weights + needs.buffers - touched_bytes(builders[0])
-    # What is no array of the program: logits of a row, and the states of short convolutions.
+    # Memory that is not an array of the program: logits of a row, and the states of short convolutions.
     rows = -(-MODELS[name].vocabulary // 32) * 32 * 4
     convolutions = MODELS[name].extra["attention.head_count_kv"].count(0) if name == "lfm2" else 0
     assert beside == rows + convolutions * 64 * 2 * MODELS[name].embedding * 4
@@ -115,7 +115,7 @@ def test_weights_of_every_type_take_what_is_planned(tmp_path: Path) -> None:
 
 
 def computed_types() -> Iterator[tuple[str, Any]]:
-    """The block types that the native engine computes and gguf can write."""
+    """The block types that the native engine supports and gguf can write."""
     for block in BLOCK_TYPES.values():
         if block.name in gguf.GGMLQuantizationType.__members__ and block.name in WEIGHT_FORMATS:
             yield block.name, block

@@ -1,4 +1,4 @@
-"""A packed file gives back what was packed, to the bit, or says that it is damaged."""
+"""A packed file returns what was packed, bit for bit, or reports that it is damaged."""
 
 import os
 from collections.abc import Iterator

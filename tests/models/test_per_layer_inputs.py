@@ -1,4 +1,4 @@
-"""Second embeddings that stay in the file, and last layers that are computed for wanted rows alone."""
+"""Second embeddings that stay in the file, and last layers that are computed only for wanted rows."""
 
 import os
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_wanted_rows_of_several_sequences(path: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_quantised_table_gives_its_values(kind: str, tmp_path: Path) -> None:
-    """The same file with the table's values as floats computes the same."""
+    """The same file with the table's values as floats gives the same results."""
     plain = write(MODELS["gemma4"], tmp_path / "plain.gguf")
     with open_model(plain) as file:
         values = {name: file.dequantize(name) for name in file.tensors}
@@ -118,7 +118,7 @@ def test_layers_that_share_keys_and_values_store_none(path: Path) -> None:
 
 
 def test_states_of_all_rows_for_embeddings(tmp_path: Path) -> None:
-    """Pooled rows need every row's state; together or alone they are the same."""
+    """Pooled rows need every row's state; they are the same in a batch and alone."""
     model = replace(MODELS["gemma4"], extra={**MODELS["gemma4"].extra, "pooling_type": 1})
     with open_model(write(model, tmp_path / "model.gguf")) as file, TextEncoder(file) as encoder:
         texts = [TOKENS[:50], TOKENS[50:60], TOKENS[:51]]

@@ -1,4 +1,4 @@
-"""The layer that predicts one token further: its logits are llama.cpp's, and what it drafts follows from them."""
+"""Multi-token prediction layers: logits equal llama.cpp's, and drafts follow from them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 TOKENS = np.random.default_rng(11).integers(0, 320, 48).tolist()
 ALL = 320  # ids
-# As for whole models (test_architectures): keys and values are stored in half precision here and there.
+# As for whole models (test_architectures): keys and values are rounded in different places.
 TOLERANCE = 4e-3
 
 
@@ -75,7 +75,7 @@ def test_a_draft_begins_with_the_likeliest_token_after_the_text(path: Path, runn
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])
         if start:
-            runner.draft([(sequence, TOKENS[stop], 3)])  # whose wrong guesses must leave nothing behind
+            runner.draft([(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
     (drafted,) = runner.draft([(sequence, TOKENS[47], 4)])
     assert len(drafted) == 4
     assert expected[drafted[0]] > expected.max() - 4 * TOLERANCE * expected.std()

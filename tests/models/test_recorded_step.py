@@ -1,4 +1,4 @@
-"""A step looked at afterwards: what it reads and computes agrees with the file, and repeating it changes nothing."""
+"""Inspecting a step afterwards: what it reads and computes agrees with the file, and repeating it changes nothing."""
 
 from itertools import count
 from pathlib import Path

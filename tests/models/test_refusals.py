@@ -1,4 +1,4 @@
-"""What a file holds beyond what the native engine computes is refused, before the results would be others."""
+"""Files that need more than the native engine supports are refused, instead of giving wrong results."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Tables of rotary embeddings: what they hold at any position, and that far positions cost what is used of them."""
+"""Tables of rotary embeddings: their values at any position, and that far positions only cost what is used."""
 
 import numpy as np
 import psutil
@@ -18,7 +18,7 @@ def table(growth: QueryGrowth | None = None) -> RopeTable:
 
 
 def rows(found: RopeTable, first: int, last: int) -> np.ndarray:
-    """The table's rows as they lie at its address."""
+    """The table's rows in memory."""
     return np.asarray(found._table[first : last + 1], np.float32)
 
 
@@ -46,7 +46,7 @@ def test_entries_are_cosines_and_sines_of_their_positions(
 
 
 def test_far_positions_take_the_memory_of_what_is_used() -> None:
-    """A table of all positions before would take 256 MiB."""
+    """A table of all earlier positions would take 256 MiB."""
     before = psutil.Process().memory_info().rss
     found = table()
     found.cover([(1 << 20, (1 << 20) + 511)])

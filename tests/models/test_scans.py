@@ -1,4 +1,4 @@
-"""Selective scans in files that vary: what they need, what may be missing, and what is refused."""
+"""Selective scans in varying files: required and optional tensors, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
 
 
 def test_a_convolution_without_biases(tmp_path: Path) -> None:
-    """As one whose biases are zeros."""
+    """Equal to a model whose biases are zeros."""
     model = MODELS["granitehybrid"]
     random = np.random.default_rng(3)
     values = {name: 0.1 * random.standard_normal(shape, np.float32) for name, shape in shapes(model).items()}
@@ -73,7 +73,7 @@ def test_a_convolution_without_biases(tmp_path: Path) -> None:
 
 
 def test_norms_that_llama_cpp_stores_as_vectors(tmp_path: Path) -> None:
-    """Its quantiser drops a dimension of 1."""
+    """llama.cpp's quantiser drops a dimension of 1."""
     model = MODELS["granitehybrid"]
     flat = replace(model, added={**model.added, "ssm_norm.weight": "scanned"})
     tokens = tokens_of(4, 20)
@@ -84,7 +84,7 @@ def test_norms_that_llama_cpp_stores_as_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["granitehybrid", "falcon-h1", "nemotron_h", "mamba2"])
 @pytest.mark.parametrize("wanted", [[0], [39], [5, 6, 7, 20], list(range(1, 40, 2))])
 def test_wanted_rows_are_those_of_all(name: str, wanted: list[int], tmp_path: Path) -> None:
-    """Networks behind the last scan are computed for wanted rows alone."""
+    """Networks after the last scan are computed only for wanted rows."""
     path, tokens = write(MODELS[name], tmp_path / "model.gguf"), tokens_of(2, 40)
     with open_model(path) as file:
         assert read_config(file).narrows == (name == "nemotron_h")

@@ -1,4 +1,4 @@
-"""Pooled rows of every encoder: llama.cpp's, and the same to the bit alone, together, and on any number of threads."""
+"""Pooled rows of every encoder equal llama.cpp's, and are bit-exact alone, in batches, and on any number of threads."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,8 @@ MODELS |= {f"{name}-reranker": model for name, model in RERANKERS.items()}
 LENGTHS = (1, 2, 15, 16, 17, 3, 100, 255, 256, 257, 400, 5, 512)
 GEMMA = ENCODERS["gemma-embedding"]
 TEXTS = [np.random.default_rng(length).integers(0, 320, length).tolist() for length in LENGTHS]
-# llama.cpp rounds activations and keys to half precision elsewhere than we do; F32 weights leave only that.
+# llama.cpp rounds activations and keys to half precision in other places than we do; with F32 weights only that is
+# left.
 TOLERANCE = 4e-3
 
 
@@ -50,7 +51,7 @@ def test_rows_are_llama_cpps(path: Path, encoder: TextEncoder) -> None:
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
-    """llama.cpp ends the process that loads such files: it computes the states, and the layers are computed here."""
+    """llama.cpp aborts when it loads such files: it computes the states, and the layers are computed here."""
     plain = write(GEMMA, tmp_path / "plain.gguf")
     dense = {"dense_2.weight": "both inner, width", "dense_3.weight": "width, both inner"}
     path = write(replace(GEMMA, beside=dense), tmp_path / "dense.gguf")

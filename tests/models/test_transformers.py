@@ -1,4 +1,4 @@
-"""Models beside transformers: the logits of the last token, pooled states, and a reranker's scores."""
+"""Models compared with transformers: the logits of the last token, pooled states, and a reranker's scores."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ from tests.localllm.importing.tiny_models import TOKENS
 from tests.models.transformers_models import TWINS, write_twin
 
 GOLDENS = json.loads((Path(__file__).parent / "transformers_goldens.json").read_text())
-# Keys and values in f16, and products in another order; what is misplaced is off by the whole spread.
+# For KV in f16 and another order of products; a misplaced tensor is off by the whole range.
 TOLERANCE = 0.005
-# GGUF has one GELU, by a tanh, where these have an exact one.
+# GGUF has one GELU, the tanh approximation, where these have an exact one.
 ROUNDED = {"jina-bert-v3": 0.02, "modern-bert": 0.02}
 
 

@@ -1,7 +1,7 @@
 """Every weight type that llama.cpp's quantizer makes: our logits against its own, and against the dequantised weights.
 
 Both engines round activations to 8 bits, in blocks of 32 or 256 that need not be the same ones. Each is up to 0.03 of
-the logits' spread from what the float activations would give on this model, so two of them differ by up to 0.045.
+the logits' range from the result with float activations on this model, so two of them differ by up to 0.045.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_logits_are_near_llama_cpp(file_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_type", [t for t in FILE_TYPES if not t.endswith(("F32", "F16"))])
 def test_logits_are_as_near_the_float_weights(file_type: str, tmp_path: Path) -> None:
-    """The same file with its weights written back as floats: what is left is the rounding of activations."""
+    """The same file with its weights written back as floats, which leaves only the rounding of activations."""
     path = quantized(write(MODEL, tmp_path / "float.gguf"), file_type)
     plain = tmp_path / "plain.gguf"
     with open_model(path) as file:
@@ -67,7 +67,9 @@ def test_logits_are_as_near_the_float_weights(file_type: str, tmp_path: Path) ->
 
 
 def test_gpt_oss_in_its_own_types_is_near_llama_cpp(tmp_path: Path) -> None:
-    """Experts in MXFP4. Where two of them nearly tie for a row, rounding may choose another: so the median of rows."""
+    """Experts in MXFP4. If two of them nearly tie for a row, rounding may choose another one; hence the
+    median of rows.
+    """
     path = quantized(write(MODELS["gpt-oss"], tmp_path / "float.gguf"), "MOSTLY_MXFP4_MOE")
     tokens = np.random.default_rng(3).integers(0, MODELS["gpt-oss"].vocabulary, 300).tolist()
     expected = llama_oracle.prefill_logits(path, tokens)
@@ -80,7 +82,7 @@ def test_gpt_oss_in_its_own_types_is_near_llama_cpp(tmp_path: Path) -> None:
 
 
 def quantized(source: Path, file_type: str) -> Path:
-    """Let llama.cpp quantize a file."""
+    """Quantise a file with llama.cpp."""
     llama: Any = llama_oracle.api()
     target = source.with_name(f"{file_type}.gguf")
     params = llama.llama_model_quantize_default_params()

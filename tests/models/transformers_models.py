@@ -1,7 +1,7 @@
-"""Tiny models that transformers computes too: their configurations, and the GGUF files of the same weights.
+"""Tiny models that transformers supports too: their configurations, and GGUF files with the same weights.
 
-Read by the tests, and by make_transformers_goldens.py beside them, which runs elsewhere. The names of tensors and
-keys are written down here; files that localllm makes of a checkpoint are compared in tests/localllm/importing.
+Used by the tests and by make_transformers_goldens.py, which runs in another environment. The names of tensors and keys
+are written out here; files that localllm imports are tested in tests/localllm/importing.
 """
 
 import re
@@ -27,11 +27,11 @@ _LAGUNA_LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "s
 
 @dataclass(frozen=True)
 class Twin:
-    """A model of transformers, and what its GGUF file has.
+    """A model of transformers, and its GGUF file.
 
     config: of transformers. names: of tensors, without the layer and mostly without .weight and .bias. metadata: keys
-    without the architecture's name; shared: those that have none. kind: what transformers adds to the states, if
-    anything. changed: what becomes of a layer's tensor, by its name in the file, where its values are not the same.
+    without the architecture's name; shared: those without that prefix. kind: what transformers adds to the states, if
+    anything. changed: functions that change a layer's tensor, by its name in the file.
     """
 
     architecture: str
@@ -297,7 +297,7 @@ def _same(values: np.ndarray) -> np.ndarray:
 
 
 def _named(twin: Twin, name: str) -> str:
-    """A tensor's name in the file, empty for those that are metadata, or of no use there."""
+    """A tensor's name in the file; empty for tensors that become metadata or are not needed."""
     if ".act_fn." in name or name.startswith("pooler."):
         return ""
     name = name.removeprefix("model.")

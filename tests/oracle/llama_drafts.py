@@ -1,6 +1,6 @@
-"""llama.cpp as the oracle of layers that draft: of multi-token prediction, and EAGLE-3 heads.
+"""llama.cpp as the oracle of drafting layers: multi-token prediction, and EAGLE-3 heads.
 
-What llama.cpp's binding lacks is called by the names that its C++ library exports.
+Functions that llama.cpp's binding lacks are called by their C++ symbol names.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ from tests.oracle.llama_oracle import api, compute, context, decode, load, log
 
 
 def predicted_logits(path: Path | str, tokens: Sequence[int], states: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the logits of the file's layer of multi-token prediction: float32[len(tokens), vocabulary].
+    """Return the logits of the file's multi-token prediction layer: float32[len(tokens), vocabulary].
 
-    states: float32[len(tokens), embedding], those that each token is joined with.
+    states: float32[len(tokens), embedding], the state combined with each token.
     """
     llama = api()
     params = llama.llama_context_default_params()
@@ -35,7 +35,7 @@ def predicted_logits(path: Path | str, tokens: Sequence[int], states: NDArray[np
 
 
 def layer_inputs(path: Path | str, tokens: Sequence[int], layers: Sequence[int]) -> NDArray[np.float32]:
-    """Return what goes into these layers, side by side: float32[len(tokens), layers * embedding]."""
+    """Return the inputs of these layers, concatenated: float32[len(tokens), layers * embedding]."""
     llama = api()
     width = llama.llama_model_n_embd(load(path))
     with context(path, len(tokens)) as handle:
@@ -52,7 +52,7 @@ def guessed_by_head(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """Return an EAGLE-3 head's states before its layer, its logits over the model's tokens, and its states after.
 
-    path: the head. features: what layer_inputs gives, of the token before each.
+    path: the head. features: the result of layer_inputs for the token before each.
     """
     llama, count = api(), len(tokens)
     width = llama.llama_model_n_embd(load(path))
@@ -78,7 +78,7 @@ def guessed_by_head(
 
 
 def _exported(name: str, result: Any = None) -> Any:
-    """A function of the library that has no binding, whose first argument is a context."""
+    """A function of the library without a binding, whose first argument is a context."""
     found = getattr(api()._lib, name)
     arguments = {"j": ctypes.c_uint32, "b": ctypes.c_bool}
     found.argtypes = [ctypes.c_void_p, *(arguments[letter] for letter in name.partition("P13llama_context")[2])]

@@ -7,7 +7,7 @@
     logits = llama_oracle.prefill_logits(path, ids)      # float32[len(ids), vocabulary]
 
 Everything runs on the CPU and in this process, and nothing is printed. Importing this module does not import llama_cpp.
-Models stay open, a few at a time, until the interpreter ends; contexts live for one call.
+A few models stay open until the interpreter exits; contexts live for one call.
 """
 
 import atexit
@@ -32,12 +32,12 @@ needs_llama = pytest.mark.skipif(
 _MODELS_KEPT = 4
 _open_models: dict[tuple[str, bool, bool, bool], Any] = {}
 _log_lines: list[str] = []
-_callbacks: list[object] = []  # C keeps only a pointer to the log callback, so somebody must keep the callback
+_callbacks: list[object] = []  # C keeps only a pointer to the log callback, so Python must keep the callback alive
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How llama.cpp computes. The default is its plainest path: one thread, no flash attention, f16 keys and values.
+    """How llama.cpp computes. The default is the simplest path: one thread, no flash attention, f16 keys and values.
 
     kv types are ggml names in lower case ("f32", "f16", "bf16", "q8_0", "q4_0", ...); a quantised type_v needs
     flash_attention. repack lets llama.cpp rearrange weights for this processor, which changes the last bits, and on
@@ -84,7 +84,7 @@ def clear_log() -> None:
 
 @contextmanager
 def recorded_log() -> Iterator[list[str]]:
-    """Yield the pieces of text that llama.cpp logs inside the block, also where somebody else had taken its log."""
+    """Yield the pieces of text that llama.cpp logs inside the block, even if another handler had its log."""
     llama = api()
     llama.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
     start = len(_log_lines)
@@ -104,7 +104,7 @@ def close_models() -> None:
 def load(path: Path | str, *, vocab_only: bool = False, repack: bool = False, drafts: bool = False) -> Any:
     """Return the llama_model pointer of a GGUF file on the CPU; the same one while it is among the last few used.
 
-    drafts: with the layers of multi-token prediction.
+    drafts: with the multi-token prediction layers.
     """
     llama = api()
     key = (str(Path(path).resolve()), vocab_only, repack, drafts)
@@ -162,7 +162,7 @@ def decode_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAUL
 def own_difference(path: Path | str, tokens: tuple[int, ...], setup: Setup = DEFAULT) -> float:
     """Return the largest difference between logits of one batch and of one token at a time.
 
-    llama.cpp's kernels round differently for other batches, and each processor has its own kernels. What is computed in
+    llama.cpp's kernels round differently for other batches, and each processor has its own kernels. Results computed in
     other batches than an expected value may differ by a small multiple of this.
     """
     whole, single = prefill_logits(path, tokens, setup), decode_logits(path, tokens, setup)
@@ -178,7 +178,7 @@ def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32
 
 
 def pooled(path: Path | str, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
-    """Return the first `width` numbers of what the file's own pooling makes of one text: float32[width]."""
+    """Return the first `width` numbers of one text's row, pooled as the file says: float32[width]."""
     llama = api()
     with _computed(path, tokens, llama.LLAMA_POOLING_TYPE_UNSPECIFIED) as handle:
         row = llama.llama_get_embeddings_seq(handle, 0)
@@ -187,7 +187,7 @@ def pooled(path: Path | str, tokens: Sequence[int], width: int) -> NDArray[np.fl
 
 @contextmanager
 def _computed(path: Path | str, tokens: Sequence[int], pooling: int) -> Iterator[Any]:
-    """Yield a context that has computed one text for its states."""
+    """Yield a context that has computed the states of one text."""
     llama = api()
     params = llama.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
@@ -216,7 +216,7 @@ def greedy(path: Path | str, prompt: Sequence[int], count: int, setup: Setup = D
 def tokenize(path: Path | str, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
     """Return llama.cpp's token ids of a text; only the file's vocabulary is loaded.
 
-    add_special adds the tokens that the model wants at the beginning and end; parse_special reads "<s>" and the like
+    add_special adds the tokens that the model requires at the beginning and end; parse_special reads "<s>" and the like
     as tokens. Raises ValueError for text on which llama.cpp would abort the process: characters unknown to an SPM
     vocabulary without byte tokens.
     """
@@ -237,7 +237,7 @@ def tokenize(path: Path | str, text: str, *, add_special: bool = True, parse_spe
 
 
 def detokenize(path: Path | str, tokens: Sequence[int], *, special: bool = False) -> bytes:
-    """Return the bytes of token ids; special writes control tokens out instead of leaving them out."""
+    """Return the bytes of token ids; special writes control tokens instead of leaving them out."""
     llama = api()
     vocab = llama.llama_model_get_vocab(load(path, vocab_only=True))
     ids = (llama.llama_token * len(tokens))(*tokens)
@@ -284,7 +284,7 @@ def vocab_size(path: Path | str) -> int:
 def decode(
     handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Append tokens to sequence 0, with states beside them, and return the logits of all of them, as a copy."""
+    """Append tokens to sequence 0, with states, and return the logits of all of them, as a copy."""
     compute(handle, tokens, first_position, states)
     llama = api()
     vocab = llama.llama_model_get_vocab(llama.llama_get_model(handle))
@@ -293,7 +293,7 @@ def decode(
 
 
 def compute(handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None) -> None:
-    """Run tokens of sequence 0, with states beside them, and ask for the results of all of them."""
+    """Run tokens of sequence 0, with states, and request the results of all of them."""
     llama = api()
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     floats = ctypes.POINTER(ctypes.c_float)

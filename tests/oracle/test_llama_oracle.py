@@ -1,4 +1,4 @@
-"""The oracle itself, against texts and token ids that come from elsewhere (golden.json)."""
+"""The oracle itself, against texts and token ids from elsewhere (golden.json)."""
 
 import json
 from pathlib import Path

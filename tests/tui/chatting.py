@@ -1,4 +1,4 @@
-"""Steps that the chat's tests repeat."""
+"""Steps shared by the chat's tests."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ def chat_of(pilot: Pilot[None]) -> ChatScreen:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], seconds: float = 60) -> None:
-    """Let the app work until the condition holds; a bound so wide that only a defect meets it."""
+    """Let the app run until the condition holds; the time limit is so large that only a bug reaches it."""
     async with asyncio.timeout(seconds):
         while not condition():
             await pilot.pause(0.02)
@@ -30,12 +30,12 @@ async def until(pilot: Pilot[None], condition: Callable[[], object], seconds: fl
 
 async def loaded(pilot: Pilot[None]) -> ChatScreen:
     chat = chat_of(pilot)
-    await until(pilot, lambda: chat.info, 300)  # a real model may have its kernels compiled first
+    await until(pilot, lambda: chat.info, 300)  # a real model may first need its kernels compiled
     return chat
 
 
 async def say(pilot: Pilot[None], text: str) -> None:
-    """Write a prompt and send it."""
+    """Type a prompt and send it."""
     chat_of(pilot).prompt.insert(text)
     await pilot.press("enter")
 

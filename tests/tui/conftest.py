@@ -1,4 +1,4 @@
-"""What the chat's tests share: a store in a temporary folder, and nothing that moves by itself."""
+"""Fixtures of the chat's tests: a store in a temporary folder, and no animations."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the pictures show: questions, answers, an engine at work, and the machine that has them."""
+"""The content of the pictures: questions, answers, a running engine, and its machine."""
 
 import math
 import threading
@@ -79,7 +79,7 @@ SNAPSHOT = EngineSnapshot(
     timelines=TIMELINES,
     now=10.0,
 )
-# A weight is a byte and two operations: 8 GB of layers, 1 GB of logits, 1 KiB of keys and values a token.
+# Per weight a byte and two operations: 8 GB of layers, 1 GB of logits, 1 KiB of keys and values per token.
 SHAPE = replace(
     llama_3_8b(), layers=1, kv_heads=4, head_size=64, weights=9e9, dense_bytes=8e9, output_bytes=1e9,
     row_operations=16e9, output_operations=2e9,
@@ -90,7 +90,7 @@ RIVALS = Logprob(b" water", math.log(0.75), ((b" water", math.log(0.75)), (b" li
 
 
 class Machine(FakeBackend):
-    """Scripted answers, a built-in model, some to pull; nothing that changes by itself."""
+    """Scripted answers, a built-in model, some to pull; nothing changes by itself."""
 
     def __init__(self) -> None:
         super().__init__([said("Water, I think.", PartKind.REASONING), said(ANSWER), ended()])
@@ -98,11 +98,11 @@ class Machine(FakeBackend):
         self.painted = threading.Event()
 
     def memory_bytes(self) -> int | None:
-        """It is asked for now and then, and pictures are taken in between."""
+        """The constant result of a periodic query, which pictures must not depend on."""
         return None
 
     def models(self, near: str | None) -> list[ModelChoice]:
-        """They are listed once the chat behind the list is whole, so that the picture is always the same."""
+        """Listed once the chat behind the list is complete, so that the picture is always the same."""
         assert self.painted.wait(60)
         built_in = ModelChoice(
             "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"

@@ -1,7 +1,7 @@
 """Every screen of the chat: how to reach it with scripted answers, and a program that draws all of them.
 
 `TEXTUAL_ANIMATIONS=none python -m tests.tui.screens FOLDER [NAME ...]` writes each screen in every size and all colours
-as SVG, to look at.
+as SVG, for review.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def welcome(pilot: Pilot[None]) -> None:
 
 
 async def loading(pilot: Pilot[None]) -> None:
-    """A model on its way: the gate was shut before the app began."""
+    """A model being loaded: the gate was closed before the app started."""
     chat = chat_of(pilot)
     await until(pilot, lambda: chat.loader.busy and chat.status_line.facts.activity)
 
@@ -170,7 +170,7 @@ async def find(pilot: Pilot[None]) -> None:
 
 
 async def tabs(pilot: Pilot[None]) -> None:
-    """Five chats: one with an answer, one that answers, one with a draft."""
+    """Five chats: one with an answer, one that is answering, one with a draft."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     await answer(pilot)
@@ -260,7 +260,7 @@ async def _asks(pilot: Pilot[None], call: ToolCall) -> None:
 
 
 async def tool_result(pilot: Pilot[None]) -> None:
-    """The change and its result, after it was allowed."""
+    """The change and its result, after approval."""
     await approval(pilot)
     machine_of(pilot).scripts.append([said("It asks for the hemisphere now."), ended()])
     await pilot.press("down", "enter")
@@ -351,7 +351,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
         patch.dict(os.environ, environment),
         patch("tui.screens.models.available_memory", lambda: 4 * 2**30),
         patch("tui.screens.sessions._age", lambda _seconds: "just now"),
-        patch("tui.status.STALL_S", math.inf),  # how long an answer is silent would change each picture of it
+        patch("tui.status.STALL_S", math.inf),  # the time since the last text would change every picture
         patch.object(Input, "cursor_blink", False),
         patch.object(TextArea, "cursor_blink", False),
     ):
@@ -370,7 +370,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
 
 
 async def draw(screen: str, size: tuple[int, int], app: ChatApp) -> str:
-    """The picture of a screen, once it has not changed for a while."""
+    """A picture of the screen, once it has not changed for a while."""
     async with app.run_test(size=size) as pilot:
         await SCREENS[screen](pilot)
         picture, since = "", time.monotonic()

@@ -1,4 +1,4 @@
-"""Files, pictures and long pasted texts that go with a message."""
+"""Files, pictures and long pasted texts attached to a message."""
 
 import asyncio
 import base64
@@ -59,7 +59,7 @@ def test_a_picture_is_drawn_where_the_terminal_can_and_a_damaged_one_is_not(
 
 
 async def paste(pilot: Pilot[None], text: str) -> str:
-    """Paste into the prompt and return what stands in it."""
+    """Paste into the prompt and return the prompt's text."""
     prompt = chat_of(pilot).prompt
     before = prompt.text
     pilot.app.post_message(Paste(text))
@@ -68,7 +68,7 @@ async def paste(pilot: Pilot[None], text: str) -> str:
 
 
 async def resend(pilot: Pilot[None], backend: FakeBackend) -> None:
-    """Send the prompt in the place of the first message, and wait for the answer."""
+    """Send the prompt as the first message, and wait for the answer."""
     await pilot.press("enter")
     await until(pilot, lambda: len(backend.requests) == 2)
     await answered(pilot)
@@ -251,7 +251,7 @@ def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
 
 def test_our_own_engine_tells_that_it_reads_text_only(data_dir: Path) -> None:
     backend = EngineBackend(lambda _: Settings(backend="native", disk_cache=False))
-    assert backend.picture_tokens(png(1)) is None  # nothing is known before a model is loaded
+    assert backend.picture_tokens(png(1)) is None  # unknown before a model is loaded
     try:
         backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
         assert backend.info is not None and not backend.info.sees

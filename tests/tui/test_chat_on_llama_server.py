@@ -30,7 +30,7 @@ def backend(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def answer(backend: OpenAIBackend, messages: list[Any], **asked: Any) -> tuple[dict[PartKind, str], AnswerEvent]:
-    """The text by its kind, and the last event."""
+    """The text by kind, and the last event."""
     texts = dict.fromkeys(PartKind, "")
     for event in backend.submit(AnswerRequest(messages=messages, sampling={"temperature": 0.0}, **asked)):
         for part in event.parts:

@@ -1,4 +1,4 @@
-"""/compact: the model's own summary stands for the oldest turns, is shown, and can be taken back."""
+"""/compact: the model's own summary replaces the oldest turns, is shown, and can be undone."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tui.conversation import SUMMARY_HEADING, SUMMARY_PROMPT
 
 
 def backend_with(*answers: str) -> FakeBackend:
-    """Answers in turn; a title comes after the first."""
+    """Answers in order; a title comes after the first."""
     first, *others = ([said(answer), ended()] for answer in answers)
     return FakeBackend(first, [said("A title"), ended()], *others, converses=True)
 
@@ -47,7 +47,7 @@ def test_the_summary_stands_for_the_oldest_turns(make_app: MakeApp) -> None:
 
     asyncio.run(flow())
     _, _, third, summary, fourth, fifth = asked(backend)
-    # It begins as the request before it, whose keys and values are there.
+    # It begins like the request before it, whose KV is cached.
     assert [message["content"] for message in summary.messages] == ["question 1", "one", SUMMARY_PROMPT]
     assert list(third.messages[:2]) == list(summary.messages[:2])
     assert fourth.messages[0] == {"role": "system", "content": f"{SUMMARY_HEADING}\nThey spoke of one."}

@@ -1,4 +1,4 @@
-"""Copies travel through the terminal: of an answer, of a selected message, of a code block."""
+"""Copying through the terminal: an answer, a selected message, a code block."""
 
 import asyncio
 import base64

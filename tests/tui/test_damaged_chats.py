@@ -1,4 +1,4 @@
-"""Damaged chat databases: whatever was changed, what the chat asks of one ends in an answer or in a SessionError."""
+"""Damaged chat databases: whatever was changed, each operation returns a result or raises a SessionError."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def use(path: Path) -> None:
-    """What the chat does with a database: every outcome but a SessionError is one of the store's own types."""
+    """The chat's operations on a database: every outcome but a SessionError is one of the store's own types."""
     try:
         store = SessionStore(path, must_save=False)
     except SessionError:
@@ -136,7 +136,7 @@ def test_one_damaged_letter_hides_no_chat(whole: bytes, tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_text_are_stored(tmp_path: Path) -> None:
-    """A model's path may hold bytes that are not UTF-8."""
+    """A model's path may contain bytes that are not UTF-8."""
     store = SessionStore(tmp_path / "s.db")
     session = store.create("model\udcff.gguf", {})
     store.add(Message(0, session, None, Role.USER, "\ud800"))

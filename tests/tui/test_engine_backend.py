@@ -1,4 +1,4 @@
-"""What the chat's own engine is asked: cut answers go on, also inside their thoughts, and manifests are followed."""
+"""Requests to the chat's own engine: continuing cut answers, even within reasoning, and applying manifests."""
 
 from collections import deque
 from types import SimpleNamespace

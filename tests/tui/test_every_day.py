@@ -1,4 +1,4 @@
-"""Small things: what a search found, tokens before sending, a word to a user who has left the terminal."""
+"""Small features: search snippets, token counts before sending, notifications in the background."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def test_tokens_of_a_long_text_are_shown_before_it_is_sent(make_app: MakeApp) ->
 
 
 async def ask_and_leave(pilot: Pilot[None], backend: FakeBackend, text: str) -> None:
-    """Send a prompt, and look at another window while it is answered."""
+    """Send a prompt, and move the focus away while it is answered."""
     before = len(backend.answers)
     await say(pilot, text)
     await until(pilot, lambda: len(backend.answers) > before)

@@ -1,4 +1,4 @@
-"""The picker of files behind an at sign."""
+"""The file picker after an at sign."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_files_are_ranked_by_where_the_letters_are(letters: str, best: list[str]
 
 
 def test_letters_that_fit_in_very_many_ways_are_found_in_one() -> None:
-    """Trying all of them would never end."""
+    """Trying all alignments would never end."""
     path = "ab" * 200 + "/c"
     assert [choice.path for choice in ranked([path], "abbabaabbabac", 8)] == [path]
 

@@ -33,7 +33,7 @@ harbour = 1
 
 
 def styles(chat: ChatScreen, style: str) -> list[str]:
-    """The texts on the screen that have this style."""
+    """The texts on the screen with this style."""
     found = []
     for static in chat.transcript.query(Static):
         content = static.visual
@@ -81,7 +81,7 @@ def test_matches_are_marked_and_counted_and_typing_types(make_app: MakeApp) -> N
 
 
 def long_chat(store: SessionStore, turns: int) -> int:
-    """A chat whose first answer, and a tool's result in the middle, have a rare word."""
+    """A chat with a rare word in its first answer, and in a tool's result in the middle."""
     session = store.create("tiny", {})
     parent: int | None = None
     for turn in range(turns):
@@ -122,7 +122,7 @@ def test_a_match_far_up_is_mounted_and_the_chat_goes_on_at_its_end(make_app: Mak
             assert contents[-4:] == ["Question 59", "Answer 59.", "One more", "Last."]
 
     def seen(chat: ChatScreen) -> bool:
-        """Whether the marked match is within the screen."""
+        """Whether the highlighted match is on the screen."""
         static = next(static for static in chat.transcript.query(Static) if "needle in a fold" in str(static.visual))
         at = static.region.y + 40
         return chat.transcript.region.y <= at < chat.transcript.region.bottom

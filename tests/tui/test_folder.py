@@ -1,4 +1,4 @@
-"""A chat about a folder: excerpts go with a question, quotations are checked before they are shown."""
+"""A chat about a folder: excerpts are attached to a question, quotations are checked before they are shown."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_an_answer_about_a_folder_is_checked(make_app: MakeApp, folder: Path) ->
             await ask(pilot, "Thanks!")
             last = [request for request in backend.requests if not request.background][-1]
             assert last.messages[-1]["content"] == "Thanks!"
-            assert last.messages[0] == system  # what was computed stays of use
+            assert last.messages[0] == system  # what was computed stays cached
 
     asyncio.run(flow())
 

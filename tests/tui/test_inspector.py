@@ -1,4 +1,4 @@
-"""The inspector's pictures, from figures counted by hand, and the screen that shows them."""
+"""The inspector's drawings, from figures computed by hand, and the screen that shows them."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
 
 def test_a_cell_of_the_page_map_stands_for_neighbours() -> None:
     text = str(drawings.pages(SNAPSHOT, 2, 2))
-    assert text.splitlines()[:2] == ["█▒", "░░"]  # two pages a cell
+    assert text.splitlines()[:2] == ["█▒", "░░"]  # two pages per cell
     assert "2 pages a cell" in text
     assert drawings.pages(replace(SNAPSHOT, page_holders=np.zeros(0, np.int32)), 2, 2).plain.startswith("··\n··\n")
 
@@ -139,7 +139,7 @@ def test_what_is_shown_is_exported(make_app: MakeApp, tmp_path: Path, monkeypatc
 
 
 def test_the_timeline_shows_phases_to_scale() -> None:
-    """Ten seconds on forty cells: four a second."""
+    """Ten seconds on forty cells: four cells per second."""
     lines = str(laboratory_drawings.timeline(SNAPSHOT, 47, 5)).splitlines()
     assert lines[0].rstrip() == "#1     ····████▓▓▓▓┃━━━━━━━━━━━━━━━━━━━╸"
     assert lines[1].rstrip() == f"#2     {' ' * 16}{'·' * 16}████"
@@ -160,7 +160,7 @@ def test_the_last_request_s_phases_are_told_one_by_one() -> None:
 
 def test_a_forecast_is_the_roofline_of_each_part() -> None:
     now = forecast(COSTS, Setting(1, 1000, "f16", 8.0), 90e9, 1800e9)
-    # 8 GB and 1 GB at 90 GB/s, 1 KiB for each of 1000 tokens; 18 GOP are nothing at 1800 GOP/s
+    # 8 GB and 1 GB at 90 GB/s, 1 KiB for each of 1000 tokens; 18 GOP take no time at 1800 GOP/s
     layers, logits, looked = (seconds for _, seconds in now.parts)
     assert (layers, logits) == (8 / 90, 1 / 90) and looked == max(
         1024e3 / 90e9, 1000 * SHAPE.lookup_operations / 1.8e12
@@ -235,7 +235,7 @@ def test_every_page_fills_the_screen(make_app: MakeApp, size: tuple[int, int]) -
                 await until(pilot, lambda drawn=drawn: str(drawn.content))
                 await pilot.pause()
                 boxes = screen.query_one(f"#page-{page}").query(".picture")
-                assert max(box.region.bottom for box in boxes) >= size[1] - 1  # all but the footer
+                assert max(box.region.bottom for box in boxes) >= size[1] - 1  # all except the footer
                 assert max(box.region.right for box in boxes) >= size[0] - 1
                 width = drawn.size.width
                 assert all(cell_len(line) <= width for line in str(drawn.content).splitlines()[:-1])

@@ -1,4 +1,4 @@
-"""keys.toml: read, checked, and every action known."""
+"""keys.toml: parsing and checks; every action is known."""
 
 from pathlib import Path
 

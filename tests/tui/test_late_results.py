@@ -1,4 +1,4 @@
-"""What comes when its widgets have left the screen already, as it happens while the program ends: nobody minds."""
+"""Results that arrive after their widgets have left the screen, as happens during exit, cause no error."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ LOOK = EngineSnapshot(
 
 
 class Slow(FakeBackend):
-    """Looks into the engine and lists of models come when the test lets them."""
+    """Inspection and model lists arrive when the test lets them."""
 
     def __init__(self, *scripts: Sequence[AnswerEvent], fails: bool = False) -> None:
         super().__init__(*scripts)
@@ -45,7 +45,7 @@ class Slow(FakeBackend):
 
 
 async def widgets_leave(pilot: Pilot[None]) -> None:
-    """As while a screen is taken down: its widgets have gone, its workers not yet."""
+    """As during the removal of a screen: its widgets are gone, its workers not yet."""
     await pilot.app.screen.remove_children()
 
 

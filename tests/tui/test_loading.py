@@ -1,4 +1,4 @@
-"""Loading behind the chat: the first model, pulls, Esc, and what stays when a model cannot be had."""
+"""Loading in the background: the first model, pulls, Esc, and what stays if a model cannot be loaded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ TO_PULL = ModelChoice("small:1b", 10**9, memory=10**9, here=False, suits="short 
 
 
 class NewBackend(FakeBackend):
-    """A machine without a model of the user's."""
+    """A machine on which the user has no model."""
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return (BUILT_IN, TO_PULL)
@@ -126,7 +126,7 @@ def test_leaving_while_a_model_loads_is_no_error(make_app: MakeApp) -> None:
             backend.gate.set()
             await until(pilot, lambda: worker.is_finished)
             assert worker.error is None
-            chat.loader.join(chat.place, pull=False)  # leaves again with its screen
+            chat.loader.join(chat.place, pull=False)  # removed with its screen
 
     asyncio.run(flow())
 
@@ -224,7 +224,7 @@ def test_an_answer_is_kept_when_the_program_ends(make_app: MakeApp, store: Sessi
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No model of this machine's is seen."""
+    """No model of this machine is visible."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "OLLAMA_MODELS", "HF_HUB_CACHE", "HF_HOME", "LLAMA_CACHE"):
         monkeypatch.delenv(variable, raising=False)

@@ -1,4 +1,4 @@
-"""What a model writes is shown to the letter, also where it looks like HTML, at any width and however it arrives."""
+"""Model output is shown in full, even if it looks like HTML, at any width and however it arrives."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from textual.widgets import Markdown
 
 from tui.widgets.markdown import AnswerMarkdown
 
-# Texts, and what of them is markup that need not show.
+# Texts, and the parts of them that are markup and need not be shown.
 LETTERS = [
     ("Use the <div> tag and the <List<String>> type.", ""),
     ("<details><summary>More</summary>hidden</details>", ""),
@@ -68,7 +68,7 @@ async def streamed(pieces: list[str], columns: int = 80) -> str:
 
 
 def letters(text: str) -> str:
-    """Without blanks, lines of tables and bullets."""
+    """Without blanks, table lines and bullets."""
     return re.sub(r"[\s\u2500-\u257f•▪‣⭑◦✓]", "", text)
 
 
@@ -100,7 +100,7 @@ def test_wide_code_and_tables_can_be_read(columns: int) -> None:
     together = letters(shown)
     assert "#the_end" in together and "last_word" in together and "…" not in together
     rows = [line for line in shown.splitlines() if " one " in line or " two " in line]
-    assert [line.split("│")[2].rstrip()[-2:] for line in rows] == [" 1", "22"]  # to the right
+    assert [line.split("│")[2].rstrip()[-2:] for line in rows] == [" 1", "22"]  # scroll right
 
 
 PARTS = [

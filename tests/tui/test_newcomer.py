@@ -1,4 +1,4 @@
-"""What somebody meets who has never used the chat: slips of the keyboard, ways out, figures that agree."""
+"""A new user's experience: typing errors, ways to leave, consistent figures."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def figures(view: Widget) -> str:
 
 
 def failure(chat: ChatScreen) -> str:
-    """The error that is shown, if any."""
+    """The error shown, if any."""
     return " ".join(str(note.content) for note in chat.query(".failure").results(Static))
 
 

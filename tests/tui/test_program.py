@@ -58,7 +58,7 @@ def collecting() -> Iterator[None]:
 
 
 def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """Run the program as far as the chat, and return its exit code."""
+    """Run the program up to the chat, and return its exit code."""
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "argv", ["localllm", *arguments])

@@ -1,4 +1,4 @@
-"""Prompts and personas in files of the configuration folder."""
+"""Saved prompts and personas, as files of the configuration folder."""
 
 import asyncio
 import tomllib

@@ -1,4 +1,4 @@
-"""/save: the present model with what was said and set, as a model of its own."""
+"""/save: the current model with this chat's messages and settings as a new model."""
 
 import asyncio
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Pictures of every screen in some of its sizes and colours, compared with those in __snapshots__.
+"""Pictures of every screen in some sizes and colours, compared with those in __snapshots__.
 
-After a wanted change: `pytest tests/tui/test_screens.py --snapshot-update`, and look at the new pictures. All sizes and
-colours: `python -m tests.tui.screens FOLDER`.
+After an intended change: `pytest tests/tui/test_screens.py --snapshot-update`, and review the new pictures. All sizes
+and colours: `python -m tests.tui.screens FOLDER`.
 """
 
 import time
@@ -19,7 +19,7 @@ Compare = Callable[..., bool]
 PICTURES = Path(__file__).parent / "__snapshots__" / "test_screens"
 STILL_SECONDS = 5.0
 
-# Their notes have paths of this run's temporary folder.
+# Their notes contain paths of this run's temporary folder.
 WITH_PATHS = {"tools", "personas"}
 DRAWN = (
     *("welcome-dark-80x24", "loading-dark-60x20", "first-model-dark-80x24", "answer-dark-80x24"),
@@ -34,9 +34,9 @@ DRAWN = (
 
 
 async def become(pilot: Pilot[None], stored: Path) -> None:
-    """Wait until the screen is the stored picture: it is painted in several steps, and no event tells of the last one.
+    """Wait until the screen equals the stored picture: it is painted in several steps, without an event after the last.
 
-    One that never becomes it is left to the comparison, once it has stood still for some seconds.
+    A screen that never does is compared once it has not changed for some seconds.
     """
     wanted = normalize_svg(stored.read_text("utf-8")) if stored.exists() else ""
     last, since = "", time.monotonic()

@@ -1,4 +1,4 @@
-"""From the prompt to the conversation: one message at a time, and nothing that was written is lost."""
+"""From the prompt to the conversation: one message at a time, and no text is lost."""
 
 import asyncio
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_the_default_of_a_parameter_is_the_models() -> None:
 
 
 def test_an_answer_without_an_end_reads_as_stopped(make_app: MakeApp, store: SessionStore) -> None:
-    """The program was killed while it was written, perhaps before its first word."""
+    """The program was killed while the answer was written, perhaps before its first word."""
 
     async def flow() -> None:
         async with make_app(FakeBackend([])).run_test() as pilot:
@@ -186,7 +186,7 @@ def test_joiners_are_letters(make_app: MakeApp) -> None:
     async def flow() -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
             chat = await loaded(pilot)
-            for event in XTermParser().feed(family):  # as the keys come from a terminal
+            for event in XTermParser().feed(family):  # as keys arrive from a terminal
                 chat.prompt.post_message(event)
             await until(pilot, lambda: chat.prompt.text == family)
 

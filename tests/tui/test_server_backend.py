@@ -1,4 +1,4 @@
-"""The chat on a server: a scripted one that speaks Ollama's protocol, and localllm's own."""
+"""The chat on a server: a scripted one with Ollama's protocol, and localllm's own."""
 
 import http.server
 import json
@@ -25,7 +25,7 @@ LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count
 
 
 class Script:
-    """What the server says, and what it was asked."""
+    """The server's answers, and the requests it received."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -33,7 +33,7 @@ class Script:
         self.asked: list[dict[str, Any]] = []
         self.key = ""
         self.abilities = ["completion", "thinking"]
-        self.mute = threading.Event()  # until it is set, no conversation gets as much as a header
+        self.mute = threading.Event()  # until it is set, no conversation gets even a header
         self.mute.set()
         self.hold = threading.Event()
         self.hold.set()
@@ -93,7 +93,7 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
             self.wfile.write(json.dumps(content).encode())
 
         def log_message(self, *_: object) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -127,7 +127,7 @@ def test_an_answer_with_thinking_and_the_servers_own_figures(backend: OllamaBack
     body = script.asked[-1]
     assert body["messages"] == [{"role": "user", "content": "Hi"}]
     assert body["think"] is True
-    # What nobody changed is left to the server, whose model may have parameters of its own.
+    # Unchanged parameters are left to the server, whose model may have its own.
     assert body["options"] == {"temperature": 0.5, "seed": 3, "num_predict": 40}
 
 
@@ -267,7 +267,7 @@ def test_models_and_addresses(backend: OllamaBackend) -> None:
     (choice,) = backend.models(None)
     assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # it does not listen
+        silent.bind(("127.0.0.1", 0))  # no server listens there
         with pytest.raises(RemoteError, match="cannot be reached"):
             OllamaBackend(OllamaServer(f"127.0.0.1:{silent.getsockname()[1]}")).models(None)
     with pytest.raises(RemoteError, match="not a server's address"):

@@ -1,4 +1,4 @@
-"""The status line: what it says, in which order, and what gives way where the terminal is narrow."""
+"""The status line: its content and order, and what is dropped on narrow terminals."""
 
 import pytest
 

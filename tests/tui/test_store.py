@@ -1,4 +1,4 @@
-"""The database: two programs at once, newer versions, damaged files, and where a deleted chat goes."""
+"""The database: two programs at once, newer versions, damaged files, and deleted chats."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Several chats at once: each goes on in its tab, and the title bar shows how far they are."""
+"""Several chats at once: each continues in its tab, and the title bar shows their state."""
 
 import asyncio
 
@@ -22,12 +22,12 @@ def tabs(pilot: Pilot[None]) -> list[ChatScreen]:
 
 
 def row(pilot: Pilot[None]) -> str:
-    """What the title bar of the present tab shows."""
+    """What the title bar shows for the current tab."""
     return str(chat_of(pilot).title_bar._title.content)
 
 
 async def listed(pilot: Pilot[None]) -> None:
-    """Open the list of chats, of which there is one."""
+    """Open the list of chats, which has one."""
     await pilot.press("f3")
     await until(
         pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen._entries.highlighted == 0

@@ -1,4 +1,4 @@
-"""Output outlives its terminal."""
+"""Output continues after its terminal is gone."""
 
 import io
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def test_a_terminal_that_went_is_told_of_once_and_written_to_no_more() -> None:
 
 
 class CountingDriver:
-    """Counts how often it was started again."""
+    """Counts how often it was restarted."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -46,7 +46,7 @@ class CountingDriver:
 
 def test_a_terminal_is_taken_up_again_only_where_it_was_let_go() -> None:
     driver = surviving(cast("Any", CountingDriver))(cast("Any", SimpleNamespace()))
-    driver.resume_application_mode()  # SIGCONT, which a hang-up brings
+    driver.resume_application_mode()  # SIGCONT, which a hang-up sends
     assert cast("Any", driver).resumed == 0
     driver.suspend_application_mode()
     driver.resume_application_mode()

@@ -1,4 +1,4 @@
-"""Tools in the chat: nothing is written or run unasked, results fold, the loop is bounded, /undo takes back."""
+"""Tools in the chat: nothing is written or run without approval, results fold, rounds are limited, /undo reverts."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ Flow = Callable[[Pilot[None]], Awaitable[None]]
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> list[AnswerEvent]:
-    """An answer that calls tools."""
+    """An answer with tool calls."""
     made = tuple(ToolCall(name, arguments) for name, arguments in wanted)
     return [AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "<tool_call>", made),)), ended()]
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def play(make_app: MakeApp, folder: Path) -> Callable[[FakeBackend, Flow], None]:
-    """Run a flow in a chat of the folder with tools on."""
+    """Run a scenario in a chat of the folder with tools on."""
 
     def run(backend: FakeBackend, flow: Flow) -> None:
         async def whole() -> None:
@@ -81,7 +81,7 @@ async def asked(pilot: Pilot[None]) -> ApprovalScreen:
 
 
 async def decide(pilot: Pilot[None], wanted: str) -> None:
-    """Choose by keys the option that begins so."""
+    """Select the option that begins like this, by keys."""
     screen = await asked(pilot)
     options = screen.query_one(OptionList)
     prompts = [str(options.get_option_at_index(index).prompt) for index in range(options.option_count)]
@@ -241,7 +241,7 @@ def test_what_a_tool_returns_approves_and_calls_nothing(
 
     async def flow(pilot: Pilot[None]) -> None:
         await say(pilot, "Read a.txt")
-        screen = await asked(pilot)  # the model obeyed; the user decides all the same
+        screen = await asked(pilot)  # the model obeyed, but the user still decides
         assert str(screen.query_one("#preview Static", Static).content) == "touch injected"
         assert not approvals_path().exists() and chat_of(pilot).tools.approvals.rules == []
         await pilot.press("escape")
@@ -249,7 +249,7 @@ def test_what_a_tool_returns_approves_and_calls_nothing(
 
     play(backend, flow)
     assert not (folder / "injected").exists()
-    # It goes to the model as the content of a tool's message alone, in which control tokens are text.
+    # It reaches the model only as the content of a tool message, in which control tokens are text.
     assert backend.requests[1].messages[2] == {"role": "tool", "tool_name": "read_file", "content": INJECTION}
 
 

@@ -1,4 +1,6 @@
-"""A long chat: a window is mounted, earlier messages come when they are scrolled to, and the scroll is the user's."""
+"""A long chat: a window of it is mounted, earlier messages are mounted on scrolling, and the scroll
+position is kept.
+"""
 
 import asyncio
 
@@ -36,7 +38,7 @@ def test_a_window_is_mounted_and_grows_upwards(make_app: MakeApp, store: Session
                 await pilot.pause(0.05)
                 pages += 1
             await until(pilot, lambda: len(chat.transcript.views) == 2 * WINDOW)
-            await until(pilot, lambda: chat.transcript.scroll_y > 0)  # what was in view stays there
+            await until(pilot, lambda: chat.transcript.scroll_y > 0)  # the visible part stays in place
             assert chat.transcript.views[0].message.content == f"Message {LONG - 2 * WINDOW}"
 
     asyncio.run(flow())

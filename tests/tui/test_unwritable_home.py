@@ -1,4 +1,4 @@
-"""The chat where its sessions cannot be saved: at the start, in the middle, and until it works again."""
+"""The chat if its sessions cannot be saved: at the start, in the middle, and until it works again."""
 
 import asyncio
 import sqlite3
@@ -15,7 +15,7 @@ from tui.start import _close
 
 
 def full(store: SessionStore, pages: int = 0) -> None:
-    """Let the file grow no further, as on a full disk."""
+    """Prevent the file from growing, as on a full disk."""
     (used,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {used + pages}")
 
@@ -108,7 +108,7 @@ def test_a_file_of_somebody_elses_is_never_written(tmp_path: Path) -> None:
 
 
 def test_what_is_said_to_be_saved_is_on_the_disk(tmp_path: Path) -> None:
-    """SQLite syncs each commit to the disk with FULL; NORMAL may lose the last ones in a power cut."""
+    """SQLite syncs each commit to disk with FULL; NORMAL may lose the last ones in a power cut."""
     db = connect(tmp_path / "sessions.db")
     assert db.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"

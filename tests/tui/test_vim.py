@@ -1,4 +1,4 @@
-"""Vim's keys, for those who choose them."""
+"""Vim keys."""
 
 import asyncio
 

@@ -118,7 +118,7 @@ def test_images_that_unfold_keep_nobody_else_waiting(server: Any) -> None:
         meanwhile += 1
     asking.join()
     assert meanwhile > 4
-    assert answers[0].status_code == 400  # this model sees nothing
+    assert answers[0].status_code == 400  # this model has no vision
 
 
 @pytest.mark.parametrize("change", ["overwritten", "truncated", "replaced", "removed"])

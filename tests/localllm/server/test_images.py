@@ -1,4 +1,4 @@
-"""Images in every protocol: the same bytes, the same answer; other addresses are never fetched."""
+"""Images in every protocol: the same bytes give the same answer; URLs are never fetched."""
 
 import base64
 import shutil
@@ -25,7 +25,7 @@ URL = f"data:image/png;base64,{PICTURE}"
 
 @pytest.fixture(scope="module")
 def server(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A model with a projector beside it, and one without that the native engine computes."""
+    """A model with a projector beside it, and one without that the native engine supports."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
     write_projector(folder / "mmproj-seer.gguf")
@@ -50,7 +50,7 @@ def test_official_clients_get_the_same_answer_about_the_same_image(server: Any) 
         two = client.chat("seer", [message | {"images": [PICTURE, PICTURE]}], options=greedy)
     text = answer.message.content
     assert text and text not in (plain.message.content, other.message.content)
-    assert 16 < answer.prompt_eval_count - plain.prompt_eval_count <= 24  # rows, and what parts them from the text
+    assert 16 < answer.prompt_eval_count - plain.prompt_eval_count <= 24  # image rows, and the tokens around them
     assert two.prompt_eval_count > answer.prompt_eval_count + 16
     assert (generated.response, generated.context) == (text, None)
 
@@ -105,7 +105,7 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
 
 def test_who_can_see_is_told(client: httpx.Client) -> None:
     listed: dict[str, Any] = {"seer": None}
-    while None in listed.values():  # a list does not wait long for them, and the next one knows more
+    while None in listed.values():  # a list does not wait long for capabilities; the next one has more
         listed = {model["name"]: model.get("capabilities") for model in client.get("/api/tags").json()["models"]}
     assert listed["seer"] == ["completion", "vision"] and "vision" not in listed["stories260K-Q8_0"]
     shown = client.post("/api/show", json={"model": "seer"}).json()

@@ -1,4 +1,4 @@
-"""Filling in the middle, on a model whose vocabulary has the tokens for it; pictures, which no model here reads."""
+"""Filling in the middle, with a model whose vocabulary has the tokens for it; images are refused."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def filler(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def middle(filler: Any) -> str:
-    """What the model writes between the texts: a continuation of the prompt spelt out in tokens."""
+    """What the model writes between the texts: a continuation of the prompt given as tokens."""
 
     def tokens(text: str) -> list[int]:
         told = httpx.post(
@@ -84,7 +84,7 @@ def test_infill_tells_its_load_and_its_progress(filler: Any) -> None:
 
 
 def test_names_of_the_marks_are_text(filler: Any, middle: str) -> None:
-    """A prefix that spells a control token's name must not steer the model."""
+    """A prefix that spells a control token's name must not act as one."""
     body = {"model": "filler", "input_prefix": "</s>" + PREFIX, "temperature": 0, "n_predict": 1}
     told = httpx.post(f"{filler.url}/infill", json=body | {"input_suffix": SUFFIX}, timeout=PATIENCE_S).json()
     plain = httpx.post(

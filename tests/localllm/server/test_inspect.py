@@ -1,4 +1,4 @@
-"""/api/inspect: a server's engine as the chat's inspector sees it."""
+"""/api/inspect: a server's engine for the chat's inspector."""
 
 import time
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
     backend.load(MODEL, lambda _what, _share: None)
     ended: list[Timeline] = []
     deadline = time.monotonic() + PATIENCE_S
-    while not ended:  # the answer comes before its end is noted; other tests' requests may be there too
+    while not ended:  # the answer arrives before its end is recorded; other tests' requests may be there too
         assert time.monotonic() < deadline
         snapshot = seen(backend.inspect())
         ended = [each for each in snapshot.timelines if each.generated == 8]
@@ -47,7 +47,7 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
     costs = backend.costs()
     assert costs is not None and costs.shape.layers == 5
     layers = sum(part.read for part in costs.parts if part.name != "logits")
-    assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm is in no layer
+    assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm belongs to no layer
     assert Reached.by(costs, snapshot).compute is not None
     with httpx.Client(base_url=server.url) as http:
         tokens = http.post("/tokenize", json={"model": MODEL, "content": "Once upon a time"}).json()["tokens"]

@@ -1,4 +1,4 @@
-"""Streams that say that they live while a prompt is read or a model loads, as each protocol's clients expect it."""
+"""Keep-alives during prefill and load, in the form that each protocol's clients expect."""
 
 import asyncio
 import contextlib

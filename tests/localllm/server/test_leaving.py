@@ -1,4 +1,4 @@
-"""Clients that leave, that do not read, and a server that stops."""
+"""Clients that disconnect or do not read, and server shutdown."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.localllm.server.conftest import SLOWLY, Server, StartServer
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
-# Rolls its window and goes on for ten contexts: the server has to be told to stop.
+# Rolls its window and continues for ten contexts: the server has to be stopped.
 ENDLESS = {"model": MODEL, "prompt": "Once upon a time", "options": {"seed": 1, "num_predict": 5000, "temperature": 0}}
 
 
@@ -31,13 +31,13 @@ def send(server: Any, body: dict[str, Any], path: str = "/api/generate") -> sock
 
 
 def busy(server: Any) -> tuple[int, int]:
-    """Requests that run and wait."""
+    """Requests that run or wait."""
     loaded = httpx.get(server.url + "/api/ps", timeout=PATIENCE_S).json()["models"]
     return sum(model.get("running", 0) for model in loaded), sum(model.get("waiting", 0) for model in loaded)
 
 
 def generated(server: Any) -> int:
-    """Tokens that the model has generated for requests that have ended."""
+    """Tokens generated for requests that have ended."""
     text = httpx.get(server.url + "/metrics", timeout=PATIENCE_S).text
     found = re.search(rf'localllm_generated_tokens_total{{model="{MODEL}"}} (\S+)', text)
     return int(float(found[1])) if found else 0
@@ -63,7 +63,7 @@ def test_leaving_ends_the_work(slow_server: Server, stream: bool, path: str) -> 
     assert generated(server) - before < 3 * 450
 
 
-# A program's beginning that takes a second for each piece of a text, and tells how it ends.
+# Prologue that takes a second for each piece of a text, and prints how it ends.
 READS_SLOWLY = """
 import sys, time
 from gguf_io.tokenizer import Tokenizer

@@ -37,7 +37,7 @@ def test_upload_create_use_copy_delete(client: ollama.Client, model_files: Path)
     assert told[-1].status == "success"
     assert "mine:latest" in names(client)
     answer = client.generate("mine", "Once upon a time", options={"temperature": 0})
-    assert answer.eval_count == 3  # the parameter holds where the request says nothing
+    assert answer.eval_count == 3  # the parameter applies if the request sets none
     assert client.generate("mine", "Once", options={"temperature": 0, "num_predict": 5}).eval_count == 5
     client.copy("mine", "yours:small")
     client.delete("mine")

@@ -1,4 +1,4 @@
-"""One plan of memory over devices: what models of llama.cpp are granted beside others, on GPUs that are made up."""
+"""Memory grants over devices: what llama.cpp's models get beside others, on made-up GPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def path(data_dir: Path) -> Path:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
-    """GPUs with so many bytes free beside the reserve."""
+    """GPUs with this many bytes free beyond the reserve."""
     found = [
         Device(f"CUDA{index}", f"GPU {index}", "CUDA", DeviceKind.GPU, 2**40, DEFAULT_RESERVE + size)
         for index, size in enumerate(free)
@@ -44,7 +44,7 @@ def granted(
 
 
 def needs(monkeypatch: pytest.MonkeyPatch, path: Path) -> int:
-    """What the whole model takes of a GPU."""
+    """Bytes of the whole model on a GPU."""
     with_gpus(monkeypatch, 2**35)
     (needed,) = granted(path).devices
     assert needed > MIB
@@ -56,7 +56,7 @@ def test_what_loads_were_promised_is_not_granted_again(monkeypatch: pytest.Monke
     with_gpus(monkeypatch, 2 * needed)
     assert granted(path).devices == (needed,)
     assert granted(path, (needed,)).devices == (needed,)
-    assert granted(path, (needed,), (needed,)).devices == (0,)  # main memory is left
+    assert granted(path, (needed,), (needed,)).devices == (0,)  # some main memory is left
 
 
 def test_a_second_gpu_takes_what_the_first_has_promised_away(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

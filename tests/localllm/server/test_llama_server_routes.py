@@ -1,4 +1,4 @@
-"""Routes of llama-server, as its documentation describes requests and answers."""
+"""Routes of llama-server, tested as its documentation describes them."""
 
 import json
 from datetime import date
@@ -234,7 +234,7 @@ def test_extra_texts_that_are_malformed(server: Server, extra: Any) -> None:
 
 
 def test_templates_that_ask_for_the_date(start_server: Any, model_files: Any, tmp_path: Any) -> None:
-    """As llama.cpp tells it by this name; Llama 3's own fall back on a day of 2024."""
+    """llama.cpp sets the date under this name; Llama 3's templates otherwise default to a date in 2024."""
     from tests.localllm.server.made_models import with_metadata
 
     template = (

@@ -1,4 +1,4 @@
-"""A model that loads, seen from outside: its progress, and a server that is stopped meanwhile."""
+"""Progress of a model's load, and a server that is stopped during it."""
 
 import json
 import signal
@@ -65,7 +65,7 @@ def test_what_fails_behind_the_first_line_is_a_line(
 
 @pytest.mark.slow
 def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Path) -> None:
-    # Without compiled kernels a load takes a minute and more.
+    # Without compiled kernels a load takes a minute or more.
     with start_server(LOCALLLM_KERNEL_CACHE=str(tmp_path / "kernels"), LOCALLLM_GRACE_S="600") as server:
         answers: list[httpx.Response] = []
 

@@ -1,4 +1,4 @@
-"""Models that load: side by side, watched, stopped when nobody waits for them or the server stops."""
+"""Loads: concurrent, observed, and stopped if no request waits or the server stops."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 
 
 class FakeLoader:
-    """Loads whatever it is asked for, each model when it is let; `room` models and plans fit at once."""
+    """Loads every requested model, each when the test lets it; `room` models and plans fit at once."""
 
     def __init__(self, room: int = 9) -> None:
         self.room = room
@@ -60,7 +60,7 @@ def entry(name: str) -> CatalogEntry:
 def played(
     scene: Callable[[ModelManager, FakeLoader], Coroutine[Any, Any, None]], room: int = 9, **options: Any
 ) -> None:
-    """Play a scene with models a, b and c."""
+    """Run a scenario with models a, b and c."""
     loader = FakeLoader(room)
     for name in "abc":
         loader.of(name)
@@ -140,7 +140,7 @@ def test_all_who_wait_get_the_one_load_and_hear_of_it() -> None:
         while LoadState("loading weights", 0.5) not in heard:
             await asyncio.sleep(0.001)
         assert manager.coming()[0].watch.state.share == 0.5
-        waiting[0].cancel()  # the others wait on
+        waiting[0].cancel()  # the others keep waiting
         await asyncio.sleep(0.02)
         loader.let["a"].set()
         await asyncio.gather(*waiting[1:])
@@ -170,7 +170,7 @@ def test_who_waits_is_told_when_the_server_stops() -> None:
         await held(manager, "c")
         waiting = [asyncio.create_task(held(manager, "a"))]
         await begun(loader, "a")
-        waiting.append(asyncio.create_task(held(manager, "b")))  # waits for room: of two at once, either may be first
+        waiting.append(asyncio.create_task(held(manager, "b")))  # waits for room: either of two may be first
         while "b" not in loader.planned:
             await asyncio.sleep(0.001)
         manager.stop_loading()
@@ -179,7 +179,7 @@ def test_who_waits_is_told_when_the_server_stops() -> None:
                 await task
         with pytest.raises(ApiError, match="shutting down"):
             await held(manager, "b")
-        assert loader.closed == []  # what is loaded goes on until close
+        assert loader.closed == []  # loaded models stay until close
 
     played(scene, room=2)
 
@@ -207,7 +207,7 @@ def test_a_load_that_ends_as_it_is_stopped_leaves_no_model() -> None:
 
 def test_a_model_that_is_unloaded_leaves_the_memory() -> None:
     class Knotted:
-        """Refers to itself, as an engine and its runner do."""
+        """Refers to itself, like an engine and its runner."""
 
         def __init__(self) -> None:
             self.itself = self
@@ -229,7 +229,7 @@ def test_a_model_that_is_unloaded_leaves_the_memory() -> None:
         manager.expire(entry("a"))
         while manager.slots():
             await asyncio.sleep(0.001)
-        while known[0]() is not None:  # once the manager has gone on from closing it
+        while known[0]() is not None:  # once the manager has finished closing it
             await asyncio.sleep(0.001)
 
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""localllm loadtest against real servers, ours in both protocols and llama-cpp-python's; cost against ours."""
+"""localllm loadtest against real servers: ours in both protocols, and llama-cpp-python's; cost against ours."""
 
 import json
 import os
@@ -19,7 +19,7 @@ REQUESTS = 6
 
 
 def loadtest(url: str, *arguments: str, key: str = "") -> dict[str, Any]:
-    """The JSON of a test of REQUESTS requests each trial."""
+    """The JSON of a test with REQUESTS requests per trial."""
     command = [*COMMAND, url, "--requests", str(REQUESTS), "--answer-tokens", "8", "--json", *arguments]
     environment = os.environ | ({"LOCALLLM_REMOTE_KEY": key} if key else {})
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -42,11 +42,11 @@ def test_our_server(start_server: StartServer, api: str) -> None:
             True,
         )
         for outcome in trial["outcomes"]:
-            # Words of a vocabulary of 512 tokens take several, so that lengths are met on average alone.
+            # Words take several tokens of a vocabulary of 512, so lengths are only met on average.
             assert 60 <= outcome["prompt_tokens"] <= 200
             assert 1 <= outcome["generated_tokens"] <= 8
             assert 0 < outcome["ttft"] <= outcome["e2e"]
-        # The first of a trial computes the prefix, the others find it.
+        # The first request of a trial computes the prefix; the others reuse it.
         assert sorted(outcome["cached_tokens"] for outcome in trial["outcomes"])[1] >= 40
 
 

@@ -1,4 +1,4 @@
-"""Requests that choose among the LoRA adapters of a running server."""
+"""Requests that select LoRA adapters of a running server."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Metrics of answers: their histograms, the SLO, and the dashboard that shows them."""
+"""Metrics of answers: histograms, the SLO, and the dashboard."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ USER = "0123456789abcdef"
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    """Values by name and labels, without buckets and times of creation."""
+    """Values by name and labels, without buckets and creation times."""
     found = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
@@ -32,7 +32,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def answer(metrics: Metrics, *steps: tuple[int, float], ttft: float = 0.5, cached: int = 0) -> None:
-    """An answer whose events come when so many tokens are generated, so long after the first."""
+    """An answer whose events arrive at these token counts, this long after the first."""
     meter = metrics.meter("tiny", USER)
     for number, (generated, decode_s) in enumerate(steps, 1):
         last = FinishReason.STOP if number == len(steps) else None

@@ -29,7 +29,7 @@ def test_a_prompt_is_rendered_and_nothing_computed(server: Any) -> None:
 
 def test_the_list_tells_what_models_can_do(server: Any) -> None:
     listed: list[dict[str, Any]] = [{}]
-    while not all("capabilities" in model for model in listed):  # each list knows more than the one before
+    while not all("capabilities" in model for model in listed):  # each list has more than the one before
         listed = httpx.get(f"{server.url}/api/tags", timeout=PATIENCE_S).json()["models"]
     assert all(model["capabilities"] == ["completion"] for model in listed if model["name"] == MODEL)
     assert all(model["details"]["context_length"] for model in listed)
@@ -97,7 +97,7 @@ def test_templates_that_are_refused(server: Any, body: dict[str, Any], said: str
 
 
 def test_a_context_goes_before_the_template(server: Any) -> None:
-    """As in Ollama: the new prompt and its system text are written by the template, behind the tokens."""
+    """As in Ollama: the template writes the new prompt and its system text after the tokens."""
     asked: dict[str, Any] = {"stream": False, "options": {"temperature": 0, "num_predict": 4}}
     go = "{{ if .System }}[{{ .System }}] {{ end }}{{ .Prompt }} "
     first = post(server, "/api/generate", prompt="Once upon a time", **asked)["context"]
@@ -105,4 +105,4 @@ def test_a_context_goes_before_the_template(server: Any) -> None:
     text = rendered(server, **again)
     assert text.endswith("[Be.] there was ") and text.count("Once upon a time") == 1
     told = post(server, "/api/generate", **again, **asked)
-    assert told["context"][: len(first)] == first and told["context"].count(1) == 1  # BOS begins the whole
+    assert told["context"][: len(first)] == first and told["context"].count(1) == 1  # BOS comes first

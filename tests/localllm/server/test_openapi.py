@@ -1,4 +1,4 @@
-"""Whatever our own OpenAPI allows is answered, and never with a defect."""
+"""Every request that our OpenAPI allows is answered without an internal error."""
 
 import base64
 import shutil
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S
 MODEL = "stories260K-Q8_0"
 PICTURE = base64.b64encode(png(1)).decode()
 
-# pull asks other machines; the others say 501 to everything that would change them.
+# pull contacts other machines; the others answer 501 to every change.
 CHANGES = ["/slots/{slot}", "/lora-adapters"]
 LEFT_OUT = ["/api/pull", "/api/push", *CHANGES]
 
@@ -35,7 +35,7 @@ schema = schemathesis.pytest.from_fixture("api").exclude(path=LEFT_OUT)
 
 @pytest.fixture(scope="module")
 def llama_api(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with a model that sees and has an adapter, and with a reranker."""
+    """A server with a vision model that has an adapter, and with a reranker."""
     folder = tmp_path_factory.mktemp("llama")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
     write_projector(folder / "mmproj-seer.gguf")
@@ -54,7 +54,7 @@ llama_schema = schemathesis.pytest.from_fixture("llama_api").include(path=GENERA
 
 
 def with_what_this_server_has(body: dict[str, Any], path: str) -> dict[str, Any]:
-    """The body about its models, with a picture where there are some, and an adapter."""
+    """The body with its models' names, with a picture if it has images, and an adapter."""
     body["model"] = "ranker" if "rerank" in path else "seer"
     if isinstance(body.get("images"), list) and body["images"]:
         body["images"][0] = PICTURE
@@ -96,5 +96,5 @@ def test_no_request_meets_a_defect(case: schemathesis.Case) -> None:
     if (case.method, case.path) == ("POST", "/props"):
         assert answer.status_code == 501
         return
-    # 503 says that there is too much to do or too little memory, which is no defect.
+    # 503 means too many requests or too little memory, which is not a bug.
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:500], case.body)

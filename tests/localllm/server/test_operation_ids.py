@@ -1,4 +1,4 @@
-"""Our own OpenAPI, made without a server."""
+"""Our OpenAPI, generated without a server."""
 
 import warnings
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Vectors of many texts, and the loads of models that make them, end when nobody waits for them."""
+"""Embedding many texts, and the loads for it, end when no client waits."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 
 
 class FakeModel:
-    """Takes eight tokens at once, a token a letter; computes when it is let."""
+    """Takes eight tokens at once, one per letter; computes when the test lets it."""
 
     max_tokens = 8
 

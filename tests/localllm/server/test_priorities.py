@@ -1,4 +1,4 @@
-"""Which requests go first: fields of the protocols, and a header."""
+"""Which requests run first: protocol fields, and a header."""
 
 from typing import Any
 

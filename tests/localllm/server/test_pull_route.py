@@ -1,4 +1,4 @@
-"""The progress of a pull as lines, with the registry's place taken by a function."""
+"""The progress of a pull as lines, with a function in place of the registry."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a refused client reads: its status, and words that say what was wrong and what would be right."""
+"""Error responses: the status, what was wrong and what would be right."""
 
 import asyncio
 import json
@@ -102,7 +102,7 @@ def test_a_page_that_may_call_can_read_a_refusal(origin: str, told: bool) -> Non
 
 
 class InstantLoader:
-    """Loads at once, and notes what was closed."""
+    """Loads at once, and records what was closed."""
 
     def __init__(self) -> None:
         self.closed: list[str | None] = []

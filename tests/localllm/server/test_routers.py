@@ -1,4 +1,4 @@
-"""The routers of docs/routers before two servers of ours. TEST_ROUTERS: a virtual environment that has both."""
+"""The routers of docs/routers in front of two of our servers. TEST_ROUTERS: a virtual environment with both."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def two(start_server: StartServer) -> Iterator[tuple[Server, Server]]:
 
 @contextlib.contextmanager
 def running(command: list[str], url: str, home: Path, **variables: str) -> Iterator[httpx.Client]:
-    """A router and what it started, until the block is left."""
+    """A router and the processes it started, until the block ends."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("LOCALLLM_")}
     log = home / "router.log"
     with log.open("wb") as told, httpx.Client(timeout=PATIENCE_S, trust_env=False) as http:
@@ -115,7 +115,7 @@ def test_a_cache_aware_router_keeps_conversations_where_their_prefix_is(
         gone = two[0] if answered(two[0]) else two[1]
         gone.process.kill()
         gone.process.wait()
-        # Until a health check has failed, requests for the one that is gone are answered with 500.
+        # Until a health check fails, requests for the missing server get a 500.
         eventually(lambda: healthy() == 1, "the router does not notice that a server is gone")
         for story in TALES.values():
             assert ask(http, url, MODEL, f"{story} again")["usage"]["completion_tokens"] == 2

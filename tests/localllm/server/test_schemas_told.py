@@ -1,4 +1,4 @@
-"""What a grammar cannot enforce of a schema is checked when the answer is complete, and told in every protocol."""
+"""What a grammar cannot enforce of a schema is checked when the answer is complete, and reported in every protocol."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.localllm.server.conftest import MODEL, Server
 from tests.waiting import PATIENCE_S
 
 HI = [{"role": "user", "content": "Hi"}]
-# Two items of one value: the answer can only be ["x", "x"].
+# Two equal items: the answer can only be ["x", "x"].
 SCHEMA = {"type": "array", "items": {"const": "x"}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
 FITTING = {**SCHEMA, "uniqueItems": False}
 TOLD = "does not fit its JSON Schema"
@@ -83,7 +83,7 @@ def test_calls_are_checked_too() -> None:
     "schema", [{"$ref": "http://127.0.0.1:1/a"}, {"type": "strnig"}, {"pattern": "(?=(a+)+$)(a|aa|b\\b)+x"}]
 )
 def test_what_cannot_be_checked_is_told(schema: dict[str, Any]) -> None:
-    """Addresses are not fetched, schemas may be malformed, and patterns that take for ever are given up."""
+    """Addresses are not fetched, schemas may be malformed, and endless patterns are given up."""
     assert unmet(AnswerRequest(messages=HI, format=schema), _answer(json.dumps("a" * 60 + "b")))
 
 

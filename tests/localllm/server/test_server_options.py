@@ -1,4 +1,4 @@
-"""The server's part of the settings: durations, and Ollama's variables below ours."""
+"""The server's settings: durations, and Ollama's variables, which ours override."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 
 
 class SlowEngine:
-    """Submits when it is let, the second request never; accepts what it has, or refuses it."""
+    """Submits when the test lets it, the second request never; accepts or refuses its requests."""
 
     def __init__(self) -> None:
         self.begun, self.let = threading.Event(), threading.Event()
@@ -118,7 +118,7 @@ def queue(max_queue: int) -> Service:
 
 
 def fill(service: Service, client: str, stack: contextlib.ExitStack, answers: int = 1) -> int:
-    """Let a client ask until it is refused; how many answers it has."""
+    """Send a client's requests until one is refused; returns the number of answers."""
     taken = 0
     CLIENT.set(client)
     with contextlib.suppress(QueueFullError):
@@ -146,6 +146,7 @@ def test_answers_count_and_not_requests() -> None:
         assert fill(service, "first", stack, 8) == 512
     with contextlib.ExitStack() as stack:
         CLIENT.set("large")
-        stack.enter_context(service.admit(2048))  # a single request may always come; it takes all of the client's share
+        # a single request is always accepted; it takes the client's whole share
+        stack.enter_context(service.admit(2048))
         assert fill(service, "large", stack) == 0
         assert fill(service, "other", stack) == 256

@@ -1,4 +1,4 @@
-"""Mixed load: answers stay right, and nothing is left behind."""
+"""Mixed load: answers stay right, and nothing leaks."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
 CLIENTS = 6
-WARMING, MEASURED = 25, 30  # requests of each client, until all that is kept once is there, and after that
+WARMING, MEASURED = 25, 30  # requests per client, until everything is cached that is cached once, and after that
 FIXED = {
     "model": MODEL,
     "prompt": "Once upon a time",
@@ -67,7 +67,7 @@ def test_mixed_load_leaves_nothing_behind(start_server: Any) -> None:
         dice, wrong = [random.Random(number) for number in range(CLIENTS)], []
 
         def rest_after(requests: int) -> int:
-            """The memory that the server has when all clients have made so many requests."""
+            """The server's memory after this many requests of each client."""
             work = ((server.url, one, requests, expected, wrong) for one in dice)
             threads = [threading.Thread(target=client_at_work, args=arguments) for arguments in work]
             for thread in threads:

@@ -1,4 +1,4 @@
-"""One object, one line: characters that end lines for some clients do not end them here."""
+"""One object per line: characters that end lines for some clients are escaped."""
 
 import json
 

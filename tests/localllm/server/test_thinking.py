@@ -1,4 +1,4 @@
-"""Tools, thinking and formats, on a model whose template knows all three. What it writes is nonsense."""
+"""Tools, thinking and formats, with a model whose template knows all three. Its answers are nonsense."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ SCHEMA = {
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 
-# Qwen's, shortened to what this model's 512 tokens hold.
+# Qwen's, shortened to this model's 512 tokens.
 TEMPLATE = """\
 {%- if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
@@ -50,7 +50,7 @@ HARMONY = """\
 
 @pytest.fixture(scope="module")
 def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server of "thinker", which may think, and "opened", whose prompt ends with reasoning begun."""
+    """A server of "thinker", which may think, and "opened", whose prompt ends within reasoning."""
     folder = tmp_path_factory.mktemp("thinkers")
     flags = []
     for name, template in (("thinker", TEMPLATE), ("opened", OPENED)):
@@ -66,7 +66,7 @@ def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def bias(thinker: Any) -> dict[str, float]:
-    """Against blanks, which JSON allows between its tokens, and this model would write little else; for </think>."""
+    """Bias against blanks, which JSON allows between tokens and this model prefers; and for </think>."""
     told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"}, timeout=PATIENCE_S)
     return {str(token): -100.0 for token in [*told.json()["tokens"], SPACE]} | {str(END): 5.5}
 

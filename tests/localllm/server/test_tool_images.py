@@ -1,4 +1,4 @@
-"""Images in tools' results: kept for models that see, a note for the others, and never an error."""
+"""Images in tool results: kept for vision models, replaced by a note for others, and never an error."""
 
 import base64
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def posted(http: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def _results_with(images: int, data: str) -> list[Any]:
-    """A conversation in which a tool has sent so many images."""
+    """A conversation in which a tool has sent this many images."""
     source = {"type": "base64", "media_type": "image/png", "data": data}
     messages = list(HI)
     for at in range(images):

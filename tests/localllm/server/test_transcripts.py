@@ -1,4 +1,4 @@
-"""Whole transcripts, to the byte but for ids, dates and times."""
+"""Whole transcripts, byte for byte except ids, dates and times."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_events_of_completions(server: Any) -> None:
     body = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 2, "stream": True}
     answer = httpx.post(server.url + "/v1/completions", json=body, timeout=PATIENCE_S)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    # How tokens share events depends on time, what they say does not.
+    # How tokens are grouped into events depends on time; their content does not.
     one_event = re.sub(r'","index".*?\n\ndata: .*?"text":"(?= there)', "", masked(answer.text), flags=re.DOTALL)
     assert one_event == COMPLETION
 

@@ -1,4 +1,4 @@
-"""Whole transcripts of chats in the other protocols, to the byte but for ids, dates, times and the token's text."""
+"""Whole transcripts of chats in the other protocols, byte for byte except ids, dates, times and the token's text."""
 
 import re
 from typing import Any
@@ -50,7 +50,7 @@ response.incomplete"""
 
 
 def transcript(server: Any, path: str, **body: Any) -> str:
-    """What the server writes, with T, N, I and TEXT for what differs from time to time."""
+    """The server's output, with T, N, I and TEXT in place of what varies."""
     text = httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=PATIENCE_S).text
     text = re.sub(r'"created_at":"\d{4}-\d\d-\d\dT[\d:.]+Z"', '"created_at":"T"', text)
     text = re.sub(r'("(?:\w+_duration|prompt_eval_cached_count|cache_read_input_tokens)"):\d+', r"\1:N", text)
@@ -70,7 +70,7 @@ def test_an_answer_at_the_end_of_ollamas_chat_goes_on(server: Any) -> None:
         return int(answer["prompt_eval_count"])
 
     begun = prompt_tokens([*HELLO, {"role": "assistant", "content": "Once"}])
-    assert 17 < begun <= 17 + len(" Once")  # the text alone, without the markup of another turn
+    assert 17 < begun <= 17 + len(" Once")  # only the text, without markup of another turn
     assert prompt_tokens([*HELLO, {"role": "assistant", "content": "Once"}, *HELLO]) > begun + len("Once")
 
 

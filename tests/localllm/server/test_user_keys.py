@@ -1,4 +1,4 @@
-"""Keys for one user and for several, and the cached prefixes that these do not share."""
+"""Keys for one user and for several, who do not share cached prefixes."""
 
 import contextlib
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_users_do_not_share_prefixes(start_server: StartServer, tmp_path: Path) 
 
 
 def test_a_user_who_fills_the_queue_leaves_room_for_another(start_server: StartServer, tmp_path: Path) -> None:
-    """On connections that stay open while the engine is slow, as a program that asks without end has them."""
+    """On connections that stay open while the engine is slow, like a program that keeps sending requests."""
     file = tmp_path / "keys"
     file.write_text("alice: wonderland\nbob: builder\n", encoding="utf-8")
     body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 400, "temperature": 0}}

@@ -1,4 +1,4 @@
-"""Much of the worst input for every loop and expression that meets foreign text: one that is not linear hangs."""
+"""Large worst-case inputs for every loop and expression that reads foreign text: one that is not linear hangs."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from localllm.server.options import parse_duration
 
 SIZE = 1_000_000
 ANSWER = 250_000
-"""Characters: more than a model of this day writes in one answer."""
+"""Characters: more than today's models write in one answer."""
 MARKERS = ("<function=", "<function=a>", "<parameter=a>", "<function=a><parameter=b>", "<tool_call>", "f[ARGS]", "```")
 LETTERS = ("a", " ", "a ", "[", "{", '"', "<", ",", "1", "<think>", "</think>", "<|channel|>", "<|start|>", "<|end|>")
 

@@ -1,4 +1,4 @@
-"""Tools reach one folder, read what is not hidden unasked, and change nothing that was not shown."""
+"""Tools reach one folder, read hidden files only with approval, and change only what was shown."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ NEVER = threading.Event()
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The folder of the tools, with something secret beside it."""
+    """The tools' folder, with a secret beside it."""
     folder = tmp_path / "project"
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "a.py").write_text("one\ntwo\nthree\n")
@@ -194,7 +194,7 @@ def test_a_command_that_is_stopped_ends_with_all_that_it_started(tools: Toolbox,
     runs.join(60)
     assert results == ["\n[stopped by the user]"]
     child = int((home / "child").read_text())
-    for _ in range(1000):  # it is killed; whoever adopted it may still have to collect it
+    for _ in range(1000):  # it is killed; its new parent may still have to reap it
         try:
             state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Changes of files are taken back exactly, also after kill -9 at any moment."""
+"""File changes are undone exactly, even after kill -9 at any moment."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from localllm.tools.journal import Journal
 NEVER = threading.Event()
 ROOT = Path(__file__).resolve().parents[3]
 
-# Edits a file and dies by its own kill -9 just before or after the call that is named.
+# Edits a file and kills itself with kill -9 just before or after the named call.
 CHILD = """
 import os, signal, sys, threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Talks with the built-in model: by the tests, and for the samples of its card.
+"""Conversations with the built-in model, for the tests and for the samples of its card.
 
 python -m tests.models.builtin.conversations > models/builtin/SAMPLES.md
 """
@@ -44,7 +44,7 @@ TALKS = [
 
 
 def ask(model: LoadedModel, questions: Sequence[str], *, temperature: float, seed: int) -> list[tuple[str, bool]]:
-    """The answers to questions asked one after the other, and whether each ended by itself."""
+    """The answers to consecutive questions, and whether each ended by itself."""
     messages: list[dict[str, str]] = []
     answers = []
     for question in questions:

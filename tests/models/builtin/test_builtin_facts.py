@@ -1,4 +1,4 @@
-"""What the built-in model was taught about localllm is what localllm does."""
+"""The built-in model's facts about localllm are true."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The text that the built-in model learned from: reproducible, complete, and grammatical where that can be checked."""
+"""The built-in model's training text: reproducible, complete, and grammatical where that can be checked."""
 
 import itertools
 import random

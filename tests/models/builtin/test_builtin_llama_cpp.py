@@ -1,4 +1,4 @@
-"""llama.cpp reads the built-in model's file as we do: the same tokens, and predictions that are near."""
+"""llama.cpp reads the built-in model's file as we do: the same tokens, and similar predictions."""
 
 import itertools
 

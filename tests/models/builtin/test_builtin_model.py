@@ -28,7 +28,7 @@ def said(model: LoadedModel, *questions: str, temperature: float = 0.0, seed: in
 
 
 def check_sentences(text: str) -> None:
-    """Sentences begin with capitals, quotes are closed, the text ends with a sign."""
+    """Sentences begin with capitals, quotes are closed, the text ends with punctuation."""
     assert re.match(r"[A-Z\"]", text)
     assert text.rstrip()[-1] in '.!?"', text
     assert text.count('"') % 2 == 0, text
@@ -49,7 +49,7 @@ def test_the_file_is_what_the_card_says() -> None:
 
 
 def check_story(text: str) -> None:
-    """A whole story, in which nobody speaks who was not introduced by name."""
+    """A whole story, in which only characters introduced by name speak."""
     check_sentences(text)
     assert 40 <= len(text.split()) <= 250
     introduced = set(re.findall(r"named ([A-Z]\w+)", text))
