@@ -9,6 +9,7 @@ and have a checksum. Several processes may share the folder, and a crash leaves 
 broken disk turns the cache off, with one warning.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -181,7 +182,8 @@ class DiskCache:
             return None
         except DamagedSegmentError:
             log.warning("Removing %s: its checksum is wrong", segment.path)
-            segment.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder is read-only
+                segment.path.unlink()
             return None
         return data
 
@@ -223,14 +225,16 @@ class DiskCache:
         if not self.enabled or not self.ready:
             return
         end = tokens if self._whole else tokens[: len(tokens) // SEGMENT_TOKENS * SEGMENT_TOKENS]
-        path = self._folder / f"{_digest(end)}.trunk"
+        if not end:
+            return
         try:
-            if path.exists():
+            path = self._folder / f"{_digest(end)}.trunk"
+            with contextlib.suppress(FileNotFoundError):  # it is new, or another process has removed it
                 os.utime(path)
-            elif end:
-                files = self._digest.files if self._digest is not None else ()
-                about = Trunk(str(files[0].path) if files else "", len(tokens), time.time())
-                write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
+                return
+            files = self._digest.files if self._digest is not None else ()
+            about = Trunk(str(files[0].path) if files else "", len(tokens), time.time())
+            write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
         except OSError as error:
             self._turn_off(error)
 

@@ -100,11 +100,11 @@ class KVManager:
             return True
         try:
             self._runner.import_kv(handle, segment.start, segment.stop, data)
-            if segment is self._last_state(segments):
-                self._import_state(handle, segment)
         except ValueError as error:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
             return True
+        if segment is self._last_state(segments):
+            self._import_state(handle, segment)
         if segment.useful < segment.stop:
             self._runner.truncate_sequence(handle, segment.useful)
         sequence.restored(segment.useful, from_disk=isinstance(segment, Segment))
@@ -183,9 +183,14 @@ class KVManager:
         return next(known, None)
 
     def _import_state(self, handle: int, segment: MemorySegment | Segment) -> None:
+        """Import the state after a segment. Without it, the runner computes rows since the last known state again."""
         assert isinstance(segment, Segment) and isinstance(self._runner, KeepsStates)
-        if (state := self._disks[""].load_state(segment)) is not None:
+        if (state := self._disks[""].load_state(segment)) is None:
+            return
+        try:
             self._runner.import_state(handle, state)
+        except ValueError as error:
+            log.warning("Computing the state after %d tokens again: %s", segment.stop, error)
 
     def _data(self, segment: MemorySegment | Segment) -> bytes | memoryview | None:
         return segment.kv if isinstance(segment, MemorySegment) else self._disks[""].load(segment)

@@ -147,6 +147,29 @@ def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state:
     engine.close()
 
 
+class Refusing(Counting):
+    """Takes states of another size only."""
+
+    def import_state(self, sequence: int, data: bytes | memoryview) -> None:
+        super().import_state(sequence, data[1:])
+
+
+def test_a_state_that_is_refused_is_computed_again_and_keys_and_values_are_not(path: Path, tmp_path: Path) -> None:
+    tier, first = partial(DiskCache, tmp_path, limit_bytes=2**30), opened(path)
+    engine = Engine(first, FakeVocabulary(), disk=partial(tier, first.info.kv_layout))
+    prompt = SYSTEM + QUESTION
+    said = list(answer(engine, prompt).token_ids)
+    engine.close()
+    again = opened(path, Refusing)
+    engine = Engine(again, FakeVocabulary(), disk=partial(tier, again.info.kv_layout))
+    longer = prompt + said + OTHER
+    found = answer(engine, longer, most=2)
+    assert found.last.counts.cached_disk >= len(prompt)
+    assert sum(again.passes) == len(longer) + len(found.token_ids) - 1
+    assert greedy(again, longer, list(found.token_ids))
+    engine.close()
+
+
 def test_rejected_drafts_are_not_computed_again(path: Path, runner: Counting) -> None:
     """Prompt lookup drafts from repeated text; every computed row was planned."""
     engine, fresh = Engine(runner, FakeVocabulary()), opened(path)

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from gguf_io.model_file import FileState
 from localllm.engine import disk_cache
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
 from localllm.engine.engine import Engine
+from localllm.engine.file_digest import FileDigest
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.waiting import PATIENCE_S
 
 LONG = tuple((at * 7) % 63 + 1 for at in range(600))
 
@@ -134,6 +137,37 @@ def test_an_unusable_folder_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "file").touch()
     assert not DiskCache(tmp_path / "file" / "kv", "model").enabled
     assert "no longer kept on disk" in caplog.text
+
+
+def test_a_folder_that_is_gone_when_a_trunk_is_pinned_turns_it_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is made once the model files' digest is known, which may be long after the start."""
+    (tmp_path / "model").write_bytes(b"weights")
+    with (tmp_path / "model").open("rb") as file:
+        digest = FileDigest([FileState.of(tmp_path / "model", file.fileno())], tmp_path / "digests.json")
+    cache = DiskCache(tmp_path / "kv", "model", 2**20, digest=digest)
+    cache.wait(PATIENCE_S)
+    assert cache.ready
+    for folder in (tmp_path / "kv").iterdir():
+        folder.rmdir()
+    (tmp_path / "kv").rmdir()
+    cache.pin(LONG)
+    assert not cache.enabled
+    assert "no longer kept on disk" in caplog.text
+
+
+def test_a_trunk_that_was_removed_is_written_again(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 2**20)
+    cache.pin(LONG)
+    (trunk,) = tmp_path.glob("*/*.trunk")
+    content = trunk.read_bytes()
+    os.utime(trunk, (1, 1))
+    cache.pin(LONG)
+    assert trunk.stat().st_mtime > 1 and trunk.read_bytes() == content
+    trunk.unlink()
+    cache.pin(LONG)
+    assert trunk.exists() and cache.enabled
 
 
 WRITER = """
