@@ -19,17 +19,17 @@ from localllm.errors import RequestError
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Name, path or URL; the last one used if left out.", autocompletion=model_names)
+        str | None, typer.Argument(help="Name, path or URL (the last one used).", autocompletion=model_names)
     ] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
-    resume: Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")] = False,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a localllm or Ollama server.")] = None,
+    resume: Annotated[bool, typer.Option("--continue", help="Continue the last chat.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
-    persona: Annotated[str | None, typer.Option(metavar="NAME", help="Answer as a saved persona.")] = None,
-    sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
-    web: Annotated[bool, typer.Option("--web", help="Chat in a browser of this machine.")] = False,
+    persona: Annotated[str | None, typer.Option(metavar="NAME", help="Use a saved persona.")] = None,
+    sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Store the sessions in this file.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
     debug: Debug = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""

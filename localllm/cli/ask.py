@@ -30,7 +30,7 @@ NO_BOUND_S = 365 * 86400.0
 
 def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="The folder that has the documents.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder with the documents.", show_default=False)],
     prompt: Annotated[str | None, typer.Argument(metavar="QUESTION", help="The question.")] = None,
     model: Annotated[
         str | None,
@@ -38,19 +38,19 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "--model",
             "-m",
             metavar="NAME",
-            help="The model that answers (the chat's last).",
+            help="Model to use (the one last used in the chat).",
             autocompletion=model_names,
         ),
     ] = None,
-    index_only: Annotated[bool, typer.Option("--index", help="Only index the folder, with embeddings.")] = False,
+    index_only: Annotated[bool, typer.Option("--index", help="Only index the folder, including embeddings.")] = False,
     embeddings: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Embedding model; none for words alone (one that is on this machine)."),
+        typer.Option(metavar="NAME", help="Embedding model, or none for word search only (one on this machine)."),
     ] = None,
-    excerpts: Annotated[int, typer.Option(metavar="N", help="Excerpts to answer from (8).", show_default=False)] = 8,
+    excerpts: Annotated[int, typer.Option(metavar="N", help="Number of excerpts to use (8).", show_default=False)] = 8,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
     temperature: Annotated[
-        float, typer.Option(metavar="X", help="0 quotes most faithfully (0).", show_default=False)
+        float, typer.Option(metavar="X", help="Sampling temperature; 0 quotes most faithfully (0).", show_default=False)
     ] = 0.0,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
@@ -60,18 +60,18 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Answer a question from a folder's documents, with file and line of every quotation.
+    """Answer a question from a folder's documents. Every quotation comes with file and line.
 
-    Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Only files that changed are indexed again.
-    The index is kept in localllm's data folder. What an answer quotes is looked up word for word before it is shown,
-    and marked where it is not there.
+    Reads Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Only changed files are indexed again;
+    the index is stored in localllm's data folder. Quotations are checked word for word before they are shown; those
+    that are not found are marked.
     """
     from localllm.documents.index import DocumentIndex
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     if prompt is None and not index_only:
-        raise RequestError('Ask something: localllm ask FOLDER "QUESTION". --index alone only indexes.')
+        raise RequestError('No question. Try: localllm ask FOLDER "QUESTION". --index alone only indexes.')
     if not 1 <= excerpts <= MOST_EXCERPTS:
         raise RequestError(f"--excerpts must be 1 to {MOST_EXCERPTS} (got {excerpts}).")
     flags = {
@@ -93,7 +93,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             answer(json.dumps(asdict(report), ensure_ascii=False) + "\n" if as_json else f"{_counts(report)}\n")
             return
         if not found:
-            raise RequestError(f"Nothing in {folder} fits the question. Ask with words that the documents have.")
+            raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
         with contextlib.ExitStack() as stack:
             started = _started(stack, name, found, question, settings, flags, status)
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
@@ -178,7 +178,7 @@ def _found(
         if tokens and not question:
             note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
         if left:
-            note(f"{left} chunks are found by words only until `localllm ask FOLDER --index` has embedded them.")
+            note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
         return find_excerpts(index, question, meaning, *bounds) if question else []
 
 
@@ -265,4 +265,4 @@ def _usual_model(settings: "Settings") -> str:
         ):
             for (name,) in db.execute("SELECT value FROM remembered WHERE name = 'model'"):
                 return str(name)
-    raise RequestError("Name the model that answers: --model NAME. `localllm list` shows those on this machine.")
+    raise RequestError("Choose a model with --model NAME. `localllm list` shows those on this machine.")

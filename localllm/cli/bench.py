@@ -21,32 +21,33 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Name, path or URL of a model; without it, the limits alone are measured, in seconds.",
+            help="Name, path or URL of a model; without it, only this machine's limits are measured.",
             show_default=False,
             autocompletion=model_names,
         ),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Numbers of threads, measured one by one (one a core).")
+        str | None, typer.Option(metavar="N[,N...]", help="Thread counts to measure, such as 1,2 (one per core).")
     ] = None,
     prompt: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt.")] = 512,
-    depth: Annotated[str, typer.Option(metavar="N[,N...]", help="Decode after so many tokens, such as 0,4096.")] = "0",
+    depth: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Context lengths to decode after, such as 0,4096.")
+    ] = "0",
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to decode.")] = 64,
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after one that does not count.")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after a warm-up round.")] = 5,
     backend: Backend = None,
     gpu_layers: GpuLayers = None,
     rpc: Rpc = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a model's speed beside this machine's limits.
+    """Compare a model's speed with this machine's limits.
 
-    Prompt and decoding are timed in rounds that alternate with the limits: reading memory, and multiplying bytes and
-    floats, on the same threads. The table shows medians; --json has everything. Models that llama.cpp computes get
-    their speed alone. The limits, and how much of them the model reached, are kept for this machine: `plan`, `list`,
-    `doctor` and the chat expect speeds from them.
+    Rounds of prefill and decode alternate with the limits: memory reads, and byte and float multiplication, on the same
+    threads. The table shows medians; --json has everything. For models that llama.cpp runs, only the speed is measured.
+    The results are stored for this machine: `plan`, `list`, `doctor` and the chat derive expected speeds from them.
 
-    Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
+    Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
     from localllm.roofline.speeds import Wish
     from localllm.settings import load_settings
@@ -60,7 +61,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             report = measuring.result()
         except KeyboardInterrupt:
             status.clear()
-            note("Stopped; nothing was kept.")
+            note("Stopped; nothing was stored.")
             # Running kernels cannot be stopped and may take seconds; they hold nothing that needs saving.
             os._exit(ExitCode.INTERRUPTED)
     from localllm.roofline.report import as_data, as_text
@@ -93,7 +94,7 @@ def _keep(report: "Report", name: str, weights: str) -> None:
     try:
         keep(report, name, weights)
     except OSError as error:
-        note(f"The figures were not kept: {kept_path()} cannot be written: {error.strerror}.")
+        note(f"The results were not stored: {kept_path()} cannot be written: {error.strerror}.")
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
@@ -103,7 +104,7 @@ def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise RequestError(f"{option} is {text!r}; give whole numbers with commas between, such as 1,2.") from None
+        raise RequestError(f"{option} is {text!r}; use whole numbers separated by commas, such as 1,2.") from None
     if min(numbers) < least:
-        raise RequestError(f"{option} is {text!r}; the least is {least}.")
+        raise RequestError(f"{option} is {text!r}; the minimum is {least}.")
     return numbers

@@ -40,7 +40,7 @@ def completion(
     shell: Annotated[Shell, typer.Argument(help="bash, zsh, fish or powershell.", show_default=False)],
     debug: Debug = False,
 ) -> None:
-    """Print what the Tab key completes by. Commands, options, names of models.
+    """Print a shell completion script. It completes commands, options and model names.
 
     For bash, put this into ~/.bashrc: eval "$(localllm completion bash)". For zsh the same, after compinit, into
     ~/.zshrc. For fish, write the output to ~/.config/fish/completions/localllm.fish; for PowerShell, into $PROFILE.

@@ -23,33 +23,35 @@ INTERVAL_S = 5.0
 
 def cost(
     url: Annotated[
-        str | None, typer.Argument(help="Address of the server (that of the settings).", show_default=False)
+        str | None, typer.Argument(help="Address of the server (from the settings).", show_default=False)
     ] = None,
     watch: Annotated[
         float | None,
-        typer.Option("--for", metavar="S", min=0.001, help="Measure for S seconds, not since the server's start."),
+        typer.Option(
+            "--for", metavar="S", min=0.001, help="Measure for S seconds instead of since the server's start."
+        ),
     ] = None,
     watts: Annotated[
-        float | None, typer.Option(metavar="W", min=0, help="Power of the machine, on average over that time.")
+        float | None, typer.Option(metavar="W", min=0, help="Average power of the machine during that time.")
     ] = None,
-    kwh_price: Annotated[float | None, typer.Option(metavar="P", min=0, help="Price of a kWh.")] = None,
+    kwh_price: Annotated[float | None, typer.Option(metavar="P", min=0, help="Price per kWh.")] = None,
     api_prompt: Annotated[
-        float | None, typer.Option(metavar="P", min=0, help="An API's price of a million prompt tokens.")
+        float | None, typer.Option(metavar="P", min=0, help="An API's price per million prompt tokens.")
     ] = None,
     api_generated: Annotated[
-        float | None, typer.Option(metavar="P", min=0, help="Its price of a million generated tokens.")
+        float | None, typer.Option(metavar="P", min=0, help="Its price per million generated tokens.")
     ] = None,
     api_cached: Annotated[
-        float | None, typer.Option(metavar="P", min=0, help="Its price of a million cached prompt tokens.")
+        float | None, typer.Option(metavar="P", min=0, help="Its price per million cached prompt tokens.")
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a running server has served, and what that took in energy and money.
+    """Show the energy and cost of what a server has served.
 
-    Counts tokens by model from the server's /metrics; nothing about prompts is recorded. With --for, energy is
-    measured by the processor's own counters (RAPL) where they may be read; otherwise state the power with --watts.
-    Money is in the currency of the prices that you give.
+    Counts tokens by model from the server's /metrics, which contain no text. With --for, energy is measured with the
+    processor's own counters (RAPL) if they are readable; otherwise state the power with --watts. Money is in the
+    currency of the given prices.
     """
     from localllm.errors import RequestError
     from localllm.measure.served import Prices, Receipt
@@ -80,7 +82,7 @@ def _since_start(address: str, key: str | None) -> _Measured:
     reading = _read(address, key)
     if reading.started is None:
         raise RequestError(f"{address} does not say when it started; measure from now on with --for.")
-    return reading.models, max(time.time() - reading.started, 0.0), None, "RAPL measures with --for alone"
+    return reading.models, max(time.time() - reading.started, 0.0), None, "RAPL needs --for"
 
 
 def _watched(address: str, key: str | None, watch: float, watts: float | None) -> _Measured:
@@ -97,7 +99,7 @@ def _watched(address: str, key: str | None, watch: float, watts: float | None) -
     tally, began = Tally(_read(address, key)), time.monotonic()
     with StatusLine() as status, contextlib.suppress(KeyboardInterrupt):
         while (left := watch - (time.monotonic() - began)) > 0:
-            status.show(f"measuring, {left:.0f} s left; Ctrl-C ends it")
+            status.show(f"measuring, {left:.0f} s left; Ctrl-C stops")
             time.sleep(min(left, INTERVAL_S))
             tally.add(_read(address, key))
             if meter is not None:
@@ -142,7 +144,7 @@ def _text(receipt: "Receipt", source: str | None) -> str:
     if len(rows) > 1:
         rows.append(("all", *map(str, astuple(total))))
     parts = (
-        [table([("MODEL", "PROMPT", "CACHED", "GENERATED"), *rows])] if rows else ["No model has served anything.\n"]
+        [table([("MODEL", "PROMPT", "CACHED", "GENERATED"), *rows])] if rows else ["No model has served any tokens.\n"]
     )
     hours = receipt.seconds / 3600
     facts = [("time", f"{hours:.2f} h" if hours >= 0.1 else f"{receipt.seconds:.1f} s")]

@@ -24,19 +24,18 @@ def create(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="MODEL", help="A folder of safetensors, or any model, in place of FROM."),
+        typer.Option("--from", metavar="MODEL", help="A folder of safetensors, or any model; replaces FROM."),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise on the way: Q8_0, Q4_K_M, ...")
+        str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise to this type: Q8_0, Q4_K_M, ...")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Make a model of your own from another. With its own system text, parameters, template, messages, adapters.
+    """Create a model from another one. With your own system text, parameters, template, messages, adapters.
 
-    FROM takes a name, a path or a URL, and pulls what is not here; the weights are not copied. It also takes a folder
-    of safetensors with config.json and tokenizer.json, as Hugging Face has them, and makes a GGUF file of the store of
-    it.
-    With --from no Modelfile is needed.
+    FROM takes a name, a path or a URL; a missing model is pulled. Weights are not copied. FROM and --from also take a
+    folder of safetensors with config.json and tokenizer.json, as on Hugging Face, and convert it to a GGUF file in the
+    store. With --from no Modelfile is needed.
     """
     from localllm.cli.prompt import read_text
     from localllm.library.create import create as create_model

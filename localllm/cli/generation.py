@@ -158,7 +158,7 @@ def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> Non
     prefill = _speed(counts.prompt - counts.cached, timings.prefill_s)
     decode = _speed(counts.generated - 1, timings.decode_s)
     if counts.drafted:
-        decode += f" ({counts.accepted} of {counts.drafted} drafted tokens right)"
+        decode += f" ({counts.accepted} of {counts.drafted} drafted tokens accepted)"
     memory = human_bytes(psutil.Process().memory_info().rss)
     note(f"{head}load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}, memory {memory}")
 

@@ -25,33 +25,31 @@ ProgramName = Annotated[
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model", "-m", metavar="NAME", help="Name or path (the one that is loaded).", autocompletion=model_names
-    ),
+    typer.Option("--model", "-m", metavar="NAME", help="Name or path (the loaded model).", autocompletion=model_names),
 ]
 Port = Annotated[int | None, typer.Option(metavar="P", help="Port of the server (11434).")]
-Ctx = Annotated[int | None, typer.Option(metavar="N", help="Context of a server that is started (the model's).")]
+Ctx = Annotated[int | None, typer.Option(metavar="N", help="Context of a server started for this (the model's).")]
 
 
 def launch(
     name: ProgramName,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGS", help="The program's own arguments.", show_default=False)
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for the program.", show_default=False)
     ] = None,
     model: ModelName = None,
     port: Port = None,
     ctx: Ctx = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the program's own configuration instead, where there is none.")
+        bool, typer.Option("--write", help="Write the program's own configuration instead, if there is none.")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Start a coding agent on a model of this machine.
+    """Start a coding agent with a model on this machine.
 
-    The server of these settings is used, or one is started that ends with the program. The program gets variables and
-    arguments for this run alone, which are shown; its own files stay as they are unless --write is given. Says what
-    the first prompt will cost here, by the figures that `localllm bench` kept, and what of it is on disk already.
-    Exits as the program does.
+    Uses the running server of these settings, or starts one that ends with the program. Variables and arguments are set
+    for this run only and are shown; the program's own files are not changed unless --write is given. Prints the
+    expected time for the first prompt, from the results of `localllm bench`, and how much of it is on disk already. The
+    exit status is the program's.
     """
     from localllm.agents.programs import program
 
@@ -97,7 +95,7 @@ def served_model(
     running = server.runs()
     loaded = server.ask("GET", "/api/ps")["models"] if running else []
     if model is None and not loaded:
-        raise RequestError("No model is loaded. Say which with --model; `localllm list` shows those of this machine.")
+        raise RequestError("No model is loaded. Choose one with --model; `localllm list` shows those on this machine.")
     name = loaded[0]["name"] if model is None else model
     if not running:
         obtain(name, load_settings({}))  # pull here to show progress; the server would not
@@ -150,15 +148,15 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
         with open_model(path) as file:
             seconds = expected_prompt_s(file, tokens, settings.threads)
     except LocalLLMError as error:  # for example a model that runs on another machine
-        note(f"what the first prompt costs is not known: {error}")
+        note(f"the cost of the first prompt is not known: {error}")
         return
-    cost = f"about {human_time(seconds)} here" if seconds else "how long that takes, `localllm bench MODEL` finds out"
+    cost = f"about {human_time(seconds)} here" if seconds else "`localllm bench MODEL` measures how long that takes"
     note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
     trunks = stored_trunks(path)
     for trunk in trunks[:3]:
         note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, {_ago(trunk)}")
     if not trunks:
-        note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it ahead")
+        note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it in advance")
 
 
 def folder_of(name: str) -> Path:

@@ -16,11 +16,10 @@ HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "
 
 
 def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models on this machine. The built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
+    """List the models on this machine. Built-in, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
-    Every name can be given wherever a model is asked for. MEMORY is what the model and a conversation of 4096 tokens
-    take, FITS says whether the memory that is free now is enough. TOK/S is the speed to expect of the CPU engine, where
-    `localllm bench` has measured this machine.
+    Each name works in every command. MEMORY is for the model and a conversation of 4096 tokens; FITS says whether that
+    much is free now. TOK/S is the expected speed on the CPU engine, if `localllm bench` has measured this machine.
     """
     from localllm.engine.backends import loaded_projector
     from localllm.library.entry import Source
@@ -40,7 +39,7 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
         return
     answer(table([HEADINGS, *map(_cells, rows)]))
     if all(row.source == Source.BUILT_IN for row in rows):
-        note("This one is for demonstration alone. `localllm pull qwen3:0.6b` downloads a small useful one.")
+        note("This is only a demonstration model. `localllm pull qwen3:0.6b` downloads a small useful one.")
 
 
 def _cells(row: "Listed") -> tuple[str, ...]:

@@ -25,35 +25,35 @@ MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
 
 # Options for loads and requests, shared with `simulate`.
-Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")]
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay, in Azure's or Mooncake's format.")]
 Scale = Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
 Speedup = Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
 PromptTokens = Annotated[
-    str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
+    str | None, typer.Option(metavar="N[:M]", help=f"Length of random prompts, uniformly distributed ({_PROMPT}).")
 ]
 AnswerTokens = Annotated[
-    str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
+    str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, uniformly distributed ({_ANSWER}).")
 ]
-SharedPrefix = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
-]
-Prefixes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")]
+SharedPrefix = Annotated[int | None, typer.Option(metavar="N", min=1, help="Length of a prefix that prompts share.")]
+Prefixes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of shared prefixes (1).")]
 Rate = Annotated[
-    str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
+    str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals at R per second; a trial for each.")
 ]
-Concurrency = Annotated[str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")]
+Concurrency = Annotated[
+    str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial for each (1).")
+]
 Bounds = Annotated[
-    str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
+    str | None, typer.Option(metavar="BOUNDS", help="SLO for goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
 ]
 
 
 def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", show_default=False)],
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask (the only one it offers).")] = None,
-    api: Annotated[str | None, typer.Option(metavar="NAME", help="openai or ollama (found out).")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to test (the server's only one).")] = None,
+    api: Annotated[str | None, typer.Option(metavar="NAME", help="openai or ollama (detected).")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template.")] = False,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts to send: a line each, or .jsonl.")
+        Path | None, typer.Option(metavar="FILE", help="Prompts to send: one per line, or .jsonl.")
     ] = None,
     trace: Trace = None,
     scale: Scale = None,
@@ -66,14 +66,14 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     concurrency: Concurrency = None,
     knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
     slo: Bounds = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in a trial, at most.")] = 32,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests in a trial.")] = 32,
     duration: Annotated[
-        float, typer.Option(metavar="S", min=0.001, help="Seconds in which a trial sends requests.")
+        float, typer.Option(metavar="S", min=0.001, help="Seconds during which a trial sends requests.")
     ] = 120,
-    timeout: Annotated[float, typer.Option(metavar="S", min=0.001, help="Seconds that one request may take.")] = 120,
-    connections: Annotated[int, typer.Option(metavar="N", min=1, help="Connections at once, at most.")] = 256,
+    timeout: Annotated[float, typer.Option(metavar="S", min=0.001, help="Time limit of a request in seconds.")] = 120,
+    connections: Annotated[int, typer.Option(metavar="N", min=1, help="Most concurrent connections.")] = 256,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Repeat the lengths, texts and arrivals of an earlier test.")
+        int | None, typer.Option(metavar="N", help="Seed, to repeat an earlier test's lengths, texts and arrivals.")
     ] = None,
     body: Annotated[
         str | None, typer.Option(metavar="JSON", help='Fields for every request, such as {"ignore_eos": true}.')
@@ -83,12 +83,12 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a server under load: TTFT, ITL, TPOT, E2E, throughput, goodput.
+    """Measure a server under load. TTFT, ITL, TPOT, E2E, throughput, goodput.
 
-    Any server of Ollama's or OpenAI's protocol; nothing but this address is contacted. A key is taken from
-    LOCALLLM_REMOTE_KEY or remote_key_file. Ctrl-C ends it with what was measured so far.
+    Works with any server of Ollama's or OpenAI's protocol; contacts no other address. The API key comes from
+    LOCALLLM_REMOTE_KEY or remote_key_file. Ctrl-C stops the test and shows the results so far.
 
-    Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
+    Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
     from localllm.errors import RequestError
     from localllm.measure.latency import Slo
@@ -104,7 +104,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         ("--timeout", timeout, MOST_SECONDS),
     ):
         if value > most:
-            raise RequestError(f"{option} is {value}; the most is {most}.")
+            raise RequestError(f"{option} is {value}; the maximum is {most}.")
     if api not in (None, "openai", "ollama"):
         raise RequestError(f"--api must be openai or ollama (got {api!r}).")
     if knee and slo is None:
@@ -201,7 +201,7 @@ def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[floa
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < number <= MOST_REQUESTS for number in numbers):
-        raise RequestError(f"{option} is {text!r}; give numbers above 0 with commas between, such as 1,2,4.")
+        raise RequestError(f"{option} is {text!r}; use numbers above 0 separated by commas, such as 1,2,4.")
     return numbers
 
 
@@ -258,7 +258,7 @@ class Given:
         from localllm.measure.workload.texts import read_prompts
 
         if self.prefixes is not None and self.shared_prefix is None:
-            raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
+            raise RequestError("--prefixes needs --shared-prefix, their length.")
         prompt = Lengths.parse(self.prompt_tokens or _PROMPT, "--prompt-tokens")
         answers = Lengths.parse(self.answer_tokens or _ANSWER, "--answer-tokens")
         shape = Shape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)

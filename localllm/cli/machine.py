@@ -18,9 +18,9 @@ MARKS = {"good": "  ok  ", "advice": " note ", "bad": " FAIL "}
 
 
 def config(as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show every setting, its value and its source. Flags of other commands override all of them.
+    """Show every setting with its value and source. Flags of other commands override all of them.
 
-    Invalid settings are left out and reported; then the exit code is 2.
+    Invalid settings are reported, and the exit status is 2.
     """
     from localllm.settings import SECRETS, config_path, setting_sources
 
@@ -37,7 +37,11 @@ def config(as_json: AsJson = False, debug: Debug = False) -> None:
         ]
         answer(table([("SETTING", "VALUE", "SOURCE"), *lines]))
         path = config_path()
-        note(f"The file is {path}" if path.is_file() else f"There is no file {path}; make one to keep settings.")
+        note(
+            f"Settings file: {path}"
+            if path.is_file()
+            else f"There is no settings file; create {path} to store settings."
+        )
     for error in errors:
         fail(str(error))
     if errors:
@@ -52,10 +56,9 @@ def cache(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show or clear caches. Nothing but time is lost.
+    """Show or clear caches. Clearing costs time only.
 
-    Kernels are compiled again, the prompts whose keys and values kv holds are computed again, weights are packed again,
-    and the folders that were asked are indexed again.
+    Afterwards kernels are compiled again, prompts recomputed, weights packed again, and folders indexed again.
     """
     from localllm.settings import load_settings
     from localllm.stored import cleared, stored_places
@@ -74,9 +77,9 @@ def cache(
 
 
 def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
-    """Check this machine and say what to do. Processor, memory, GPU, folders, settings, disk, models, network.
+    """Check this machine and give advice. Processor, memory, GPU, folders, settings, disk, models, network.
 
-    Exits with 2 where something will fail.
+    Exit status: 2 if something will fail.
     """
     from localllm.doctor import State, examine
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def remove(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models of our own.", autocompletion=model_names)
+        list[str] | None, typer.Argument(metavar="NAME", help="Models in localllm's store.", autocompletion=model_names)
     ] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Remove models from our own store. Other programs' models are never touched."""
+    """Remove models from localllm's own store. Other programs' models are never changed."""
     from localllm.errors import RequestError
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
@@ -30,21 +30,23 @@ def remove(
     from localllm.settings import load_settings
 
     if not names and not unfinished:
-        raise RequestError("Say which model to remove; `localllm list` shows them, with their source.")
+        raise RequestError("Name a model to remove; `localllm list` shows them, with their source.")
     store = OwnStore(own_store(load_settings({})))
     for name in names or ():
         freed = store.remove(stored_name(name))
-        note(f"{name} is removed, which frees {human_bytes(freed)}.")
+        note(f"Removed {name}, which frees {human_bytes(freed)}.")
     if unfinished:
-        note(f"What interrupted pulls left is removed, which frees {human_bytes(store.remove_unfinished())}.")
+        note(f"Removed what interrupted pulls left, which frees {human_bytes(store.remove_unfinished())}.")
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="A model of our own.", show_default=False, autocompletion=model_names)],
-    target: Annotated[str, typer.Argument(help="Its second name.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(help="A model in localllm's store.", show_default=False, autocompletion=model_names)
+    ],
+    target: Annotated[str, typer.Argument(help="Second name of the model.", show_default=False)],
     debug: Debug = False,
 ) -> None:
-    """Give one of our own models a second name; no file is copied."""
+    """Give a stored model a second name. No file is copied."""
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
@@ -65,7 +67,7 @@ def verify(
     """Compare stored models with their SHA-256. Every file is read in full.
 
     Ollama's models are verified too, but only localllm's own are repaired. A damaged file stays until a new one
-    replaces it. Exits with 2 if a model stays damaged.
+    replaces it. Exit status: 2 if a model stays damaged.
     """
     from localllm.library.entry import Source
     from localllm.library.lookup import find, wanted_names

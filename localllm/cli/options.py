@@ -31,9 +31,9 @@ Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native 
 GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
 Rpc = Annotated[
     list[str] | None,
-    typer.Option(metavar="HOST:PORT", help="Give layers to llama.cpp's worker there; repeatable, or with commas."),
+    typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),
 ]
-Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
+Remote = Annotated[str | None, typer.Option(metavar="URL", help="Use a server with OpenAI's protocol.")]
 # Flags that only an in-process engine can honour: where and how it computes.
 _PLACEMENT: dict[str, object] = {
     "backend": Backend,
@@ -43,14 +43,15 @@ _PLACEMENT: dict[str, object] = {
         str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
     ],
     "n_cpu_moe": Annotated[
-        int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
+        int | None,
+        typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of the first N layers off the GPUs."),
     ],
     "lora": Annotated[
         list[str] | None,
         typer.Option(metavar="FILE[:W]", help="Apply a LoRA adapter with this weight (1); repeatable."),
     ],
     "mmproj": Annotated[
-        str | None, typer.Option(metavar="FILE", help="Projector for images; none for none (the one beside the model).")
+        str | None, typer.Option(metavar="FILE", help="Image projector, or none (the one beside the model).")
     ],
     "rpc": Rpc,
     "kv_type_k": Annotated[
@@ -107,4 +108,4 @@ def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) 
 
     misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]
     if misplaced:
-        raise RequestError(f"{', '.join(misplaced)} cannot be followed with --remote: the server decides that.")
+        raise RequestError(f"{', '.join(misplaced)} cannot be used with --remote: the server decides that.")

@@ -33,36 +33,36 @@ def plan(
     model: Model,
     context: Annotated[
         int | None,
-        typer.Option("--ctx", metavar="N", min=1, help="Tokens of context; by default the longest that fits whole."),
+        typer.Option("--ctx", metavar="N", min=1, help="Tokens of context; by default as many as fit."),
     ] = None,
     gpu_memory: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GPU", help="Plan for a GPU that is not here: its memory (8GiB) or its name (RTX 4090); once a GPU."
+            metavar="GPU", help="Plan for a GPU that is not here: its memory (8GiB) or its name (RTX 4090); repeatable."
         ),
     ] = None,
     gpu_layers: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Layers on the GPUs; by default as many as fit.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A draft model that runs beside, or an EAGLE-3 head.")
+        str | None, typer.Option(metavar="MODEL", help="Include a draft model, or an EAGLE-3 head.")
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Compare the quantisations of a Hugging Face repository.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the formulas behind memory and speed, with the numbers in.")
+        bool, typer.Option("--explain", help="Show the formulas behind memory and speed, with this model's numbers.")
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the memory and the GPU layers a model would take. It is not loaded.
+    """Show a model's memory, GPU layers and speed. It is not loaded.
 
-    Of a model that is not here, only the header is read, from where `pull` would get it. Where `bench` has measured
-    this machine, the speed to expect is told. Where no GPU is imagined, the last line says which backend would compute
-    the model here, and why. --all marks the quantisation to take: the best that fits with a conversation of 4096
-    tokens, or of --ctx. --explain shows what docs/inference.md computes, from this model's and this machine's figures.
-    Exits with 2 where it does not fit. Sizes in the table are MiB.
+    For a model that is not here, only the header is fetched, from where `pull` would get it. The speed needs a
+    `localllm bench` of this machine. Without --gpu-memory, the last line says which backend would run the model here,
+    and why. --all marks the best quantisation that fits with 4096 tokens of context, or --ctx. --explain shows the
+    formulas of docs/inference.md with this model's and machine's figures. Exit status: 2 if it does not fit. Sizes in
+    the table are MiB.
     """
     from gpu_offload.known_gpus import imagined_gpu
     from localllm.errors import RequestError
@@ -70,9 +70,9 @@ def plan(
 
     settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
     if gpu_memory and settings.backend == "native":
-        raise RequestError("The native engine has no GPUs to plan for. Leave --gpu-memory out, or the backend native.")
+        raise RequestError("The native engine has no GPUs to plan for. Leave out --gpu-memory, or --backend native.")
     if every and explain:
-        raise RequestError("--explain is of one model; leave --all out.")
+        raise RequestError("--explain and --all exclude each other.")
     imagined = [imagined_gpu(text) for text in gpu_memory or ()]
     if not (_compare if every else partial(_one, explain=explain))(model, settings, imagined, as_json):
         raise typer.Exit(ExitCode.REFUSED)
@@ -145,11 +145,11 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
 def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
     """The lines below the table."""
     yield from found.plan.notes
-    yield f"the longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
+    yield f"longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
     if found.expected is not None:
         yield str(found.expected)
     elif found.choice is not None and found.choice.backend == "native" and not found.measured:
-        yield "what speed to expect is not known: `localllm bench` measures this machine in seconds"
+        yield "the expected speed is not known: `localllm bench` measures this machine in seconds"
     if preview is not None:
         projector = f", and {human_bytes(preview.projector)} of its projector" if preview.projector else ""
         yield f"not on this machine: {human_bytes(preview.size)} to pull{projector}"
@@ -208,7 +208,7 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
     if best is None:
         answer(f"None fits with {settings.ctx:,} tokens of context.\n")
     else:
-        answer(f"Take {previews[best].name}: the best that fits with {settings.ctx:,} tokens of context.\n")
+        answer(f"Choose {previews[best].name}: the best that fits with {settings.ctx:,} tokens of context.\n")
     return best is not None
 
 

@@ -24,7 +24,7 @@ Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, o
 
 
 def pull(name: Name, debug: Debug = False) -> None:
-    """Bring a model to this machine. From Ollama's registry, from Hugging Face or from any address.
+    """Download a model. From Ollama's registry, Hugging Face or any URL.
 
     An interrupted pull is resumed. Every file is verified against its SHA-256.
     """

@@ -33,17 +33,17 @@ def perplexity(
     model: Model,
     text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
     reference: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also the KL divergence from this model.")
+        str | None, typer.Option(metavar="MODEL", help="Also measure the KL divergence from this model.")
     ] = None,
-    ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens a chunk.")] = 512,
+    ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens per chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how well a model predicts a text. Lower is better, and figures compare with llama.cpp's tool.
+    """Measure how well a model predicts a text. Lower is better; figures are comparable with llama.cpp's tool.
 
-    With --reference, a quantised model is compared with the original: the divergence of its predictions, in nats.
+    --reference compares with the original model: the Kullback-Leibler divergence of the predictions, in nats.
     """
     from contextlib import ExitStack
 
@@ -73,7 +73,7 @@ def perplexity(
             return
         other = stack.enter_context(open_model(obtain(reference, settings).path))
         if load_tokenizer(other).encode(content) != tokens:
-            raise RequestError(f"{reference} and {model} cut the text into other tokens: they cannot be compared.")
+            raise RequestError(f"{reference} and {model} tokenise the text differently, so they cannot be compared.")
         reference_runner = _runner(other, settings, status)
         stack.callback(reference_runner.close)
         _write(*measure.divergence(runner, reference_runner, parts, progress), as_json)
@@ -108,12 +108,12 @@ def quantize(
     source: Annotated[str, typer.Argument(help="Name, path or URL of an F16, BF16 or F32 model.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
     kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q8_0, Q4_K_M, F16 and others (Q8_0).")] = "Q8_0",
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one per core).")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a model in fewer bits. Measure what it costs with `localllm perplexity --reference`.
+    """Write a model in fewer bits. Measure the loss with `localllm perplexity --reference`.
 
-    Q8_0, F16 and BF16 are written by localllm, the others by llama.cpp, which is an extra.
+    localllm itself writes Q8_0, F16 and BF16; the other types need the extra `llama`.
     """
     from localllm.cli.pull import obtain
     from localllm.quality.quantize import quantize as quantize_model

@@ -14,13 +14,11 @@ from localllm.text import human_bytes
 
 FOREVER_S = 365 * 86400  # servers report an expiry far in the future for models that stay loaded
 
-Host = Annotated[
-    str | None, typer.Option("--host", metavar="ADDRESS", help="A server elsewhere, localllm's or Ollama's.")
-]
+Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address of a localllm or Ollama server.")]
 
 
 def ps(host: Host = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models in the running server's memory, those that stay longest first."""
+    """List the models in a running server's memory. Those that stay longest come first."""
     from localllm.text import table
 
     models = server_of(host).ask("GET", "/api/ps")["models"]
@@ -52,6 +50,6 @@ def stop(
     host: Host = None,
     debug: Debug = False,
 ) -> None:
-    """Unload a model from the running server."""
+    """Unload a model from a running server."""
     server_of(host).ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     note(f"unloaded {name}")

@@ -92,7 +92,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Let the model call a tool in this folder unasked, e.g. read_file, 'edit_file src/*', "
+            help="Let the model call a tool in this folder without approval, e.g. read_file, 'edit_file src/*', "
             "'run_command git status *'; may be repeated.",
         ),
     ] = None,

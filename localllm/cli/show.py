@@ -21,7 +21,7 @@ MAX_SHOWN_CHARS = 100
 
 
 def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show what a model is. Metadata, tensors by type, parameters, context, template, memory needed."""
+    """Describe a model. Metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
     from localllm.engine.backends import loaded_projector, native_kv_types
     from localllm.library.lookup import find

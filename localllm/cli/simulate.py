@@ -34,39 +34,41 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Machine of the table in docs/inference.md ({_DEFAULT_MACHINE})."),
+        typer.Option(metavar="NAME", help=f"Machine from the table in docs/inference.md ({_DEFAULT_MACHINE})."),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Load the model and time its steps here.")] = False,
     bench: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take this machine's figures from localllm bench --json.")
+        Path | None, typer.Option(metavar="FILE", help="Use this machine's figures from localllm bench --json.")
     ] = None,
     bandwidth: Annotated[float | None, typer.Option(metavar="GB/S", min=0.001, help="Memory bandwidth.")] = None,
     compute: Annotated[
-        float | None, typer.Option(metavar="GOP/S", min=0.001, help="Arithmetic, such as bench's int8 figure.")
+        float | None, typer.Option(metavar="GOP/S", min=0.001, help="Arithmetic rate, such as bench's int8 figure.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GB", min=0.001, help="Memory for weights, keys and values.")
+        float | None, typer.Option(metavar="GB", min=0.001, help="Memory for weights and KV cache.")
     ] = None,
-    overhead: Annotated[float, typer.Option(metavar="MS", min=0, help="Further time of each step.")] = 0.0,
-    devices: Annotated[int, typer.Option(metavar="N", min=1, help="Equal devices, tensor parallel.")] = 1,
-    link: Annotated[float, typer.Option(metavar="GB/S", min=0.001, help="Link between devices.")] = 25.0,
-    link_latency: Annotated[float, typer.Option(metavar="US", min=0, help="Time of a message over it.")] = 10.0,
-    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that run at once.")] = 8,
-    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that wait, at most.")] = 64,
+    overhead: Annotated[float, typer.Option(metavar="MS", min=0, help="Additional time per step.")] = 0.0,
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="Number of equal devices, tensor parallel.")] = 1,
+    link: Annotated[
+        float, typer.Option(metavar="GB/S", min=0.001, help="Bandwidth of the link between devices.")
+    ] = 25.0,
+    link_latency: Annotated[
+        float, typer.Option(metavar="US", min=0, help="Latency of a message over the link.")
+    ] = 10.0,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most concurrent requests.")] = 8,
+    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Most waiting requests.")] = 64,
     batching: Annotated[str, typer.Option(metavar="HOW", help="continuous, static or none.")] = "continuous",
-    chunked_prefill: Annotated[bool, typer.Option(help="Compute long prompts in pieces.")] = True,
-    prefix_cache: Annotated[bool, typer.Option(help="Reuse keys and values of known prefixes.")] = True,
+    chunked_prefill: Annotated[bool, typer.Option(help="Compute long prompts in chunks.")] = True,
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of cached prefixes.")] = True,
     acceptance: Annotated[
         float | None,
-        typer.Option(metavar="A", help="Draft with a model whose guesses are right so often."),
+        typer.Option(metavar="A", help="Use a draft model with this acceptance rate."),
     ] = None,
     draft_cost: Annotated[
         float,
-        typer.Option(metavar="C", help="Time of the draft model's steps, a share of the model's."),
+        typer.Option(metavar="C", help="Time of a draft model's step as a share of the model's."),
     ] = 0.1,
-    kv_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="How keys and values are stored: f16 (default), q8_0 or q4_0.")
-    ] = None,
+    kv_type: Annotated[str | None, typer.Option(metavar="TYPE", help="KV type: f16 (default), q8_0 or q4_0.")] = None,
     trace: loadtest.Trace = None,
     scale: loadtest.Scale = None,
     speedup: loadtest.Speedup = None,
@@ -78,21 +80,21 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     concurrency: loadtest.Concurrency = None,
     requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests.")] = 100,
     slo: loadtest.Bounds = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of lengths, tokens and arrivals.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of lengths, tokens and arrivals.")] = 1,
     experiment: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A preset, or all; see docs/simulate.md.")
+        str | None, typer.Option(metavar="NAME", help="A predefined experiment, or all; see docs/simulate.md.")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT, TPOT and the queue in the terminal.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Simulate a server under load: the real engine on a virtual clock.
+    """Simulate a server under load. The real engine runs on a virtual clock.
 
-    Scheduling, batching, prefix cache and speculation are the engine's own; only the time of a step comes from a cost
-    model, by the machine's figures or as measured here. Nothing is loaded without --measure.
+    Scheduling, batching, prefix cache and speculation are the engine's own; the time of a step comes from a cost model
+    with the machine's figures, or from measurements here (--measure, which loads the model).
 
-    Exits with 0 when done, 2 for what cannot be simulated.
+    Exit status: 0 when done, 2 if it cannot be simulated.
     """
     from localllm.errors import RequestError
     from localllm.measure.latency import Slo
@@ -136,7 +138,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
     if experiment is not None:
         loadtest.refuse(
-            "--experiment, which has loads of its own",
+            "--experiment, which defines its own load",
             **asdict(given),
             rate=rate,
             concurrency=concurrency,

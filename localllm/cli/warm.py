@@ -44,10 +44,10 @@ def warm(
     ctx: Ctx = None,
     debug: Debug = False,
 ) -> None:
-    """Compute an agent's system text and tools ahead, onto the disk.
+    """Compute an agent's system text and tools in advance. They are stored on disk.
 
-    The program is started in this folder to catch its first prompt, which no model answers; then the server of these
-    settings computes it, or one that is started for it. The program's next sessions begin with what they add.
+    Starts the program in this folder to capture its first prompt, which no model answers. The server of these settings
+    then computes it, or one that is started for this. Later sessions only compute what they add.
     """
     from localllm.agents.programs import program
     from localllm.agents.recording import Recording, tokens_of
@@ -56,14 +56,14 @@ def warm(
     from localllm.text import human_time
 
     if (name is None) == (request is None):
-        raise RequestError("Say what to compute: a program, such as claude, or --request FILE.")
+        raise RequestError("Name a program, such as claude, or use --request FILE.")
     agent = program(name) if name is not None else None
     if agent is not None:
         executable(agent)
     with served_model(model, port, ctx) as (server, endpoint, is_ours), StatusLine() as status:
         recorded = Recording.read(request) if request is not None else None
         if agent is not None:
-            status.show(f"waiting for the first prompt of {agent.name}")
+            status.show(f"waiting for {agent.name}'s first prompt")
             recorded = _record(agent, endpoint)
         assert recorded is not None
         status.show("computing")
@@ -98,7 +98,7 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
     if recorded is None:
         raise RequestError(
             f"{agent.name} sent no prompt. It may want to ask you something first, such as whether to trust this "
-            f"folder: start it here once with `localllm launch {agent.name}`. What it drew is in {log}."
+            f"folder: start it here once with `localllm launch {agent.name}`. Its output is in {log}."
         )
     recorded.write(folder_of(agent.name) / "request.json")
     return recorded

@@ -38,10 +38,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--threads", "1,x"], "--threads is '1,x'; give whole numbers"),
-        (["--threads", "0"], "--threads is '0'; the least is 1"),
-        (["--depth", "-1"], "--depth is '-1'; the least is 0"),
-        (["--depth", ""], "--depth is ''; give whole numbers"),
+        (["--threads", "1,x"], "--threads is '1,x'; use whole numbers"),
+        (["--threads", "0"], "--threads is '0'; the minimum is 1"),
+        (["--depth", "-1"], "--depth is '-1'; the minimum is 0"),
+        (["--depth", ""], "--depth is ''; use whole numbers"),
         ([], "nowhere.gguf"),
     ],
 )
@@ -121,4 +121,4 @@ def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str]) -> Non
     finally:
         process.kill()
     assert process.returncode == 130
-    assert (out.replace("measuring\n", ""), err) == ("", "Stopped; nothing was kept.\n")
+    assert (out.replace("measuring\n", ""), err) == ("", "Stopped; nothing was stored.\n")

@@ -109,7 +109,7 @@ def test_without_watts_the_energy_is_not_known(server: Metrics, call: Call) -> N
     code, out, err = call(server.url, "--kwh-price", "0.30")
     assert code == 0
     assert "energy" not in out
-    assert err == ("The energy is not known: RAPL measures with --for alone. State the machine's power with --watts.\n")
+    assert err == ("The energy is not known: RAPL needs --for. State the machine's power with --watts.\n")
 
 
 def test_a_measured_time(server: Metrics, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

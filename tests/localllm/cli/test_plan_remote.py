@@ -79,7 +79,7 @@ def test_little_is_fetched_and_nothing_is_kept(
     code, out = shown("plan", NAME, "--backend", "native")
     assert code == 0
     assert "not on this machine: " in out and " to pull" in out
-    assert "the longest context that fits: 1,024 of 1,024 tokens" in out
+    assert "longest context that fits: 1,024 of 1,024 tokens" in out
     assert "`localllm bench` measures this machine" in out
     assert not (home / ".local").exists()
     assert all("bytes=0-" in headers["range"] for headers in repository.fetched("/resolve/"))
@@ -127,7 +127,7 @@ def test_all_quantisations_and_the_one_to_take(
     lines = out.splitlines()
     assert [line.split()[:2] for line in lines[1:2]] == [["*", "Q4_K_M"]]
     assert lines[2].split()[0] == "Q8_0"
-    assert lines[-1] == f"Take {NAME}:Q4_K_M: the best that fits with 4,096 tokens of context."
+    assert lines[-1] == f"Choose {NAME}:Q4_K_M: the best that fits with 4,096 tokens of context."
     # If only the smaller one fits, it is chosen.
     small, large = (path.stat().st_size for path in files.values())
     rows = json.loads(shown("plan", NAME, "--all", "--ctx", "256", *NATIVE)[1])

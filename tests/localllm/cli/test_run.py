@@ -224,7 +224,7 @@ def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixtu
     for words in (
         "TTFT 0.750 s",
         "prefill 4.0 tok/s",
-        "decode 2.0 tok/s (1 of 4 drafted tokens right)",
+        "decode 2.0 tok/s (1 of 4 drafted tokens accepted)",
         "memory ",
         "seed 42",
         "(3 cached)",

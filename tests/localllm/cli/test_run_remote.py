@@ -83,7 +83,7 @@ def test_errors_and_what_a_server_cannot_follow(
     assert run("other", "Hi") == 2
     assert "refuses: no such model" in capsys.readouterr().err
     assert run("tiny", "Hi", "--ctx", "99", "--n-cpu-moe", "2") == 2
-    assert "--ctx, --n-cpu-moe cannot be followed with --remote" in capsys.readouterr().err
+    assert "--ctx, --n-cpu-moe cannot be used with --remote" in capsys.readouterr().err
     assert run("tiny", "Hi", "--raw", "--system", "x") == 2
     assert len(script.asked) == 1
 

@@ -68,7 +68,7 @@ def test_control_tokens_and_orders_in_documents_are_text(folder: Path, model: Pa
 
 def test_the_model_of_the_chat_is_the_usual_one(folder: Path, model: Path) -> None:
     refused = CliRunner().invoke(application(), ["ask", str(folder), "harbour"])
-    assert "Name the model that answers" in str(refused.exception)
+    assert "Choose a model with --model" in str(refused.exception)
     with contextlib.closing(SessionStore(sessions_path())) as store:
         store.remember("model", str(model))
     assert ask(folder, "harbour").exit_code == 0
@@ -87,7 +87,7 @@ def test_indexing_alone(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere", "Why?", "--model", "x"], "no such folder"),
-        (["."], "Ask something"),
+        (["."], "No question"),
     ],
 )
 def test_refusals_say_what_to_do(folder: Path, arguments: list[str], message: str) -> None:
@@ -96,4 +96,4 @@ def test_refusals_say_what_to_do(folder: Path, arguments: list[str], message: st
 
 def test_a_question_that_fits_nothing_is_refused_before_a_model_is_loaded(folder: Path, model: Path) -> None:
     told = CliRunner().invoke(application(), ["ask", str(folder), "zeppelin?", "--model", str(model)])
-    assert "fits the question" in str(told.exception)
+    assert "matches the question" in str(told.exception)

@@ -125,4 +125,4 @@ def test_the_command_prints_and_writes_json(
     assert made["machine"]["bandwidth"] == 1008e9
     assert [row[0] for row in made["batches"]] == [1, 2, 4, 8, 16, 32, 64]
     assert {"name", "function", "formula", "numbers", "value", "unit"} == made["memory"][0].keys()
-    assert "leave --all out" in run("--all")
+    assert "--explain and --all exclude" in run("--all")

@@ -154,4 +154,4 @@ def test_a_model_does_not_diverge_from_itself_and_q4_does(
     assert 0 < means[1] < means[2]
     other = str(folder / "stories260K-F32.gguf")
     assert command("perplexity", full, text, "--reference", other, *flags) == 2
-    assert "cut the text into other tokens" in capsys.readouterr().err
+    assert "tokenise the text differently" in capsys.readouterr().err
