@@ -140,7 +140,7 @@ def _changed(name: str, **extra: object) -> Synthetic:
         (_changed("gemma4", attention__value_length_swa=32), "heads of 64 .* and 32 .* in layers with a window"),
         (_changed("gemma3n", altup__active_idx=1), "only where layers work on the first"),
         (_changed("gemma3n", altup__num_inputs=3), "num_inputs does not fit the tensor altup_proj.weight"),
-        (_changed("gemma3n", embedding_length_per_layer_input=128), "tensors of embeddings of layers are 256 wide"),
+        (_changed("gemma3n", embedding_length_per_layer_input=128), "per-layer embedding tensors are 256 wide"),
         (_changed("gemma3n-short", attention__shared_kv_layers=2), "does not say which layers have a window"),
         (replace(MODELS["gemma4"], dropped=("per_layer_model_proj.weight",)), "per_layer_model_proj.weight is missing"),
     ],
