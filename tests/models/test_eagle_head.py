@@ -143,7 +143,7 @@ def test_a_draft_begins_with_the_likeliest_token_after_the_text(files: Files, ru
         ({"target_layers": [1, 2, 5]}, "layers 1, 2, 5"),
         ({"target_layers": [1, 2]}, "layers 1, 2."),
         ({"block_count": 2}, "block_count is 2"),
-        ({"without": "token_embd.weight"}, "has no token_embd.weight and cannot share the model's"),
+        ({"without": "token_embd.weight"}, "has no token_embd.weight and cannot use the model's"),
     ],
 )
 def test_heads_of_other_models_are_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
