@@ -255,7 +255,7 @@ class ChatApp(App[None]):
         if hidden and now - self._asked_to_stay > LEAVE_S:
             self._asked_to_stay = now
             where = "another tab" if len(hidden) == 1 else f"{len(hidden)} other tabs"
-            text = f"Answers are on their way in {where}. Leave again to stop them."
+            text = f"Answers are still running in {where}. Leave again to stop them."
             self.notify(text, severity="warning", timeout=LEAVE_S)
             return
         self._keep_answers()

@@ -136,13 +136,13 @@ def _parsed(name: str, text: str) -> Any:
             return True
         if text.lower() in ("false", "off", "no", "0"):
             return False
-        raise RequestError(f"{name} is on, off or default, not {text!r}.")
+        raise RequestError(f"{name} must be on, off or default, not {text!r}.")
     assert kind in (int, float)
     least, most = _BOUNDS[name]
     try:
         value = kind(text)
     except ValueError:
-        raise RequestError(f"{name} is {'a whole number' if kind is int else 'a number'}, not {text!r}.") from None
+        raise RequestError(f"{name} must be {'a whole number' if kind is int else 'a number'}, not {text!r}.") from None
     if not least <= value <= most:
-        raise RequestError(f"{name} lies between {least:g} and {most:g}; {text} does not.")
+        raise RequestError(f"{name} must be between {least:g} and {most:g}, not {text}.")
     return value

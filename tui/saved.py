@@ -111,7 +111,7 @@ def _as_toml(value: Any) -> str:
 
 def _path(kind: str, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise RequestError(f"{shortened(name)!r} cannot be a name: letters, digits and _ . - make one, 64 at most.")
+        raise RequestError(f"{shortened(name)!r} is not a valid name: use letters, digits and _ . -, at most 64.")
     return folder_of(kind) / f"{name}{_ENDINGS[kind]}"
 
 

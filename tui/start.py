@@ -85,7 +85,7 @@ def run_chat(
 def _close(store: SessionStore) -> None:
     store.close()
     if store.unsaved:
-        warn(f"What was said is lost: {store.unsaved} `localllm chat --sessions FILE` saves chats elsewhere.")
+        warn(f"Chats were not saved: {store.unsaved} `localllm chat --sessions FILE` saves chats elsewhere.")
 
 
 def _backend(

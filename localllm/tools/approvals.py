@@ -79,9 +79,9 @@ def _read(file: Path) -> dict[str, list[str]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{file}: cannot be read: {error}. Mend it or move it away.") from error
+        raise SettingsError(f"{file}: cannot be read: {error}. Fix it or move it away.") from error
     if not isinstance(kept, dict) or not all(
         isinstance(rules, list) and all(isinstance(rule, str) for rule in rules) for rules in kept.values()
     ):
-        raise SettingsError(f"{file}: is not an object of lists of rules. Mend it or move it away.")
+        raise SettingsError(f"{file}: is not an object of lists of rules. Fix it or move it away.")
     return kept

@@ -92,7 +92,7 @@ class Journal:
         with self._open() as db:
             row = db.execute("SELECT mode, temporary, made FROM change WHERE id = ?", (change.id,)).fetchone()
         if row is None:
-            raise ToolError(f"{change.path}: this change has been taken back already.")
+            raise ToolError(f"{change.path}: this change was undone already.")
         mode, temporary, made = row[0], Path(row[1]), json.loads(row[2])
         if Path(os.path.realpath(change.path)) != change.path:
             raise ToolError(f"{change.path}: a folder on the way is a link now. Nothing was changed.")
@@ -110,7 +110,7 @@ class Journal:
                 with contextlib.suppress(OSError):  # not empty, or never created
                     Path(folder).rmdir()
         except OSError as error:
-            raise ToolError(f"{change.path}: cannot be taken back: {error.strerror}.") from error
+            raise ToolError(f"{change.path}: cannot be undone: {error.strerror}.") from error
         with self._open() as db:
             db.execute("DELETE FROM change WHERE id = ?", (change.id,))
         return now != change.before

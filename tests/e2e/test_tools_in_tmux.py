@@ -54,9 +54,9 @@ def test_an_edit_is_allowed_and_taken_back_after_kill_9(tmp_path: Path) -> None:
             terminal.keys(f"clear; {chat}", "Enter")
             terminal.wait_for("Ask anything")
             terminal.keys("/undo", "Enter")
-            terminal.wait_for("Another chat made it.")
+            terminal.wait_for("It was made in another chat.")
             terminal.keys("Down", "Enter")
-            terminal.wait_for("Taken back")
+            terminal.wait_for("Undone")
         finally:
             terminal.close()
     assert (folder / "a.txt").read_bytes() == b"one\r\ntwo\r\n"

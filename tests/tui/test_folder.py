@@ -106,7 +106,7 @@ def test_text_of_documents_calls_no_tools(make_app: MakeApp, folder: Path) -> No
             await until(pilot, lambda: chat.conversation.parameters.tools)
             await say(pilot, "harbour again?")
             refused = await answered(pilot)
-            assert "could call tools" in (refused.error or "")
+            assert "could trigger tool calls" in (refused.error or "")
             assert len([request for request in backend.requests if not request.background]) == 1
 
     asyncio.run(flow())

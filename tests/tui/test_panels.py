@@ -47,7 +47,9 @@ def test_parameters_are_edited_checked_and_sent(make_app: MakeApp) -> None:
             await until(pilot, lambda: panel.query_one("#temperature", Input).value == "0.2")
             panel.query_one("#top_p", Input).value = "2"
             await pilot.press("ctrl+s")
-            await until(pilot, lambda: "top_p lies between 0 and 1" in str(panel.query_one(".error", Static).content))
+            await until(
+                pilot, lambda: "top_p must be between 0 and 1" in str(panel.query_one(".error", Static).content)
+            )
             panel.query_one("#top_p", Input).value = "0.5"
             await pilot.press("ctrl+s")
             await until(pilot, lambda: pilot.app.screen is chat_of(pilot))

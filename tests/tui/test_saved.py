@@ -49,7 +49,7 @@ def test_a_persona_is_read_over_the_defaults_and_keeps_what_belongs_to_the_chat(
     [
         ("temperature = ", "is not valid TOML"),
         ("temprature = 0.2", "no parameter 'temprature'. Did you mean temperature?"),
-        ("temperature = 20", "temperature lies between 0 and 10"),
+        ("temperature = 20", "temperature must be between 0 and 10"),
         ("temperature = [1]", "temperature must be a text, a number"),
         ("model = 3", "model must be a name in quotes"),
     ],
@@ -67,7 +67,7 @@ def test_names_are_checked_and_nothing_is_written_over() -> None:
     with pytest.raises(RequestError, match=r"exists already\. Edit it"):
         save_prompt("daily", "Other")
     for name in ("../evil", ".hidden", "", "a b", "x" * 65):
-        with pytest.raises(RequestError, match="cannot be a name"):
+        with pytest.raises(RequestError, match="is not a valid name"):
             save_prompt(name, "text")
     with pytest.raises(RequestError, match=r"no prompt weekly\. Saved: daily\."):
         read_prompt("weekly")

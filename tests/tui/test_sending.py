@@ -116,7 +116,7 @@ def test_commands_and_their_other_names(text: str, command: tuple[str, str] | No
 
 def test_only_what_could_be_a_command_is_an_unknown_one() -> None:
     assert unknown_command("/qqqq") == (
-        "Unknown command /qqqq. /help lists them. A blank before the slash sends it as a message."
+        "Unknown command /qqqq. /help lists them. Put a space before the slash to send it as a message."
     )
     assert unknown_command("/usr/bin is where it lies") is unknown_command(" /exprot") is None
 

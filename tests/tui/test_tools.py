@@ -317,7 +317,7 @@ def test_calls_without_results_are_closed_for_the_next_request(play: Callable[[F
 def test_a_model_without_a_template_says_that_it_calls_no_tools(play: Callable[[FakeBackend, Flow], None]) -> None:
     async def flow(pilot: Pilot[None]) -> None:
         await say(pilot, "Go")
-        assert "calls no tools" in str((await answered(pilot)).error)
+        assert "cannot call tools" in str((await answered(pilot)).error)
 
     play(FakeBackend(), flow)
 

@@ -44,11 +44,11 @@ async def compact(chat: ChatScreen, argument: str) -> None:
             raise RequestError("No summary is in use in this chat.")
         chat.conversation.set_summary(message, "")
         await chat.show_conversation()
-        chat.notify("The model reads those messages themselves again.")
+        chat.notify("The messages themselves are sent to the model again.")
     elif argument:
-        raise RequestError("/compact summarises the oldest turns, /compact undo takes that back.")
+        raise RequestError("/compact summarises the oldest turns, /compact undo reverts that.")
     elif chat.info is None or not chat.info.converses:
-        raise RequestError("This needs a model that converses. /models chooses one.")
+        raise RequestError("This needs a chat model. /models chooses one.")
     else:
         chat.begin(partial(_summarise, chat))
 
@@ -67,7 +67,7 @@ async def _summarise(chat: ChatScreen) -> None:
             raise RequestError(f"There is no summary: {whole.error or 'the model wrote nothing'}. Nothing was changed.")
         conversation.set_summary(message, summary)
         await chat.show_conversation()
-        chat.notify("The model reads the summary from now on. /compact undo takes it back.", timeout=10)
+        chat.notify("From now on the model gets the summary. /compact undo reverts it.", timeout=10)
     except LocalLLMError as error:
         chat.show_error(str(error))
     finally:
@@ -139,4 +139,4 @@ def _answer(chat: ChatScreen) -> AnswerView:
 
 def _require_idle(chat: ChatScreen) -> None:
     if chat.busy:
-        raise RequestError("An answer is on its way. Esc stops it.")
+        raise RequestError("An answer is still running. Esc stops it.")

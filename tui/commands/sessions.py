@@ -91,9 +91,9 @@ async def undo(chat: ChatScreen, _argument: str) -> None:
     """Restore the last deleted chat; if there is none, undo the last file change."""
     if chat.deleted is None:
         if chat.busy:
-            raise RequestError("An answer is on its way. Esc stops it.")
+            raise RequestError("An answer is still running. Esc stops it.")
         if text := await chat.tools.undo():
-            chat.show_note(Content.assemble("Taken back:\n", preview(text, is_diff=True)))
+            chat.show_note(Content.assemble("Undone:\n", preview(text, is_diff=True)))
         return
     chat.conversation.store.restore(chat.deleted)
     await open_session(chat, chat.deleted)

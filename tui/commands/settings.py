@@ -100,9 +100,9 @@ async def ask_folder(chat: ChatScreen, argument: str) -> None:
         return
     folder = str(user_path(argument).absolute()) if argument else chat.conversation.parameters.folder
     if not folder:
-        raise RequestError("Name a folder of documents: /folder PATH. /folder off asks without one again.")
+        raise RequestError("Name a folder of documents: /folder PATH. /folder off turns it off.")
     if chat.conversation.parameters.tools:
-        raise RequestError("Documents could call tools. /tools off first.")
+        raise RequestError("With tools on, documents could trigger calls. Use /tools off first.")
     opened = await chat.folder.open(folder)
     chat.conversation.set_parameters(replace(chat.conversation.parameters, folder=folder))
     chat.show_note(folder_note(folder, opened))
@@ -123,7 +123,7 @@ async def inspect(chat: ChatScreen, _argument: str) -> None:
 async def notify(chat: ChatScreen, argument: str) -> None:
     """Turn on or off the bell and notification for answers that end while the terminal lacks focus."""
     on = _switched(chat, "notify", argument, usually=True)
-    chat.notify(f"Notifications are {'on' if on else 'off'}, where the terminal tells what it shows.")
+    chat.notify(f"Notifications are {'on' if on else 'off'}, if the terminal reports its focus.")
 
 
 async def vim(chat: ChatScreen, argument: str) -> None:
@@ -160,7 +160,7 @@ async def prompt(chat: ChatScreen, argument: str) -> None:
     if to_save:
         asked = [message.content for message in chat.conversation.messages if message.role is Role.USER]
         if not text and not asked:
-            raise RequestError("Nothing was asked yet. /prompt save NAME TEXT saves a text.")
+            raise RequestError("There is no question yet. /prompt save NAME TEXT saves a text.")
         chat.show_note(f"Saved: {save_prompt(name, text or asked[-1])}")
     elif name:
         chat.prompt.put(read_prompt(name))

@@ -123,4 +123,4 @@ def unknown_command(text: str) -> str | None:
         return None
     near = difflib.get_close_matches(match[1].lower(), _NAMES, n=1)
     hint = f"Did you mean /{near[0]}?" if near else "/help lists them."
-    return f"Unknown command /{shortened(match[1])}. {hint} A blank before the slash sends it as a message."
+    return f"Unknown command /{shortened(match[1])}. {hint} Put a space before the slash to send it as a message."

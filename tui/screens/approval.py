@@ -27,7 +27,7 @@ _QUESTIONS = {
     "read_file": "Show this hidden file to the model?",
     "list_files": "Show this hidden folder to the model?",
     "search_files": "Search this hidden folder?",
-    "undo": "Take back this change? Another chat made it.",
+    "undo": "Undo this change? It was made in another chat.",
 }
 
 

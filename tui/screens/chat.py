@@ -191,7 +191,7 @@ class ChatScreen(Screen[None]):
     def send(self, text: str) -> None:
         """Send a text to the model; if that is not possible now, put it back into the prompt."""
         if self.busy:
-            self.notify("An answer is on its way. Esc stops it.", severity="warning")
+            self.notify("An answer is still running. Esc stops it.", severity="warning")
         elif self.info is None and not self.loader.busy:
             self.show_error("No model is loaded yet. /models chooses one.")
         else:

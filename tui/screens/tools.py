@@ -88,9 +88,11 @@ class ChatTools:
         if not self._conversation.parameters.tools:
             return []
         if self._conversation.has_excerpts:
-            raise RequestError("Documents that were quoted here could call tools. /tools off, or /new for a chat with.")
+            raise RequestError(
+                "Documents in this chat could trigger tool calls. Use /tools off, or /new for a chat with tools."
+            )
         if not info.converses:
-            raise RequestError(f"{info.name} has no chat template, and calls no tools. /tools off answers without.")
+            raise RequestError(f"{info.name} has no chat template, so it cannot call tools. Use /tools off.")
         return (await in_thread(self.open)).offered()
 
     def close(self) -> None:
@@ -140,7 +142,7 @@ class ChatTools:
                     return ""
             if await in_thread(lambda change=change: journal.undo(change)):  # type: ignore[misc]
                 return text
-        raise RequestError("There is nothing to take back: no chat was deleted, no file in this folder was changed.")
+        raise RequestError("There is nothing to undo: no chat was deleted, no file in this folder was changed.")
 
     @property
     def _owner(self) -> str:

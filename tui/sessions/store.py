@@ -351,7 +351,7 @@ def tag_of(word: str) -> str:
     """The tag for a word with or without "#". Raises RequestError if it is not a valid tag."""
     name = word.removeprefix("#").casefold()
     if not _TAG.fullmatch(name) or name.startswith("-"):
-        raise RequestError(f"{shortened(word)} cannot be a tag: letters, digits and _ . + - make one, 32 at most.")
+        raise RequestError(f"{shortened(word)} is not a valid tag: use letters, digits and _ . + -, at most 32.")
     return name
 
 
