@@ -140,7 +140,7 @@ def _usable_folder() -> int | None:
 def read_kernel(name: str) -> CachedKernel | None:
     """A kernel from the cache, None if it is not there or damaged."""
     for middle in ("", _PORTABLE):
-        code = _read(name + middle + SUFFIX, "it is compiled anew")
+        code = _read(name + middle + SUFFIX, "it is compiled again")
         if code is not None:
             return CachedKernel(code, portable=middle == _PORTABLE)
     return None

@@ -178,7 +178,7 @@ class ChatApp(App[None]):
         for chat in self.tabs.all:
             chat.status_line.facts.unsaved = bool(unsaved)
             chat.status_line.redraw()
-        text = f"{unsaved} The chat goes on; saving is tried again." if unsaved else "Chats are saved again."
+        text = f"{unsaved} The chat continues, and saving will be retried." if unsaved else "Chats are saved again."
         self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
 
     def on_ready(self) -> None:

@@ -95,10 +95,10 @@ def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> Libra
     """Find a model by name, or pull it. Raises LibraryError, and what progress raises; keeps a partial download."""
     meter = Meter()
 
-    def told(status: PullStatus) -> None:
+    def report(status: PullStatus) -> None:
         if status.total:
             progress(f"pulling {name}, {meter.detail(status, monotonic())}", status.completed / status.total)
         else:
             progress(f"asking for {name}", 0.0)
 
-    return pull.find_or_pull(name, settings, told)
+    return pull.find_or_pull(name, settings, report)

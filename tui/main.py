@@ -40,12 +40,12 @@ def _open_closed_streams() -> None:
 
 def _chat(model: str | None) -> None:
     """Open the chat without the argument parser, whose import takes as long as all other imports together."""
-    from localllm.cli.terminal import errors_told
+    from localllm.cli.terminal import reported_errors
     from tui.terminal import go_on_watched
 
     go_on_watched()
     gc.disable()  # imports produce no garbage; the chat enables it after its first frame
-    with errors_told():
+    with reported_errors():
         from tui.start import run_chat
 
         sys.exit(run_chat(model, {}))

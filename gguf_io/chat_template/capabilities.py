@@ -128,11 +128,11 @@ def tool_variables(tools: list[Any], variables: frozenset[str], null_tools: bool
     Firefunction writes `datetime` after "Today is". It gets the date only: with the time of day, every turn's prompt
     would begin differently and no prefix could be reused.
     """
-    told: dict[str, Any] = {"tools": None if null_tools and not tools else tools}
+    values: dict[str, Any] = {"tools": None if null_tools and not tools else tools}
     if "tools" not in variables and "functions" in variables:
-        told["functions"] = json.dumps(tools, indent=2) if tools else ""
-        told["datetime"] = datetime.now(UTC).strftime("%b %d %Y")
-    return told
+        values["functions"] = json.dumps(tools, indent=2) if tools else ""
+        values["datetime"] = datetime.now(UTC).strftime("%b %d %Y")
+    return values
 
 
 def _render_probes(

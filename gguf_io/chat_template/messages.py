@@ -127,7 +127,7 @@ def _fit_call(call: Message, takes: Capabilities, number: int) -> Message:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise TemplateError(f"message {number}: the arguments of a tool call are no JSON: {error}") from None
+            raise TemplateError(f"message {number}: the arguments of a tool call are not JSON: {error}") from None
     elif not isinstance(arguments, str) and takes.text_arguments and not takes.object_arguments:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -164,10 +164,10 @@ def _aider(at: Endpoint, folder: Path) -> Setup:
     path = folder / "models.json"
     limits = {"max_input_tokens": at.context, "max_output_tokens": min(ANSWER_TOKENS, at.context // 4)}
     about = {**limits, "litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0}
-    told = [word for name, value in _aider_settings(at).items() for word in (f"--{name}", str(value))]
+    flags = [word for name, value in _aider_settings(at).items() for word in (f"--{name}", str(value))]
     return Setup(
         {"OPENAI_API_KEY": at.key},
-        arguments=(*told, "--model-metadata-file", str(path), "--no-show-model-warnings"),
+        arguments=(*flags, "--model-metadata-file", str(path), "--no-show-model-warnings"),
         files={path: _json({f"openai/{at.model}": about})},
     )
 

@@ -86,7 +86,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     question = "" if index_only else prompt or ""
     name = "" if index_only else model or _usual_model(settings)
     with DocumentIndex(folder) as index, StatusLine() as status:
-        report = _updated(index, status, told=index_only or not as_json)
+        report = _updated(index, status, reports_problems=index_only or not as_json)
         room = _room(name, settings) if question else 0
         found = _found(index, question, settings, embeddings, (excerpts, room), status)
         if index_only:
@@ -101,7 +101,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if as_json:
         from localllm.documents.answer import as_json as documents_as_json
 
-        told = {
+        result = {
             "text": shown,
             "unchecked_text": raw,
             **documents_as_json(checker, found, report),
@@ -112,7 +112,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "model": name,
             "timings": {"load_s": started.load_s, **asdict(last.timings)},
         }
-        answer(json.dumps(told, ensure_ascii=False) + "\n")
+        answer(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def _room(name: str, settings: "Settings") -> int:
@@ -127,14 +127,14 @@ def _room(name: str, settings: "Settings") -> int:
     return max(context // 2, LEAST_ROOM)
 
 
-def _updated(index: "DocumentIndex", status: StatusLine, told: bool) -> "Report":
-    """Update the index. told: also report files that could not be read."""
+def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool) -> "Report":
+    """Update the index. reports_problems: also report files that could not be read."""
     from localllm.documents.answer import problems_in_words
 
     status.show(f"looking for changes in {index.root}")
     report = index.update(lambda done, total: status.show(f"indexing: {done} of {total} files"))
     status.clear()
-    if told and report.read and (problems := problems_in_words(report)):
+    if reports_problems and report.read and (problems := problems_in_words(report)):
         note(problems)
     return report
 

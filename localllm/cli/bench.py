@@ -12,7 +12,7 @@ from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
     from localllm.roofline.report import Report
-    from localllm.roofline.speeds import Wish
+    from localllm.roofline.speeds import BenchRequest
     from localllm.settings import Settings
 
 
@@ -49,14 +49,14 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.roofline.speeds import Wish
+    from localllm.roofline.speeds import BenchRequest
     from localllm.settings import load_settings
 
-    wish = Wish(prompt, _numbers(depth, "--depth", 0), tokens, rounds)
+    request = BenchRequest(prompt, _numbers(depth, "--depth", 0), tokens, rounds)
     settings = load_settings({**computing_flags(given), "threads": None})
     counts = (settings.threads,) if threads is None else _numbers(threads, "--threads", 1)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
-        measuring = worker.submit(_measure, model, settings, counts, wish, status)
+        measuring = worker.submit(_measure, model, settings, counts, request, status)
         try:
             report = measuring.result()
         except KeyboardInterrupt:
@@ -70,7 +70,11 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 def _measure(
-    model: str | None, settings: "Settings", counts: "tuple[int | None, ...]", wish: "Wish", status: StatusLine
+    model: str | None,
+    settings: "Settings",
+    counts: "tuple[int | None, ...]",
+    request: "BenchRequest",
+    status: StatusLine,
 ) -> "Report":
     from gguf_io import open_model
     from localllm.cli.pull import obtain
@@ -79,10 +83,10 @@ def _measure(
     from localllm.roofline.expected import main_type
 
     if model is None:
-        report, name, weights = bench_limits(counts, wish.rounds, status.show), "", ""
+        report, name, weights = bench_limits(counts, request.rounds, status.show), "", ""
     else:
         with open_model(obtain(model, settings).path) as file:
-            report, name, weights = run_bench(file, settings, counts, wish, status.show), file.name, main_type(file)
+            report, name, weights = run_bench(file, settings, counts, request, status.show), file.name, main_type(file)
     status.clear()
     _keep(report, name, weights)
     return report

@@ -12,7 +12,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined] # imp
 from localllm.cli import terminal
 from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, examples
 from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
-from localllm.cli.terminal import ExitCode, errors_told
+from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
@@ -85,7 +85,7 @@ def main(commands: Mapping[str, str] = COMMANDS) -> None:
 
     If the first word is a command, only that command is imported.
     """
-    with errors_told():
+    with reported_errors():
         words = sys.argv[1:] or ["--help"]
         if COMPLETION_VARIABLE in os.environ:
             completion_init()

@@ -54,7 +54,7 @@ def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") 
     meter = Meter()
     with StatusLine() as status:
         try:
-            return pulling(lambda told: status.show(meter.text(told, monotonic())))
+            return pulling(lambda state: status.show(meter.text(state, monotonic())))
         except KeyboardInterrupt:
             status.clear()
             note(f"Stopped. `localllm pull {name}` resumes it.")
@@ -67,20 +67,20 @@ class Meter:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def text(self, told: "PullStatus", now: float) -> str:
+    def text(self, state: "PullStatus", now: float) -> str:
         """One line of progress. now: a monotonic time in seconds."""
-        if not told.total:
-            return told.status
-        return f"{told.status}: {told.completed / told.total:.0%} of {self.detail(told, now)}"
+        if not state.total:
+            return state.status
+        return f"{state.status}: {state.completed / state.total:.0%} of {self.detail(state, now)}"
 
-    def detail(self, told: "PullStatus", now: float) -> str:
+    def detail(self, state: "PullStatus", now: float) -> str:
         """The total size, and speed and time left once they are known."""
-        self._seen.append((now, told.completed))
+        self._seen.append((now, state.completed))
         while self._seen[0][0] < now - WINDOW_S:
             self._seen.popleft()
-        size = human_bytes(told.total)
+        size = human_bytes(state.total)
         (began, had), seconds = self._seen[0], now - self._seen[0][0]
-        if seconds <= 0 or told.completed <= had:
+        if seconds <= 0 or state.completed <= had:
             return size
-        speed = (told.completed - had) / (now - began)
-        return f"{size}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
+        speed = (state.completed - had) / (now - began)
+        return f"{size}, {human_bytes(int(speed))}/s, {human_time((state.total - state.completed) / speed)} left"

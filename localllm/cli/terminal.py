@@ -137,7 +137,7 @@ class ExitCode(IntEnum):
 
 
 @contextlib.contextmanager
-def errors_told() -> Iterator[None]:
+def reported_errors() -> Iterator[None]:
     """On an error, exit with one sentence on stderr and an exit code; --debug adds the traceback."""
     try:
         yield

@@ -58,7 +58,7 @@ def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
         tools += servers.tools
         if unknown := names - {tool.name for tool in tools}:
             there = ", ".join(tool.name for tool in tools)
-            raise RequestError(f"--tools: there is no tool {min(unknown)!r}. There are: {there}.")
+            raise RequestError(f"--tools: there is no tool {min(unknown)!r}. Available: {there}.")
         allowed = Toolbox([tool for tool in tools if tool.name in names])
         yield RunTools(allowed, Approvals(folder.root, given=rules))
     finally:

@@ -67,7 +67,7 @@ def index_path(root: Path) -> Path:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def database_errors(path: Path) -> Iterator[None]:
     """Convert errors of SQLite and the disk to DocumentIndexError."""
     try:
         yield
@@ -82,7 +82,7 @@ def connect(root: Path) -> sqlite3.Connection:
     Raises DocumentIndexError, and RequestError for a file that is not an index.
     """
     path = index_path(root)
-    with told(path):
+    with database_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
             path.touch(mode=0o600)

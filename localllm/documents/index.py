@@ -15,7 +15,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from localllm.documents.database import connect, index_path, searchable, searchable_name, told, word_query
+from localllm.documents.database import connect, database_errors, index_path, searchable, searchable_name, word_query
 from localllm.documents.excerpt import Excerpt
 from localllm.documents.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.documents.walk import MAX_FILES, FoundFile, found_files
@@ -96,7 +96,7 @@ class DocumentIndex:
         began = time.monotonic()
         lock = FileLock(f"{self.path}.lock", mode=0o600)
         try:
-            with told(self.path), lock.acquire(timeout=_LOCK_S):
+            with database_errors(self.path), lock.acquire(timeout=_LOCK_S):
                 report = self._update(progress)
         except Timeout as error:
             raise RequestError(f"{self.root}: another process has been indexing it for {_LOCK_S:.0f} s.") from error
@@ -181,13 +181,13 @@ class DocumentIndex:
             db.execute(f"DELETE FROM prompt WHERE id NOT IN ({oldest})", (_KEPT_PROMPTS,))
 
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
-        with told(self.path), self._lock:
+        with database_errors(self.path), self._lock:
             return self._db.execute(sql, values).fetchall()
 
     @contextmanager
     def _changes(self) -> Iterator[sqlite3.Connection]:
         """One transaction."""
-        with told(self.path), self._lock, self._db:
+        with database_errors(self.path), self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
 

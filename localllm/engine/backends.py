@@ -227,10 +227,10 @@ def plan_native(
     except OutOfMemoryError as error:
         if settings.from_disk:
             return plan_from_disk(memory, context, budget, room)
-        told = f"{error}\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
+        message = f"{error}\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
         if settings.backend == "auto" and llama_is_here():
-            told += f"\nllama.cpp would need {_llama_needs(file, settings, room) >> 20:,} MiB and the reserve."
-        raise OutOfMemoryError(told) from error
+            message += f"\nllama.cpp would need {_llama_needs(file, settings, room) >> 20:,} MiB and the reserve."
+        raise OutOfMemoryError(message) from error
 
 
 def _where_it_fits(

@@ -144,8 +144,8 @@ def load_model(
     raises, and RequestError if the draft's vocabulary differs.
     """
     file = open_model(path)
-    if told := context_note(file, settings.ctx):
-        log.warning("%s", told)
+    if note := context_note(file, settings.ctx):
+        log.warning("%s", note)
     draft_model = None
     try:
         # The tokenizer is read while the weights are packed, which does not hold the GIL.

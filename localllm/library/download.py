@@ -150,13 +150,13 @@ class Download:
             raise PassingError(f"{response.url.host} ended the connection early")
 
     def _check_range(self, response: httpx2.Response, start: int, stop: int) -> None:
-        told = response.headers.get("content-range", "")
-        total = decimal(told.rpartition("/")[2])
+        content_range = response.headers.get("content-range", "")
+        total = decimal(content_range.rpartition("/")[2])
         if total is not None and total != self._file.size:
             raise self._wrong_length(response, total)
-        if response.status_code != 206 or told != f"bytes {start}-{stop - 1}/{self._file.size}":
+        if response.status_code != 206 or content_range != f"bytes {start}-{stop - 1}/{self._file.size}":
             raise PullError(
-                f"{response.url.host} sends {told[:60]!r} of {self._what} for bytes {start}-{stop - 1}. "
+                f"{response.url.host} sends {content_range[:60]!r} of {self._what} for bytes {start}-{stop - 1}. "
                 "Pull again later, or from another host."
             )
 

@@ -152,8 +152,8 @@ def _models(files: list[HubFile], name: ModelName) -> list[list[HubFile]]:
 
 def _missing_parts(parts: list[HubFile]) -> int:
     """How many parts a model should have if some are missing, else 0."""
-    told = _PARTS.search(parts[0].path)
-    return int(told[1]) if told is not None and int(told[1]) != len(parts) else 0
+    match = _PARTS.search(parts[0].path)
+    return int(match[1]) if match is not None and int(match[1]) != len(parts) else 0
 
 
 def projectors(files: list[HubFile], model: HubFile) -> list[HubFile]:

@@ -103,15 +103,15 @@ class _Beginning:
         start, size = len(self.data), self.file.size
         with get(self._client, self.file.remote, {"Range": f"bytes={start}-{stop - 1}"}) as response:
             check_status(response, self.file.what)
-            told = response.headers.get("content-range", "")
+            content_range = response.headers.get("content-range", "")
             if response.status_code == 200:  # no ranges: the whole file is sent, and reading stops early
                 start, total = 0, decimal(response.headers.get("content-length", ""))
             else:
-                total = decimal(told.rpartition("/")[2])
-                if told != f"bytes {start}-{stop - 1}/{size}" and total in (None, size):
+                total = decimal(content_range.rpartition("/")[2])
+                if content_range != f"bytes {start}-{stop - 1}/{size}" and total in (None, size):
                     raise PullError(
-                        f"{response.url.host} sends {told[:60]!r} of {self.file.what} for bytes {start}-{stop - 1}. "
-                        "Try again later, or from another host."
+                        f"{response.url.host} sends {content_range[:60]!r} of {self.file.what} for bytes "
+                        f"{start}-{stop - 1}. Try again later, or from another host."
                     )
             if total not in (None, size):
                 raise PullError(

@@ -18,10 +18,10 @@ def plan(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
     def ask() -> tuple[int, str]:
         with get(client, Remote(url), {"Range": "bytes=0-0"}) as response:
             check_status(response, url)
-            told = response.headers.get("content-range", "").rpartition("/")[2]
+            length = response.headers.get("content-range", "").rpartition("/")[2]
             if response.status_code == 200:
-                told = response.headers.get("content-length", "")
-            total = decimal(told)
+                length = response.headers.get("content-length", "")
+            total = decimal(length)
             if total is None or not 0 < total <= MAX_LAYER_BYTES:
                 raise PullError(f"{response.url.host} does not say how long {url} is, so it cannot be checked.")
             # A weak ETag may stay the same while bytes change (RFC 9110, 8.8.1).

@@ -272,7 +272,7 @@ def _notes(
 ) -> Iterator[str]:
     weights, _, kv, *_ = filled
     if use.weights != weights.value:
-        yield f"The plan counts {human_bytes(use.weights)} of weights: those that are loaded, as they lie in memory."
+        yield f"The plan counts {human_bytes(use.weights)} of weights: those that are loaded, in their packed form."
     if use.kv != kv.value:
         yield (
             f"The plan counts {human_bytes(use.kv)} of keys and values for {context:,} tokens: layers that differ, "

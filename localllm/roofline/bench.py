@@ -21,7 +21,7 @@ from localllm.roofline.decode_step import DecodeStep, MeasuredRunner, measure_st
 from localllm.roofline.formats import FormatRates, measure_formats
 from localllm.roofline.limits import LimitProbes
 from localllm.roofline.report import Measure, Report, ThreadReport
-from localllm.roofline.speeds import Seconds, SpeedTest, Wish
+from localllm.roofline.speeds import BenchRequest, Seconds, SpeedTest
 from localllm.roofline.work import ModelWork, looks
 from localllm.settings import Settings
 from models.errors import kernels_needed
@@ -38,18 +38,18 @@ def bench(
     file: ModelFile,
     settings: Settings,
     threads: Sequence[int | None],
-    wish: Wish,
+    request: BenchRequest,
     tell: Tell,
     clock: Clock = time.perf_counter,
 ) -> Report:
     """Measure a model with each thread count (None: the runner's choice). tell: called with the current activity.
 
-    Raises RequestError if the wish exceeds the model's context, and what open_runner raises.
+    Raises RequestError if the request exceeds the model's context, and what open_runner raises.
     """
-    context = file.metadata.get_int(f"{file.architecture}.context_length", wish.longest)
-    if wish.longest > context:
+    context = file.metadata.get_int(f"{file.architecture}.context_length", request.longest)
+    if request.longest > context:
         raise RequestError(
-            f"{wish.longest} tokens are to be measured and the model's context is {context}. "
+            f"The measurement needs {request.longest} tokens, but the model's context is {context}. "
             "Choose a smaller --prompt, --depth or --tokens."
         )
     others = OthersTime(clock)
@@ -58,14 +58,14 @@ def bench(
             _tune(tell)
     reports, backend = [], ""
     for count in threads:
-        report, backend = _bench_threads(file, replace(settings, threads=count), wish, tell, clock)
+        report, backend = _bench_threads(file, replace(settings, threads=count), request, tell, clock)
         reports.append(report)
     return Report(
         model=file.path.name,
         architecture=file.architecture,
         backend=backend,
         instruction_set=str(ISA),
-        rounds=wish.rounds,
+        rounds=request.rounds,
         others_cores=others.cores(),
         threads=tuple(reports),
     )
@@ -111,9 +111,9 @@ class OthersTime:
 
 
 def _bench_threads(
-    file: ModelFile, settings: Settings, wish: Wish, tell: Tell, clock: Clock
+    file: ModelFile, settings: Settings, request: BenchRequest, tell: Tell, clock: Clock
 ) -> tuple[ThreadReport, str]:
-    settings = replace(settings, ctx=wish.kv_tokens)
+    settings = replace(settings, ctx=request.kv_tokens)
     with ExitStack() as stack:
         runner, choice = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
         stack.callback(runner.close)
@@ -122,30 +122,30 @@ def _bench_threads(
         probes = LimitProbes(count, clock) if native else None
         if probes is not None:
             stack.callback(probes.close)
-        test = _rounds(runner, probes, wish, tell, clock)
+        test = _rounds(runner, probes, request, tell, clock)
         work = _work(file, cast("MeasuredRunner", runner), settings) if native else None
         steps: tuple[DecodeStep, ...] = ()
         rates: FormatRates | None = None
         if native:
             tell("where a token's time goes")
-            prompts = [(depth, test.tokens[: max(1, depth)]) for depth in wish.depths]
-            count_steps = min(wish.tokens, _MOST_STEPS)
+            prompts = [(depth, test.tokens[: max(1, depth)]) for depth in request.depths]
+            count_steps = min(request.tokens, _MOST_STEPS)
             measured = cast("MeasuredRunner", runner)
             tell("the rates of the weight formats")
             needs = native_needs(file, native_kv_types(settings), count)
-            rates = measure_formats(measured, needs, wish.rounds, clock)
+            rates = measure_formats(measured, needs, request.rounds, clock)
             steps = tuple(measure_steps(measured, load_tokenizer(file), prompts, count_steps, clock))
         limits = None if probes is None else probes.limits()
         return ThreadReport(
-            count, limits, _measures(test.seconds, wish, work, runner.info.max_rows), steps, rates
+            count, limits, _measures(test.seconds, request, work, runner.info.max_rows), steps, rates
         ), choice.name
 
 
-def _rounds(runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, clock: Clock) -> SpeedTest:
+def _rounds(runner: Runner, probes: LimitProbes | None, request: BenchRequest, tell: Tell, clock: Clock) -> SpeedTest:
     """Run a warm-up round, then all rounds, sampling the limits before each."""
     number = 0
-    test = SpeedTest(runner, wish, clock, lambda what: tell(f"round {number} of {wish.rounds}: {what}"))
-    for number in range(wish.rounds + 1):
+    test = SpeedTest(runner, request, clock, lambda what: tell(f"round {number} of {request.rounds}: {what}"))
+    for number in range(request.rounds + 1):
         if probes is not None and number:
             probes.sample()
         test.round(counts=number > 0)
@@ -162,11 +162,11 @@ def _work(file: ModelFile, runner: MeasuredRunner, settings: Settings) -> ModelW
     return ModelWork(row, logits, looks(file, native_kv_types(settings)))
 
 
-def _measures(seconds: Seconds, wish: Wish, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
+def _measures(seconds: Seconds, request: BenchRequest, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
     """The timed measures, with the work of each."""
-    prompt = None if work is None else work.prefill(wish.prompt, max_rows)
-    found = [Measure(f"prefill {wish.prompt}", wish.prompt, 0, tuple(seconds.prefill), prompt)]
+    prompt = None if work is None else work.prefill(request.prompt, max_rows)
+    found = [Measure(f"prefill {request.prompt}", request.prompt, 0, tuple(seconds.prefill), prompt)]
     for depth, times in seconds.decode.items():
-        token = None if work is None else work.decode(depth, wish.tokens)
-        found.append(Measure(f"decode at {depth}", wish.tokens, depth, tuple(times), token))
+        token = None if work is None else work.decode(depth, request.tokens)
+        found.append(Measure(f"decode at {depth}", request.tokens, depth, tuple(times), token))
     return tuple(found)

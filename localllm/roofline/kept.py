@@ -141,6 +141,6 @@ def _read() -> Iterator[KeptLimits]:
     except FileNotFoundError:
         return
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        log.warning("%s cannot be used: %s. `localllm bench` measures anew.", path, error)
+        log.warning("%s cannot be used: %s. `localllm bench` measures again.", path, error)
         return
     yield from entries

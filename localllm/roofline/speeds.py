@@ -11,7 +11,7 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BenchRequest:
     """What to measure. Lengths in tokens; depths: lengths of the sequence before the first decoded token."""
 
     prompt: int
@@ -32,7 +32,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Seconds:
-    """Seconds of each round: for the whole prompt, and for decoding Wish.tokens tokens at each depth."""
+    """Seconds of each round: for the whole prompt, and for decoding BenchRequest.tokens tokens at each depth."""
 
     prefill: list[float] = field(default_factory=list)
     decode: dict[int, list[float]] = field(default_factory=dict)
@@ -41,15 +41,17 @@ class Seconds:
 class SpeedTest:
     """Measures one runner, a round at a time. Every round computes the same random tokens, from a fixed seed."""
 
-    def __init__(self, runner: Runner, wish: Wish, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, runner: Runner, request: BenchRequest, clock: Callable[[], float], tell: Callable[[str], None]
+    ) -> None:
         """Fill a sequence for each depth. tell: called with the current activity."""
-        self._runner, self._wish, self._clock, self._tell = runner, wish, clock, tell
-        self.seconds = Seconds(decode={depth: [] for depth in wish.depths})
+        self._runner, self._request, self._clock, self._tell = runner, request, clock, tell
+        self.seconds = Seconds(decode={depth: [] for depth in request.depths})
         generator = np.random.default_rng(_SEED)
-        self.tokens: list[int] = generator.integers(0, runner.info.vocab_size, wish.longest).tolist()
+        self.tokens: list[int] = generator.integers(0, runner.info.vocab_size, request.longest).tolist()
         self._filled: dict[int, int] = {}
         longest = runner.create_sequence()
-        for depth in sorted(wish.depths):
+        for depth in sorted(request.depths):
             tell(f"filling the sequence to {depth} tokens")
             self._append(longest, self.tokens[runner.sequence_length(longest) : depth])
             self._filled[depth] = runner.fork_sequence(longest, depth)
@@ -57,15 +59,15 @@ class SpeedTest:
 
     def round(self, counts: bool = True) -> None:
         """Measure everything once. counts: False for a warm-up round, whose times are discarded."""
-        self._tell(f"prefill of {self._wish.prompt} tokens")
+        self._tell(f"prefill of {self._request.prompt} tokens")
         sequence = self._runner.create_sequence()
-        took = self._timed(sequence, [self.tokens[: self._wish.prompt]])
+        took = self._timed(sequence, [self.tokens[: self._request.prompt]])
         if counts:
             self.seconds.prefill.append(took)
         for depth, filled in self._filled.items():
             self._tell(f"decode after {depth} tokens")
             sequence = self._runner.fork_sequence(filled, depth)
-            took = self._timed(sequence, [[token] for token in self.tokens[depth : depth + self._wish.tokens]])
+            took = self._timed(sequence, [[token] for token in self.tokens[depth : depth + self._request.tokens]])
             if counts:
                 self.seconds.decode[depth].append(took)
 

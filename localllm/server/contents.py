@@ -35,7 +35,7 @@ def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
         parsed = None
     if isinstance(parsed, dict):
         return given
-    note_ignored("arguments of an earlier tool call that are no JSON object; the model reads them as text")
+    note_ignored("arguments of an earlier tool call that are not a JSON object; the model reads them as text")
     return {"malformed": given}
 
 

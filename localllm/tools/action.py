@@ -82,7 +82,7 @@ class Toolbox:
         """Check a call against its tool's schema and restrictions. Changes nothing. Raises ToolError."""
         tool = self._tools.get(call.name)
         if tool is None:
-            raise MalformedCallError(f"There is no tool {call.name[:64]!r}. There are: {', '.join(self._tools)}.")
+            raise MalformedCallError(f"There is no tool {call.name[:64]!r}. Available: {', '.join(self._tools)}.")
         _check(call.arguments, tool)
         try:
             return tool.plan(call.arguments)

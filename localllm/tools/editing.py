@@ -17,7 +17,7 @@ def editing_tool(folder: Folder, journal: Journal) -> Tool:
     return Tool(
         "edit_file",
         "Change a text file: old_text, which must occur exactly once, is replaced by new_text. "
-        "An empty old_text makes a new file with new_text. The user sees the change and decides.",
+        "An empty old_text creates a new file with new_text. The user sees the change and decides.",
         {
             "type": "object",
             "properties": {"path": text, "old_text": text, "new_text": text},
@@ -53,7 +53,7 @@ def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action
 def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
     if before is None:
         if old:
-            raise ToolError(f"{name}: there is no such file. An empty old_text makes it.")
+            raise ToolError(f"{name}: there is no such file. An empty old_text creates it.")
         return _encoded(new)
     try:
         text = before.decode()

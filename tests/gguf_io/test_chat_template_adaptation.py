@@ -126,7 +126,7 @@ def test_arguments_take_the_form_that_the_template_writes_well() -> None:
     assert '[id look {"k": "v"}]' in takes_object.render(given)
     assert '[id look {"k":"v"}]' in takes_text.render(given)
     assert '[id look {"k":"v"}]' in takes_both.render(given)
-    with pytest.raises(TemplateError, match="message 2: the arguments of a tool call are no JSON"):
+    with pytest.raises(TemplateError, match="message 2: the arguments of a tool call are not JSON"):
         takes_object.render([user("A"), assistant("", call('{"k":', id="id"))])
 
 

@@ -229,7 +229,7 @@ def _beyond_grammars(schema: Mapping[str, Any]) -> list[str]:
 def _is_followed(source: str) -> bool:
     """Whether llguidance can compile a schema; an unsatisfiable one counts as supported."""
     try:
-        told = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(source))
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(source))
     except ValueError:
         return False
-    return not told or "Unsatisfiable" in told
+    return not problem or "Unsatisfiable" in problem

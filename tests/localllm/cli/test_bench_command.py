@@ -100,7 +100,7 @@ def test_more_than_the_context_is_refused(
         main()
     assert exit_info.value.code == 2
     said = capsys.readouterr().err
-    assert "100064 tokens are to be measured and the model's context is" in said
+    assert "needs 100064 tokens, but the model's context is" in said
     assert "--depth" in said
 
 

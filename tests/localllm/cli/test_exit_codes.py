@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from localllm.cli.main import main
-from localllm.cli.terminal import ExitCode, errors_told
+from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
 
 PROGRAM = [sys.executable, "-c", "from tui.main import main; main()"]
@@ -70,14 +70,14 @@ def test_an_instruction_set_that_cannot_be_used_is_no_defect() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_memory_that_runs_out_later_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, errors_told():
+    with pytest.raises(SystemExit) as ended, reported_errors():
         raise error
     assert ended.value.code == ExitCode.REFUSED
     assert "not enough memory" in capsys.readouterr().err
 
 
 def test_a_message_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), errors_told():
+    with pytest.raises(SystemExit), reported_errors():
         raise RequestError("x" * 10_000_000)
     assert len(capsys.readouterr().err) < 5000
 

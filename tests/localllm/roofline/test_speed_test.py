@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.roofline.speeds import SpeedTest, Wish
+from localllm.roofline.speeds import BenchRequest, SpeedTest
 from tests.fakes.fake_runner import FakeRunner
 
 
@@ -29,8 +29,8 @@ class CountingRunner(FakeRunner):
 def test_rounds_time_the_prompt_and_the_tokens_at_each_depth() -> None:
     runner, told = CountingRunner(), []
     free = runner.pages_free()
-    wish = Wish(prompt=20, depths=(30, 0), tokens=5, rounds=2)
-    test = SpeedTest(runner, wish, runner.clock, told.append)
+    request = BenchRequest(prompt=20, depths=(30, 0), tokens=5, rounds=2)
+    test = SpeedTest(runner, request, runner.clock, told.append)
     assert runner.now == 30  # both depths share one filled sequence
     for number in range(3):
         test.round(counts=number > 0)
@@ -42,12 +42,12 @@ def test_rounds_time_the_prompt_and_the_tokens_at_each_depth() -> None:
 
 
 def test_every_round_computes_the_same_tokens() -> None:
-    first, second = (SpeedTest(CountingRunner(), Wish(9, (3,), 4, 1), float, print).tokens for _ in range(2))
+    first, second = (SpeedTest(CountingRunner(), BenchRequest(9, (3,), 4, 1), float, print).tokens for _ in range(2))
     assert first == second
     assert len(first) == 9
 
 
 def test_a_wish_knows_how_much_memory_it_takes() -> None:
-    wish = Wish(prompt=512, depths=(0, 4096), tokens=64, rounds=1)
-    assert wish.longest == 4160
-    assert wish.kv_tokens >= 4096 + 512
+    request = BenchRequest(prompt=512, depths=(0, 4096), tokens=64, rounds=1)
+    assert request.longest == 4160
+    assert request.kv_tokens >= 4096 + 512
