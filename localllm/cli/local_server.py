@@ -63,14 +63,14 @@ class LocalServer:
         raise RequestError(f"Another program answers at {self.url}, perhaps Ollama. Choose another port with --port.")
 
 
-def local_server(port: int | None = None) -> LocalServer:
-    """The server that the settings name. port: overrides theirs."""
+def local_server(given: int | None = None) -> LocalServer:
+    """The server that the settings name. given: a port that overrides theirs."""
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.settings import load_settings
 
-    options = server_options(load_settings({"port": port}, with_ollama_variables(os.environ)))
-    host = ANYWHERE.get(options.host, options.host)
-    return LocalServer(f"http://{host}:{options.port}", options.port, options.api_key)
+    options = server_options(load_settings({"port": given}, with_ollama_variables(os.environ)))
+    host, port = options.settings.host, options.settings.port
+    return LocalServer(f"http://{ANYWHERE.get(host, host)}:{port}", port, options.api_key)
 
 
 def server_of(host: str | None) -> LocalServer:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from localllm.server.options import ServerOptions
     from localllm.server.served import ServedModels
-    from localllm.settings import Settings
 
 
 @with_computing_flags()
@@ -57,7 +56,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.cli.terminal import note
     from localllm.errors import RequestError
     from localllm.remote.connection import is_local
-    from localllm.server.listed_models import with_listed
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.server.serve import serve as run_server
     from localllm.settings import load_settings
@@ -76,42 +74,35 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)
-    if not is_local(options.host) and options.api_key is None and not without_key:
+    if not is_local(settings.host) and options.api_key is None and not without_key:
         raise RequestError(
-            f"{options.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
+            f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
             "--api-key-file, or pass --without-key to let everyone use the models."
         )
     if settings.remote:
         refuse_beside_remote({**flags, "model": model or None}, ("model", "max_models"))
-        own = _remote_models(settings, options)
+        models = _remote_models(settings.remote, options)
     else:
-        own = _local_models(model or [], settings, options)
+        models = _local_models(model or [], options)
     what = f"serves the models of {settings.remote}" if settings.remote else "serves"
-    run_server(
-        options,
-        lambda: with_listed(own(), options.fallbacks, settings, options.keep_alive_s),
-        lambda url: note(f"localllm {what} on {url}"),
-    )
+    run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
 
 
-def _local_models(
-    served: "Sequence[str]", settings: "Settings", options: "ServerOptions"
-) -> "Callable[[], ServedModels[Any]]":
+def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
     """A factory for the models of this machine. Raises LocalLLMError if a named one cannot be served."""
     from localllm.server.catalog import Catalog
     from localllm.server.loading import MemoryLoader
     from localllm.server.local_models import LocalModels
     from localllm.server.models_manager import ModelManager
 
-    catalog = Catalog(served, settings)
-    return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(settings, options)))
+    catalog = Catalog(served, options.settings)
+    return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(options.settings)))
 
 
-def _remote_models(settings: "Settings", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
+def _remote_models(address: str, options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
     """A factory for the models of the remote server."""
     from localllm.remote.openai import OpenAIServer
     from localllm.server.remote_models import RemoteModels
 
-    assert settings.remote is not None
-    server = OpenAIServer.at(settings.remote, settings)
+    server = OpenAIServer.at(address, options.settings)
     return lambda: RemoteModels(server, options.keep_alive_s)

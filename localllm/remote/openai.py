@@ -55,10 +55,18 @@ class OpenAIServer:
         return OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
-class WithoutTokens:
-    """The properties of AnsweringModel that remote models lack; they raise RemoteError."""
+@dataclass(frozen=True, slots=True)
+class OpenAIModel:
+    """A server's model. Implements AnsweringModel; thread-safe. context: in tokens, None if unknown.
 
-    __slots__ = ()
+    fills_in: whether the server supports a completion's suffix.
+    """
+
+    server: OpenAIServer
+    name: str
+    context: int | None = None
+    fills_in: bool = True
+    most_choices: int = MOST_CHOICES
 
     @property
     def tokenizer(self) -> NoReturn:
@@ -71,20 +79,6 @@ class WithoutTokens:
     @property
     def adapters(self) -> NoReturn:
         raise unavailable("adapters")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAIModel(WithoutTokens):
-    """A server's model. Implements AnsweringModel; thread-safe. context: in tokens, None if unknown.
-
-    fills_in: whether the server supports a completion's suffix.
-    """
-
-    server: OpenAIServer
-    name: str
-    context: int | None = None
-    fills_in: bool = True
-    most_choices: int = MOST_CHOICES
 
     def prepare(self, request: AnswerRequest) -> "OpenAIPrompt":
         """See AnsweringModel. The server renders, tokenises and limits the context."""

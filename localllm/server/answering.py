@@ -1,6 +1,7 @@
 """Shared by all generating routes: run the parsed request and write the answer, whole or streamed."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -12,11 +13,12 @@ from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
 from localllm.server.bodies import keep_alive_s
-from localllm.server.errors import known
+from localllm.server.errors import known, message_of, status_of
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadListener
 from localllm.server.service import Run, Service, for_user_of
 from localllm.server.streams import held_lines, streamed
-from localllm.server.wire import load_progress, prompt_progress
+from localllm.server.wire import SSE, SSE_COMMENT, load_progress, prompt_progress, sse
 
 
 class Asking(Protocol):
@@ -28,29 +30,44 @@ class Asking(Protocol):
     keep_alive: float | str | None
 
 
-class Writer(Protocol):
-    """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream."""
+class Writer(ABC):
+    """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream.
 
-    media_type: str
+    route: whose format errors have.
+    """
+
+    media_type = SSE
+    route: type[ProtocolRoute] = ProtocolRoute
 
     def begin(self, run: Run) -> Iterable[bytes]:
         """Before the first event. An error raised here still sets the HTTP status."""
+        return ()
 
+    @abstractmethod
     def progress(self, progress: dict[str, Any]) -> bytes:
         """Progress of the model's load or of prefill. May be called before `begin`."""
 
     def alive(self) -> bytes:
         """A keep-alive line, sent when there is nothing else to send. May be called before `begin`."""
+        return SSE_COMMENT
 
+    @abstractmethod
     def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
         """An event of one answer. before: the answer without this event."""
 
+    @abstractmethod
     def end(self, run: Run, answers: Sequence[Answer]) -> Iterable[bytes]:
         """After the last event of every answer."""
 
     def error(self, error: LocalLLMError) -> bytes:
         """An error after the response has begun."""
+        return sse(self.error_body(error))
 
+    def error_body(self, error: LocalLLMError) -> dict[str, Any]:
+        """An error's JSON."""
+        return self.route.error_body(status_of(error), message_of(error))
+
+    @abstractmethod
     def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
         """The answers as one JSON object."""
 
@@ -76,7 +93,7 @@ async def answer(
     async def running(listener: LoadListener | None = None) -> AsyncGenerator[Run, None]:
         async with service.run(body.model, for_user, keep_alive, choices=choices, listener=listener) as run:
             if options.models_of(body.model):
-                body.model = run.lease.model.name
+                body.model = run.lease.name
             yield run
 
     if not (streams if body.stream is None else body.stream):

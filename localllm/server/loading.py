@@ -15,7 +15,6 @@ from localllm.errors import OutOfMemoryError
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import MIB, plan_embedder, plan_model
-from localllm.server.options import ServerOptions
 from localllm.server.served import ModelAbout
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
@@ -49,9 +48,8 @@ class MemoryLoader:
     error messages do not say which load they belong to.
     """
 
-    def __init__(self, settings: Settings, options: ServerOptions) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._options = options
         self._llama = threading.Lock()
 
     def describe(self, entry: CatalogEntry) -> ModelAbout:
@@ -122,7 +120,7 @@ class MemoryLoader:
         """
         fixed = settings.kv_mib is not None
         plan = plan_native(file, settings, room=room, draft=draft, beside=draft_bytes(draft))
-        kv = plan.kv // 2 if not fixed and self._options.max_models > 1 else plan.kv
+        kv = plan.kv // 2 if not fixed and self._settings.max_models > 1 else plan.kv
         if others_load and not fixed and kv < AMPLE_TOKENS * plan.kv_bytes_per_token:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
         kv_mib = max(kv // MIB, 1)
@@ -133,9 +131,9 @@ class MemoryLoader:
         """Bytes that are neither used nor promised."""
         promised = sum(map(_promised, loaded)) + sum(plan.needed for plan in coming)
         room = available_memory() - promised
-        if self._options.memory_bytes is not None:
+        if self._settings.memory_mib is not None:
             held = sum(map(_held, loaded)) + sum(plan.needed for plan in coming)
-            room = min(room, self._options.memory_bytes - held)
+            room = min(room, self._settings.memory_mib * MIB - held)
         return room
 
 

@@ -214,7 +214,7 @@ class ModelManager:
         """Plan the slot's memory, one plan at a time. Returns False if there are too many models."""
         async with self._one_plan:
             loaded, coming = self.slots(), self._under_way()
-            if len(loaded) + len(coming) >= self._options.max_models:
+            if len(loaded) + len(coming) >= self._options.settings.max_models:
                 return False
             models = [other.model for other in loaded if other.model]
             plans = [other.plan for other in coming if other.plan]

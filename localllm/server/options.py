@@ -21,22 +21,17 @@ _STEP = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """keep_alive_s and grace_s are seconds; memory_bytes: None is the machine's free memory.
+    """The settings, and what their texts mean for the server.
 
     hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything. slo: the
     bounds that the metrics check answers against. fallbacks: lists of models by name.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 11434
+    settings: Settings = field(default_factory=Settings)
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     keep_alive_s: float = 300.0
-    max_models: int = 3
-    max_queue: int = 512
-    memory_bytes: int | None = None
-    grace_s: float = 30.0
     slo: Slo | None = None
     fallbacks: Fallbacks = field(default_factory=dict)
 
@@ -80,16 +75,11 @@ def server_options(settings: Settings) -> ServerOptions:
     except ValueError as error:
         raise SettingsError(f"keep_alive: {error}.") from error
     return ServerOptions(
-        host=settings.host,
-        port=settings.port,
+        settings,
         keys=read_keys(settings),
         hosts=_listed(settings.allow_hosts),
         origins=_listed(settings.origins),
         keep_alive_s=keep_alive,
-        max_models=settings.max_models,
-        max_queue=settings.max_queue,
-        memory_bytes=None if settings.memory_mib is None else settings.memory_mib * 2**20,
-        grace_s=settings.grace_s,
         slo=_slo(settings.slo),
         fallbacks=parse_fallbacks(settings.fallbacks),
     )

@@ -1,4 +1,4 @@
-"""A remote server's models, under the server's own names. Nothing is loaded here."""
+"""A remote server's models, which are not loaded here: of --remote, or of fallback lists (http://host:8000#qwen3:8b)."""
 
 import contextlib
 import hashlib
@@ -16,8 +16,10 @@ from localllm.library.entry import LibraryModel
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIModel, OpenAIServer
 from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.fallbacks import is_remote, split_remote
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.load_watch import LoadListener
+from localllm.server.options import ServerOptions
 from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
 from localllm.settings import Settings
 
@@ -29,23 +31,24 @@ CAPABILITIES = ("completion", "tools")
 class RemoteEntry:
     """A model that requests can name. used: the time of its last request by time.monotonic(), if any."""
 
+    name: str
     model: OpenAIModel
     used: list[float] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return self.model.name
-
 
 class RemoteModels:
-    """The remote server's models, listed again whenever a name is unknown. Thread-safe.
+    """A remote server's models, listed again whenever a name is unknown. Thread-safe.
 
     Implements ServedModels, which documents the methods. Facts that OpenAI's protocol does not report stay empty.
     """
 
-    def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
-        """keep_alive_s: how long a model counts as resident after a request; servers do not report what is loaded."""
+    def __init__(self, server: OpenAIServer, keep_alive_s: float, prefix: str = "") -> None:
+        """keep_alive_s: how long a model counts as resident after a request; servers do not report what is loaded.
+
+        prefix: what requests and responses have before the server's own names.
+        """
         self._server = server
+        self._prefix = prefix
         self._keep_alive_s = keep_alive_s
         self._lock = threading.Lock()
         self._entries: dict[str, RemoteEntry] = {}
@@ -57,7 +60,7 @@ class RemoteModels:
     def entries(self) -> list[RemoteEntry]:
         offered = self._server.models()
         with self._lock:
-            self._entries = {model.name: self._entry(model) for model in offered}
+            self._entries = {entry.name: entry for entry in map(self._entry, offered)}
             return list(self._entries.values())
 
     def find(self, name: str) -> RemoteEntry:
@@ -102,12 +105,12 @@ class RemoteModels:
     def lease(
         self, entry: RemoteEntry, _keep_alive_s: float | None, _listener: LoadListener | None
     ) -> contextlib.AbstractAsyncContextManager[Lease[ServedModel]]:
-        return contextlib.nullcontext(Lease(entry.model))
+        return contextlib.nullcontext(Lease(entry.name, entry.model))
 
     def lease_embedder(
         self, entry: RemoteEntry, _keep_alive_s: float | None
     ) -> contextlib.AbstractAsyncContextManager[Lease[Embedder]]:
-        return contextlib.nullcontext(Lease(entry.model))
+        return contextlib.nullcontext(Lease(entry.name, entry.model))
 
     def release(self, entry: RemoteEntry) -> None:
         """Forget the model's last request, so that it no longer counts as resident."""
@@ -151,5 +154,22 @@ class RemoteModels:
             return next((self._entries[one] for one in (name, plain, f"{plain}:latest") if one in self._entries), None)
 
     def _entry(self, model: OpenAIModel) -> RemoteEntry:
-        known = self._entries.get(model.name)
-        return known if known and known.model == model else RemoteEntry(model)
+        name = f"{self._prefix}{model.name}"
+        known = self._entries.get(name)
+        return known if known and known.model == model else RemoteEntry(name, model)
+
+
+def listed_models(options: ServerOptions) -> dict[str, RemoteModels]:
+    """The collection of each remote model that fallback lists name. All servers are sent the key from the settings.
+
+    Raises SettingsError for a bad key file.
+    """
+    servers: dict[str, RemoteModels] = {}
+    found = {}
+    for name in {model for models in options.fallbacks.values() for model in models if is_remote(model)}:
+        address, _ = split_remote(name)
+        if address not in servers:
+            server = OpenAIServer.at(address, options.settings)
+            servers[address] = RemoteModels(server, options.keep_alive_s, f"{address}#")
+        found[name] = servers[address]
+    return found

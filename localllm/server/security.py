@@ -59,7 +59,9 @@ class Gate:
         self._app = app
         self._error_body_at = error_body_at
         self._keys = KeyRing(options.keys)
-        self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
+        self._hosts = frozenset(
+            {options.settings.host.lower(), *(host.lower() for host in options.hosts), *_own_names()}
+        )
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -108,7 +108,7 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
             access_log=False,
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=round(options.grace_s),
+            timeout_graceful_shutdown=options.settings.grace_s,
         )
         server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -119,13 +119,14 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
 
 def listen(options: ServerOptions) -> socket.socket:
     """Bind the address. Connections send each chunk at once (TCP_NODELAY). Raises RequestError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    host, port = options.settings.host, options.settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "Set --host to an address of this machine.")
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: getaddrinfo's
-        raise RequestError(f"Cannot listen on {options.host} port {options.port}: {why}. {hint}") from error
+        raise RequestError(f"Cannot listen on {host} port {port}: {why}. {hint}") from error
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

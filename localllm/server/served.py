@@ -25,9 +25,6 @@ class ServedModel(AnsweringModel, Protocol):
     """A model that answers. tokenizer, template and adapters raise RemoteError 501 if it is on a remote server."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def tokenizer(self) -> "Tokenizer": ...
 
     @property
@@ -120,11 +117,12 @@ class ResidentModel:
 
 @dataclass(frozen=True, slots=True)
 class Lease(Generic[ModelT]):
-    """A model that stays loaded while the lease is held. load_s: how long the request waited for it.
+    """A model that stays loaded while the lease is held. name: its entry's. load_s: how long the request waited for it.
 
     discard: stop leasing this broken model; the next request loads it again.
     """
 
+    name: str
     model: ModelT
     load_s: float = 0.0
     discard: Callable[[], None] = lambda: None

@@ -30,6 +30,7 @@ from localllm.server.keys import CLIENT, namespace_of
 from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
+from localllm.server.remote_models import listed_models
 from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
 from localllm.server.streams import interruptible
 
@@ -135,6 +136,7 @@ class Service:
     def __init__(self, options: ServerOptions, models: ServedModels[Any], metrics: Metrics) -> None:
         self.options = options
         self.models = models
+        self._listed = listed_models(options)
         self.metrics = metrics
         self._admitted = Counter[str]()
         self._numbers = count(1)
@@ -148,8 +150,8 @@ class Service:
         max_queue, two get two thirds of that each, and there is always room for one more client (dynamic thresholds:
         Choudhury and Hahne, 1998).
         """
-        client, answers = CLIENT.get(), min(answers, self.options.max_queue)
-        left = 2 * self.options.max_queue - self._admitted.total() - answers
+        client, answers = CLIENT.get(), min(answers, self.options.settings.max_queue)
+        left = 2 * self.options.settings.max_queue - self._admitted.total() - answers
         if self._admitted[client] + answers > left:
             raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
         self._admitted[client] += answers
@@ -168,18 +170,25 @@ class Service:
 
         return sorted(self.options.models_of(name) or (name,), key=rank)
 
-    async def find(self, name: str) -> Any:
-        """Find a model by name; see ServedModels.find. For a fallback list, the first of its models that is found."""
+    async def find(self, name: str) -> tuple[ServedModels[Any], Any]:
+        """Find a model by name; see ServedModels.find. For a fallback list, the first of its models that is found.
+
+        Returns the collection that has the model, and its entry there.
+        """
         return await to_thread.run_sync(self._find, name)
 
-    def _find(self, name: str) -> Any:
+    def _find(self, name: str) -> tuple[ServedModels[Any], Any]:
         *others, last = self.choices(name)
         for other in others:
             try:
-                return self.models.find(other)
+                return self._find_one(other)
             except LocalLLMError as error:
                 self._passed_on(other, error)
-        return self.models.find(last)
+        return self._find_one(last)
+
+    def _find_one(self, name: str) -> tuple[ServedModels[Any], Any]:
+        models = self._listed.get(name, self.models)
+        return models, models.find(name)
 
     def _passed_on(self, model: str, error: LocalLLMError) -> None:
         """Note that a model of a list cannot answer. Raises the error if the next model should not be tried."""
@@ -191,19 +200,23 @@ class Service:
 
     def about(self, name: str) -> ModelAbout:
         """A model's row in lists; a fallback list's has the list's name. Blocks. Raises what `find` raises."""
-        about = self.models.about(self._find(name))
+        models, entry = self._find(name)
+        about = models.about(entry)
         return replace(about, name=name.removesuffix(":latest")) if self.options.models_of(name) else about
 
-    def listed(self) -> list[tuple[Any, ModelAbout]]:
-        """All models with their rows, except those whose files cannot be read. Blocks."""
+    def listed(self) -> list[tuple[ServedModels[Any], Any, ModelAbout]]:
+        """All models, and fallback lists, as in `find`, each with its row; without those whose files cannot be read.
+
+        Blocks.
+        """
         found = []
         for entry in self.models.entries():
             with contextlib.suppress(OSError, LocalLLMError):
-                found.append((entry, self.models.about(entry)))
+                found.append((self.models, entry, self.models.about(entry)))
         for name in self.options.fallbacks:
             with contextlib.suppress(OSError, LocalLLMError):
-                entry = self._find(name)
-                found.append((entry, replace(self.models.about(entry), name=name)))
+                models, entry = self._find(name)
+                found.append((models, entry, replace(models.about(entry), name=name)))
         return found
 
     async def model_or_only(self, name: str) -> str:
@@ -211,7 +224,7 @@ class Service:
         if name:
             return name
         resident = [one.about.name for one in await self.models.resident()]
-        listed = [about.name for _, about in await to_thread.run_sync(self.listed)]
+        listed = [about.name for *_, about in await to_thread.run_sync(self.listed)]
         names = resident or [name for name in listed if name != BUILT_IN] or listed
         if len(names) != 1:
             raise ApiError(400, f"model is required, since there are {len(names)} of them; GET /v1/models lists them")
@@ -222,17 +235,17 @@ class Service:
         self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None, answers: int = 1
     ) -> AsyncIterator[Lease[ServedModel]]:
         """Hold a generating model by name. listener: called with the load's states. answers: see admit."""
-        entry = await self.find(name)
+        models, entry = await self.find(name)
         with self.admit(answers):
-            async with self.models.lease(entry, keep_alive_s, listener) as lease:
+            async with models.lease(entry, keep_alive_s, listener) as lease:
                 yield lease
 
     @contextlib.asynccontextmanager
     async def lease_embedder(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[Lease[Embedder]]:
         """Hold an embedding model or reranker by name."""
-        entry = await self.find(name)
+        models, entry = await self.find(name)
         with self.admit():
-            async with self.models.lease_embedder(entry, keep_alive_s) as lease:
+            async with models.lease_embedder(entry, keep_alive_s) as lease:
                 yield lease
 
     @contextlib.asynccontextmanager
@@ -286,7 +299,7 @@ class Service:
                 raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
             prompts = [await interruptible(partial(lease.model.prepare, request)) for request in requests]
             streams = await self._submit(lease, prompts, choices)
-            meters = [self.metrics.meter(lease.model.name, requests[0].namespace) for _ in streams]
+            meters = [self.metrics.meter(lease.name, requests[0].namespace) for _ in streams]
             try:
                 yield Run(lease, requests, prompts, choices, streams, began, meters)
             finally:

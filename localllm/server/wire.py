@@ -51,15 +51,16 @@ def prompt_progress(progress: Progress) -> dict[str, Any]:
 
 
 class TimedProgress:
-    """Progress of one prompt in llama-server's fields, for requests with `return_progress`."""
+    """Progress of one prompt in llama-server's fields. wanted: whether the request has `return_progress`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
         self._began: float | None = None
         self._cached = 0
 
     def fields(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """The `prompt_progress` field from prompt_progress()'s result; empty for a load or a queued request."""
-        if progress.get("queue_position") != 0:
+        if not self._wanted or progress.get("queue_position") != 0:
             return {}
         now, done = time.monotonic(), progress["completed"]
         if self._began is None:

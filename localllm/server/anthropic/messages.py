@@ -14,10 +14,10 @@ from localllm.errors import LocalLLMError
 from localllm.server import answering
 from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
 from localllm.server.bodies import Object
-from localllm.server.errors import kind_of, message_of, status_of
+from localllm.server.errors import kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, sse, warnings_of
+from localllm.server.wire import sse, warnings_of
 
 _KINDS = {
     401: "authentication_error",
@@ -54,10 +54,10 @@ async def count_tokens(body: CountBody, service: ServiceDep) -> Object:
     return {"input_tokens": await answering.count_tokens(service, body.model, request)}
 
 
-class _Writer:
-    """See answering.Writer. Content blocks are opened, filled and closed in turn."""
+class _Writer(answering.Writer):
+    """Content blocks are opened, filled and closed in turn."""
 
-    media_type = SSE
+    route = AnthropicRoute
 
     def __init__(self, body: MessagesBody) -> None:
         self._body = body
@@ -86,7 +86,7 @@ class _Writer:
         yield _event("message_stop")
 
     def error(self, error: LocalLLMError) -> bytes:
-        return sse(AnthropicRoute.error_body(status_of(error), message_of(error)), event="error")
+        return sse(self.error_body(error), event="error")
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
         answer = answers[0]

@@ -10,14 +10,13 @@ from pydantic import Field, model_validator
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import UNLIMITED, AnswerRequest
 from localllm.engine.request import FinishReason, SamplingParams
-from localllm.errors import LocalLLMError
-from localllm.server.answering import answer
+from localllm.server.answering import Writer, answer
 from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens
-from localllm.server.errors import ApiError, message_of, status_of
+from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
-from localllm.server.llama_cpp.wire import LlamaCppRoute
+from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, logprob_entries, sse, usage, warnings_of
+from localllm.server.wire import TimedProgress, logprob_entries, sse, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -209,23 +208,14 @@ def _encoded(prompt: Any, tokenizer: Any) -> Any:
     return found
 
 
-class _InfillWriter:
-    """See answering.Writer."""
-
-    media_type = SSE
+class _InfillWriter(Writer):
+    route = LlamaCppRoute
 
     def __init__(self, body: Predicted) -> None:
-        self._timed = TimedProgress() if body.return_progress else None
-
-    def begin(self, _run: Run) -> Sequence[bytes]:
-        return ()
+        self._timed = TimedProgress(body.return_progress)
 
     def progress(self, progress: Object) -> bytes:
-        timed = self._timed.fields(progress) if self._timed else {}
-        return sse({"content": "", "stop": False, "progress": progress, **timed})
-
-    def alive(self) -> bytes:
-        return SSE_COMMENT
+        return sse({"content": "", "stop": False, "progress": progress, **self._timed.fields(progress)})
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         if event.content:
@@ -234,17 +224,12 @@ class _InfillWriter:
     def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         yield sse({**self.whole(run, answers), "content": ""})
 
-    def error(self, error: LocalLLMError) -> bytes:
-        return sse(LlamaCppRoute.error_body(status_of(error), message_of(error)))
-
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
 
 
 class _CompletionWriter(_InfillWriter):
-    """See answering.Writer."""
-
     def __init__(self, body: CompletionBody, several: bool) -> None:
         super().__init__(body)
         self._body = body

@@ -25,11 +25,22 @@ from localllm.server.bodies import (
 )
 from localllm.server.contents import openai_message
 from localllm.server.embeddings import embed_all, rank_all
-from localllm.server.errors import ApiError, known
+from localllm.server.errors import ApiError, kind_of, known
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
-from localllm.server.llama_cpp.wire import LlamaCppRoute
 from localllm.server.service import ServiceDep
 from localllm.server.streams import interruptible
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
+
+
+class LlamaCppRoute(ProtocolRoute):
+    """A route of llama.cpp's server."""
+
+    @staticmethod
+    def error_body(status: int, message: str, _code: str | None = None) -> Object:
+        return {"error": {"code": status, "message": message, "type": kind_of(status, _KINDS)}}
+
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -124,8 +135,9 @@ async def props(service: ServiceDep, model: str = "") -> Object:
     name = await service.model_or_only(model)
     async with service.lease(name) as lease:
         held, resident = lease.model, await service.models.resident()
-        context = next((one.context for one in resident if one.about.name == held.name), 0)
-        capabilities = await to_thread.run_sync(service.models.capabilities, await service.find(name))
+        context = next((one.context for one in resident if one.about.name == lease.name), 0)
+        models, entry = await service.find(name)
+        capabilities = await to_thread.run_sync(models.capabilities, entry)
         tokenizer = held.tokenizer
 
         def text_of(token: int | None) -> str:
@@ -196,8 +208,8 @@ async def rerank(body: RerankBody, service: ServiceDep) -> Object:
     """Rank documents for a query, best first, in Jina's and Cohere's format."""
     body.model = await service.model_or_only(body.model)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
-    entry = await service.find(body.model)
-    if not await to_thread.run_sync(service.models.ranks, entry):  # before anything is loaded
+    models, entry = await service.find(body.model)
+    if not await to_thread.run_sync(models.ranks, entry):  # before anything is loaded
         raise ApiError(
             400,
             f'"{entry.name}" is not a reranker: its file has no classification head. Pull one, such as a '

@@ -1,6 +1,6 @@
 """/api/generate and /api/chat."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from localllm.errors import LocalLLMError
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import is_jinja
 from localllm.library.go_translation import translated
-from localllm.server.answering import answer
+from localllm.server.answering import Writer, answer
 from localllm.server.bodies import keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
 from localllm.server.load_watch import LoadState
@@ -115,18 +115,13 @@ def _chat_fields(part: AnswerEvent | Answer, calls_before: int) -> Object:
     return {"message": wire.answer_message(part.content, part.reasoning, part.calls, calls_before)}
 
 
-class _Writer:
-    """See answering.Writer."""
-
+class _Writer(Writer):
     media_type = NDJSON
 
     def __init__(self, body: Common, fields: Fields) -> None:
         self._body = body
         self._fields = fields
         self._empty = fields(AnswerEvent(), 0)
-
-    def begin(self, _run: Run) -> Iterable[bytes]:
-        return ()
 
     def progress(self, progress: Object) -> bytes:
         return ndjson(wire.line(self._body.model, self._empty, progress=progress))
@@ -179,7 +174,8 @@ async def _load(body: Common, empty: Object, service: Service) -> Response:
     """Load or unload a model."""
     keep_alive = keep_alive_s(body.keep_alive)
     if keep_alive == 0:
-        service.models.release(await service.find(body.model))
+        models, entry = await service.find(body.model)
+        models.release(entry)
         return JSONResponse(_loaded(body, empty, "unload"))
 
     loaded = _loaded(body, empty, "load")

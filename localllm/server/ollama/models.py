@@ -23,7 +23,7 @@ from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
 from localllm.server.ollama.wire import NANOSECONDS, OllamaRoute
 from localllm.server.options import FOREVER
-from localllm.server.served import ModelAbout, ResidentModel
+from localllm.server.served import ModelAbout, ResidentModel, ServedModels
 from localllm.server.service import Service, ServiceDep
 from localllm.server.wire import load_progress
 
@@ -60,7 +60,7 @@ async def tags(service: ServiceDep) -> Object:
 @router.post("/api/show")
 async def show(body: ShowBody, service: ServiceDep) -> Object:
     """Describe a model."""
-    return await to_thread.run_sync(_shown, service, await service.find(body.model), body)
+    return await to_thread.run_sync(_shown, *await service.find(body.model), body)
 
 
 @router.get("/api/ps")
@@ -103,11 +103,11 @@ def _tags(service: Service) -> list[Object]:
     listed = service.listed()
     patience_ends = time.monotonic() + _LIST_SECONDS
     rows = []
-    for entry, about in listed:
+    for models, entry, about in listed:
         row = _row(about)
         if time.monotonic() < patience_ends:
             with contextlib.suppress(LocalLLMError):  # a request for this model reports the error
-                row["capabilities"] = list(service.models.capabilities(entry))
+                row["capabilities"] = list(models.capabilities(entry))
         rows.append(row)
     return rows
 
@@ -153,12 +153,12 @@ def _resident(model: ResidentModel) -> Object:
     }
 
 
-def _shown(service: Service, entry: Any, body: ShowBody) -> Object:
+def _shown(models: ServedModels[Any], entry: Any, body: ShowBody) -> Object:
     """The response of /api/show.
 
     Raises ModelFileError or another file error, LibraryError for a bad manifest, ApiError 400 for bad options.
     """
-    found = service.models.describe(entry, bool(body.verbose))
+    found = models.describe(entry, bool(body.verbose))
     behaviour = replace(found.behaviour, system=body.system or found.behaviour.system)
     parameters = _parameters(behaviour, body.options or {})
     optional: Object = {

@@ -79,8 +79,6 @@ def _thinking(body: ChatBody) -> Object:
 
 
 class _Writer(ChunkWriter):
-    """See answering.Writer."""
-
     def __init__(self, body: ChatBody) -> None:
         super().__init__(body, "chatcmpl", "chat.completion.chunk")
         self._tools = toolbox(_tools(body))

@@ -67,8 +67,6 @@ class _Offsets:
 
 
 class _Writer(ChunkWriter):
-    """See answering.Writer."""
-
     def __init__(self, body: CompletionBody) -> None:
         super().__init__(body, "cmpl", "text_completion")
         self._echo = bool(body.echo)

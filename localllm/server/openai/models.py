@@ -23,7 +23,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 async def models(service: ServiceDep) -> Object:
     """List the models that requests may name."""
     listed = await to_thread.run_sync(service.listed)
-    return {"object": "list", "data": [_row(about) for _, about in listed]}
+    return {"object": "list", "data": [_row(about) for *_, about in listed]}
 
 
 @router.get("/v1/models/{model:path}")

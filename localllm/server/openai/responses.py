@@ -14,7 +14,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
-from localllm.server.errors import ApiError, message_of, status_of
+from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
@@ -22,7 +22,7 @@ from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, SSE_COMMENT, sse, warnings_of
+from localllm.server.wire import sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -102,10 +102,10 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
     )
 
 
-class _Writer:
-    """See answering.Writer. Output items (reasoning, message, calls) are opened, filled and closed in turn."""
+class _Writer(answering.Writer):
+    """Output items (reasoning, message, calls) are opened, filled and closed in turn."""
 
-    media_type = SSE
+    route = OpenAIRoute
 
     def __init__(self, body: ResponsesBody, keep: Callable[[Object], None]) -> None:
         """keep: called with the response when it is complete."""
@@ -136,9 +136,6 @@ class _Writer:
         """See answering.Writer. The event is our addition."""
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
 
-    def alive(self) -> bytes:
-        return SSE_COMMENT
-
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)
@@ -149,7 +146,7 @@ class _Writer:
         yield self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LocalLLMError) -> bytes:
-        body = OpenAIRoute.error_body(status_of(error), message_of(error))["error"]
+        body = self.error_body(error)["error"]
         return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:

@@ -9,14 +9,14 @@ from typing import Any
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
-from localllm.errors import LocalLLMError
+from localllm.server.answering import Writer
 from localllm.server.bodies import Sampled
-from localllm.server.errors import ApiError, kind_of, message_of, status_of
+from localllm.server.errors import ApiError, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
-from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, sse, usage
+from localllm.server.wire import TimedProgress, sse, usage
 
 Object = dict[str, Any]
 
@@ -32,16 +32,16 @@ class OpenAIRoute(ProtocolRoute):
         return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
 
 
-class ChunkWriter:
-    """The common part of the writers of chat completions and completions; see answering.Writer."""
+class ChunkWriter(Writer):
+    """The common part of the writers of chat completions and completions."""
 
-    media_type = SSE
+    route = OpenAIRoute
 
     def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._choices = body.n or 1
         self._body = body
-        self._timed = TimedProgress() if body.return_progress else None
+        self._timed = TimedProgress(body.return_progress)
         self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
 
     @property
@@ -49,19 +49,12 @@ class ChunkWriter:
         return {**self._fixed, "model": self._body.model, "system_fingerprint": "fp_localllm"}
 
     def progress(self, progress: Object) -> bytes:
-        timed = self._timed.fields(progress) if self._timed else {}
-        return sse({**self._head, "choices": [], "progress": progress, **timed})
-
-    def alive(self) -> bytes:
-        return SSE_COMMENT
+        return sse({**self._head, "choices": [], "progress": progress, **self._timed.fields(progress)})
 
     def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         if self._includes_usage:
             yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
         yield DONE
-
-    def error(self, error: LocalLLMError) -> bytes:
-        return sse(OpenAIRoute.error_body(status_of(error), message_of(error)))
 
     def _usage(self, answers: Sequence[Answer]) -> Object:
         """The token counts of all prompts together."""

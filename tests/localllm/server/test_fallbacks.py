@@ -66,7 +66,7 @@ class Models:
         accepted.set_result(None)
         stream = SimpleNamespace(accepted=accepted, cancel=lambda: None)
         prompt = SimpleNamespace(submit=lambda _choice: stream)
-        yield SimpleNamespace(model=SimpleNamespace(name=entry, most_choices=8, prepare=lambda _request: prompt))
+        yield SimpleNamespace(name=entry, model=SimpleNamespace(most_choices=8, prepare=lambda _request: prompt))
 
 
 def who_answers(models: Models, metrics: Metrics, name: str = "smart") -> str:
@@ -74,7 +74,7 @@ def who_answers(models: Models, metrics: Metrics, name: str = "smart") -> str:
 
     async def ask() -> str:
         async with service.run(name, [AnswerRequest(prompt="hi")]) as run:
-            return run.lease.model.name
+            return run.lease.name
 
     return asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
 

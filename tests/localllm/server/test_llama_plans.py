@@ -14,7 +14,6 @@ from localllm.server import llama_plans
 from localllm.server.catalog import CatalogEntry
 from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
 from localllm.server.loading import LoadPlan, MemoryLoader
-from localllm.server.options import ServerOptions
 from localllm.settings import Settings
 from tests.oracle import llama_oracle
 
@@ -101,7 +100,7 @@ def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.Monkey
 def test_the_loader_hands_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     needed = needs(monkeypatch, path)
     with_gpus(monkeypatch, needed)
-    loader, entry = MemoryLoader(SETTINGS, ServerOptions()), CatalogEntry("story", path)
+    loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", path)
     first = loader.plan(entry, False, [], [])
     assert first.devices == (needed,)
     with pytest.raises(OutOfMemoryError, match="1 other models hold"):

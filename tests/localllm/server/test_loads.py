@@ -17,6 +17,7 @@ from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadState
 from localllm.server.models_manager import ModelManager
 from localllm.server.options import ServerOptions
+from localllm.settings import Settings
 from tests.waiting import PATIENCE_S
 
 
@@ -66,7 +67,7 @@ def played(
         loader.of(name)
 
     async def play() -> None:
-        manager = ModelManager(ServerOptions(**options), loader)
+        manager = ModelManager(ServerOptions(Settings(**options)), loader)
         await scene(manager, loader)
         await manager.close()
         assert not manager.slots() and not manager.coming()

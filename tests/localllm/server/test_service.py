@@ -17,6 +17,7 @@ from localllm.server.keys import CLIENT
 from localllm.server.options import ServerOptions
 from localllm.server.service import Service
 from localllm.server.streams import interruptible
+from localllm.settings import Settings
 from tests.waiting import PATIENCE_S
 
 
@@ -44,7 +45,7 @@ class SlowEngine:
 
 def submission(engine: SlowEngine, *prompts: str) -> Any:
     nothing: Any = None
-    return Service(nothing, nothing, nothing)._submit(nothing, [engine.prompt(text) for text in prompts], 1)
+    return Service(ServerOptions(), nothing, nothing)._submit(nothing, [engine.prompt(text) for text in prompts], 1)
 
 
 def test_who_leaves_while_it_is_submitted_leaves_nothing_behind() -> None:
@@ -114,7 +115,7 @@ def test_work_that_is_awaited_is_done() -> None:
 
 def queue(max_queue: int) -> Service:
     nothing: Any = None
-    return Service(ServerOptions(max_queue=max_queue), nothing, nothing)
+    return Service(ServerOptions(Settings(max_queue=max_queue)), nothing, nothing)
 
 
 def fill(service: Service, client: str, stack: contextlib.ExitStack, answers: int = 1) -> int:

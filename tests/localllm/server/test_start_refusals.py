@@ -18,16 +18,16 @@ def test_a_port_in_use_is_told_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(RequestError, match=rf"port {port}: Address already in use\. Stop the program that uses"):
-            listen(ServerOptions(port=port))
+            listen(ServerOptions(Settings(port=port)))
 
 
 def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Set --host to an address of this machine"):
-        listen(ServerOptions(host="192.0.2.1", port=0))
+        listen(ServerOptions(Settings(host="192.0.2.1", port=0)))
 
 
 def test_chunks_are_sent_without_waiting_for_acknowledgements() -> None:
-    with listen(ServerOptions(port=0)) as listener, socket.create_connection(listener.getsockname()):
+    with listen(ServerOptions(Settings(port=0))) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
