@@ -155,12 +155,12 @@ def as_text(report: Report) -> str:
     for run in report.threads:
         lines += [_step(run.threads, step) for step in run.steps]
         lines += _formats(run)
-    lines += ["", f"Medians of {report.rounds} rounds; ± is half of the way from the slowest to the fastest."]
+    lines += ["", f"Medians of {report.rounds} rounds; ± is half the distance between the slowest and the fastest."]
     if rows and any(run.limits for run in report.threads):
         lines.append("Read: weights, keys and values; data in a CPU cache may exceed the limit. GOP: matrix products.")
     lines.append(f"Other programs kept {report.others_cores:.1f} cores busy meanwhile.")
     if report.noisy:
-        lines.append("The rounds differ by more than 10 %: close other programs, or take more rounds.")
+        lines.append("The rounds differ by more than 10 %: close other programs, or use more rounds.")
     return "\n".join(lines) + "\n"
 
 

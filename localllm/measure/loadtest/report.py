@@ -93,10 +93,10 @@ def _single(trial: Trial, summary: Summary, slo: Slo | None) -> list[str]:
 def _knee(knee: Knee, slo: Slo) -> str:
     share = f"{ATTAINED:.0%} of the requests met {slo}"
     if knee.met is None:
-        return f"At no rate that was tried {share}; the lowest was {knee.missed:.3g}/s."
+        return f"No tested rate met the goal ({share}); the lowest was {knee.missed:.3g}/s."
     if knee.missed is None:
-        return f"At every rate that was tried {share}; the highest was {knee.met:.3g}/s."
-    return f"The knee: {share} up to {knee.met:.3g} requests/s, and not at {knee.missed:.3g}."
+        return f"Every tested rate met the goal ({share}); the highest was {knee.met:.3g}/s."
+    return f"The knee: {share} up to {knee.met:.3g} requests/s, but not at {knee.missed:.3g}."
 
 
 def failures(trial: Trial) -> list[str]:
@@ -118,14 +118,14 @@ def _reservations(trials: Sequence[Trial]) -> list[str]:
     if summary.late > _LATE_S:
         lines.append(
             f"Requests waited up to {summary.late:.1f} s for a connection or this program, which counts as latency; "
-            "raise --connections, or run it where a core is free."
+            "raise --connections, or run the test on an idle core."
         )
     if not summary.counted:
         lines.append("The server does not count generated tokens; each piece of text counts as one.")
     pieces = sum(len(outcome.pieces) for trial in trials for outcome in trial.outcomes if outcome.error is None)
     if pieces and summary.generated_tokens > _FEW_TOKENS * pieces:
         lines.append(
-            f"{summary.generated_tokens / pieces:.1f} tokens came in a piece of text on average; ITL is the time "
+            f"{summary.generated_tokens / pieces:.1f} tokens arrived per piece of text on average; ITL is the time "
             "between pieces."
         )
     return lines

@@ -75,8 +75,8 @@ def baseline(server: Server) -> Finding:
         rows.append((f"{busy:.0%}", f"{rate:.3g}", *map(_seconds, (waits[-1], expected, ttft.p50, ttft.p99))))
     return Finding(
         "baseline",
-        "Baseline: one request at a time suffers",
-        "Requests wait for each other, the longer the busier the server is: a wait of "
+        "Baseline: one request at a time",
+        "Requests queue behind each other, and waits grow with utilisation: "
         "busy x S x (1 + c^2) / (2 (1 - busy)) on average (Pollaczek and Khinchine), "
         f"with S = {_seconds(service)} s a request and c = {variation:.2f}.",
         tuple(rows),
@@ -109,10 +109,10 @@ def batching(server: Server) -> Finding:
     return Finding(
         "batching",
         "Continuous batching",
-        "Weights are read once for the whole batch: published gains over one at a time are 2 to 23 times. "
-        "Static batches lose what answers of different lengths leave empty.",
+        "Weights are read once for the whole batch: published throughput gains are 2 to 23 times. "
+        "Static batches leave slots empty when answers differ in length.",
         tuple(rows),
-        f"{gain:.1f} times with {server.setup.slots} slots, "
+        f"{gain:.1f} times the throughput with {server.setup.slots} slots, "
         f"{speeds[Batching.CONTINUOUS] / speeds[Batching.STATIC]:.2f} times static batches.",
     )
 
@@ -138,8 +138,8 @@ def prefix(server: Server) -> Finding:
     return Finding(
         "prefix",
         "Prefix caching",
-        "A cached prefix is not computed again: TTFT falls by the share of the prompt that is cached, where computing "
-        "limits; less where reading the weights once is what the rest takes.",
+        "A cached prefix is not computed again: TTFT falls by the cached share of the prompt if prefill is "
+        "compute-bound, and by less if the rest is bound by reading the weights.",
         tuple(rows),
         f"With {longest} of {longest + 64} tokens shared, TTFT falls by {last:.0%}.",
     )
@@ -168,8 +168,8 @@ def speculate(server: Server) -> Finding:
         "A draft of gamma tokens gives (1 - a^(gamma+1)) / (1 - a) tokens a step. Decoding is that many times faster, "
         f"divided by gamma x {_DRAFT_COST} for drafting and the cost of checking. The engine chooses gamma by itself.",
         tuple(rows),
-        f"At an acceptance of 0.9 alone {gains[1]:.2f} times, with {setup.slots} clients {gains[setup.slots]:.2f}. "
-        "TPOT includes that the draft model reads the prompts too.",
+        f"With an acceptance rate of 0.9: one client {gains[1]:.2f} times, {setup.slots} clients "
+        f"{gains[setup.slots]:.2f}. TPOT includes the draft model's prefill.",
     )
 
 
@@ -191,11 +191,11 @@ def devices(server: Server) -> Finding:
     return Finding(
         "devices",
         "More devices",
-        "n devices divide the work by n, and add two sums of activations over the link in each layer, so that the gain "
-        "stays below n. A model of tensor parallelism, not measured: nothing overlaps, link of "
+        "n devices divide the work by n and add two all-reduces of activations per layer, so the speedup "
+        "stays below n. A model of tensor parallelism, not a measurement: no overlap, link of "
         f"{link.bandwidth / 1e9:g} GB/s and {1e6 * link.latency:g} us.",
         tuple(rows),
-        f"8 devices: a token {rows[-1][2]} times as fast, a batch {rows[-1][4]} times.",
+        f"8 devices: one sequence {rows[-1][2]} times as fast, a batch {rows[-1][4]} times.",
     )
 
 
@@ -222,10 +222,10 @@ def breaking(server: Server) -> Finding:
     return Finding(
         "breaking",
         "The breaking point",
-        f"Up to some load latency hardly grows, then the queue does, without end from 100 % on ({capacity:.3g} "
+        f"Latency hardly grows up to some load; beyond 100 % the queue grows without bound ({capacity:.3g} "
         "requests/s with all slots busy). Plan for 70 to 80 %.",
         tuple(rows),
-        f"{_ATTAINED:.0%} of the requests meet {slo} up to {met:.0%} of the capacity, of the loads tried.",
+        f"{_ATTAINED:.0%} of the requests meet {slo} up to {met:.0%} of the capacity, among the loads tried.",
     )
 
 
@@ -257,7 +257,7 @@ def size(server: Server) -> Finding:
     kv = memory.kv_bytes(llama_3_70b().kv_bytes_per_token, 4096)
     return Finding(
         "size",
-        "The wall of model size",
+        "Limits of model size",
         f"Weights and one whole context must fit into {machine.memory / 1e9:.0f} GB, else the model needs more "
         "devices; a token takes bytes of weights / bandwidth at least (not twice that, as some texts have it).",
         tuple(rows),
