@@ -87,7 +87,7 @@ def test_it_says_that_its_sequences_cannot_be_cut(runner):
         lambda: runner.fork_sequence(sequence, 3),
         lambda: runner.export_kv(sequence, 0, 3),
     ):
-        with pytest.raises(ValueError, match="cannot be cut"):
+        with pytest.raises(ValueError, match="cannot be truncated"):
             attempt()
     assert runner.sequence_length(sequence) == len(PROMPT)
 

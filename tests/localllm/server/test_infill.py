@@ -106,4 +106,4 @@ def test_names_of_the_marks_are_text(filler: Any, middle: str) -> None:
 def test_pictures_are_refused_with_the_reason(filler: Any, path: str, body: dict[str, Any]) -> None:
     answer = httpx.post(filler.url + path, json={"model": "filler", **body}, timeout=PATIENCE_S)
     assert answer.status_code == 400
-    assert ("does not fetch images" if "http://x" in str(body) else "supports text only") in answer.text
+    assert ("does not fetch images" if "http://x" in str(body) else "reads text only") in answer.text
