@@ -15,6 +15,8 @@ from typing import Any
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import SMALL_BYTES
 from cpu_kernels.formats.super_blocks import (
+    DMIN_AT,
+    SECTIONS_AT,
     Minima,
     SuperBlock,
     minima_factor,
@@ -87,34 +89,39 @@ def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: i
 def _unpack(layout: SuperBlock) -> Any:
     """Return unpack(p, panel, ahead) for a packed super-block."""
     values = layout.codec.unpacker()
-    unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.units
-    values_at, d_at, minima_at, scale_vectors = layout.values_at, layout.d_at, layout.minima_at, layout.scale_vectors
+    unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.section_units
+    sections, section_bytes, values_at = layout.sections, layout.section_bytes, layout.section_header
     header_lines, lines = values_at // 64, unit_bytes // 64
     factor, factor_of_values, factor_of_minima = scale_getter(layout), values_factor(layout), minima_factor(layout)
     of_bytes, of_nibbles = layout.minima is Minima.BYTES, layout.minima is Minima.NIBBLES
 
     @inner
-    def unpack(p: int, panel: int, ahead: int) -> None:
-        prefetch_lines(p + ahead, header_lines)
-        for unit in range(units):
-            place = p + values_at + unit * unit_bytes
-            prefetch_lines(place + ahead, lines)
-            values(place, panel + unit * unit_steps * 64)
-        for v in range(scale_vectors):
-            scales = load_i32(p + v * 64)
-            for i in range(4):
-                store_i32(panel + _FACTORS + (v * 4 + i) * 64, factor(scales))
-                if of_nibbles:
-                    minimum = mask_bits(shift_right(scales, 4), 15)
-                    store_i32(panel + _MINIMA + (v * 4 + i) * 64, partial_factor(minimum))
-                scales = shift_right(scales, 8)
+    def unpack_header(p: int, s: int, panel: int) -> None:
+        scales = load_i32(p)
+        for i in range(s * 4, s * 4 + 4):
+            store_i32(panel + _FACTORS + i * 64, factor(scales))
+            if of_nibbles:
+                minimum = mask_bits(shift_right(scales, 4), 15)
+                store_i32(panel + _MINIMA + i * 64, partial_factor(minimum))
+            scales = shift_right(scales, 8)
         if of_bytes:
-            for v in range(2):
-                minima = load_i32(p + minima_at + v * 64)
-                store_i32(panel + _MINIMA + v * 128, mask_bits(minima, _WORDS))
-                store_i32(panel + _MINIMA + v * 128 + 64, mask_bits(shift_right(minima, 8), _WORDS))
-        store_f32(panel + _D, factor_of_values(p + d_at))
-        store_f32(panel + _DMIN, factor_of_minima(p + d_at + 32))
+            minima = load_i32(p + 64)
+            store_i32(panel + _MINIMA + s * 128, mask_bits(minima, _WORDS))
+            store_i32(panel + _MINIMA + s * 128 + 64, mask_bits(shift_right(minima, 8), _WORDS))
+
+    @inner
+    def unpack(p: int, panel: int, ahead: int) -> None:
+        prefetch_lines(p + ahead, 1)
+        store_f32(panel + _D, factor_of_values(p))
+        store_f32(panel + _DMIN, factor_of_minima(p + DMIN_AT))
+        for s in range(sections):
+            section = p + SECTIONS_AT + s * section_bytes
+            prefetch_lines(section + ahead, header_lines)
+            unpack_header(section, s, panel)
+            for unit in range(units):
+                place = section + values_at + unit * unit_bytes
+                prefetch_lines(place + ahead, lines)
+                values(place, panel + (s * units + unit) * unit_steps * 64)
 
     return unpack
 

@@ -1,8 +1,8 @@
 """Formats of super-blocks: 256 small values in sub-blocks with small integer scales, and one or two factors for all.
 
-Layout of a packed group of 16 rows, per super-block, in the order in which it is read: scales, one byte per sub-block,
-four sub-blocks per lane; minima likewise, unless they share the scales' bytes; d and dmin in half precision; the
-codec's vectors of values.
+Layout of a packed group of 16 rows, per super-block, in the order in which it is read: d and dmin in half precision,
+then a section for every four sub-blocks: a vector of their scales, one byte each; a vector of their minima, unless
+they share the scales' bytes; the codec's vectors of their values.
 
 A sub-block's products are summed as integers and multiplied by its scale; the whole super-block is summed as integers
 before d converts it to floats. Values with a bias are centred by starting their sums at minus the bias times the
@@ -43,6 +43,7 @@ from cpu_kernels.simd.vectors import (
     get_u8,
     load_f16,
     load_i32,
+    opaque,
     put_f32,
     put_i16,
     splat_f32,
@@ -52,6 +53,8 @@ _WORDS = 0x00FF00FF
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
 # Undoes the factor of the packed activations' -32 * sum. Its sign remains, since minima are subtracted.
 _PER_SUM = np.float32(1.0 / 32.0)
+DMIN_AT, SECTIONS_AT = 32, 64
+"""Offsets of dmin and of the first section in a packed super-block, which begins with d."""
 
 
 class Minima(Enum):
@@ -70,8 +73,9 @@ class SuperBlock:
     """A format of super-blocks.
 
     sub_block: values that share a scale, 16 or 32. bias: added to values as stored: 32, with signed scales, or 0. unit:
-    power of two that stored values are multiplied by. pack_scales(block, to): writes a row's scales, and minima behind
-    them, from a block of the file into its lane. d, dmin: offsets of the factors in the file's block.
+    power of two that stored values are multiplied by. pack_scales(block, to, stride): writes a row's scales from a
+    block of the file into its lane, four every `stride` bytes, and separate minima 64 bytes behind their scales. d,
+    dmin: offsets of the factors in the file's block.
     """
 
     name: str
@@ -86,24 +90,19 @@ class SuperBlock:
     minima: Minima = Minima.NONE
 
     @property
-    def scale_vectors(self) -> int:
-        """Number of vectors of scales."""
+    def sections(self) -> int:
+        """Number of sections."""
         return 256 // self.sub_block // 4
 
     @property
-    def minima_at(self) -> int:
-        """Offset of the minima in a packed block: that of the scales if they share bytes."""
-        return 64 * self.scale_vectors if self.minima is Minima.BYTES else 0
+    def section_header(self) -> int:
+        """Bytes of a section's scales and minima."""
+        return 128 if self.minima is Minima.BYTES else 64
 
     @property
-    def d_at(self) -> int:
-        """Offset of d; dmin is 32 bytes behind it."""
-        return 64 * self.scale_vectors * (2 if self.minima is Minima.BYTES else 1)
-
-    @property
-    def values_at(self) -> int:
-        """Offset of the values."""
-        return self.d_at + 64
+    def section_bytes(self) -> int:
+        """Bytes of a section."""
+        return self.section_header + self.section_units * self.codec.nbytes
 
     @property
     def unit_steps(self) -> int:
@@ -111,9 +110,9 @@ class SuperBlock:
         return len(self.codec.steps)
 
     @property
-    def units(self) -> int:
-        """Number of units in a super-block."""
-        return 64 // self.unit_steps
+    def section_units(self) -> int:
+        """Number of units in a section."""
+        return 64 // self.unit_steps // self.sections
 
     @property
     def parts(self) -> int:
@@ -126,51 +125,59 @@ class SuperBlock:
     @property
     def nbytes(self) -> int:
         """Bytes of a packed super-block of 16 rows."""
-        return self.values_at + self.units * self.codec.nbytes
+        return SECTIONS_AT + self.sections * self.section_bytes
 
 
 def row_packer(layout: SuperBlock) -> Any:
     """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
     four, put, pack_scales = layout.source.reader(), layout.codec.put, layout.pack_scales
-    source_bytes, block_bytes, values_at, d_at = layout.source.nbytes, layout.nbytes, layout.values_at, layout.d_at
-    unit_bytes, units, steps = layout.codec.nbytes, layout.units, layout.unit_steps
+    source_bytes, block_bytes, section_bytes = layout.source.nbytes, layout.nbytes, layout.section_bytes
+    unit_bytes, units, steps = layout.codec.nbytes, layout.section_units, layout.unit_steps
+    sections, values_at = layout.sections, layout.section_header
     d, dmin, minima = layout.d, layout.dmin, layout.minima is not Minima.NONE
 
     @inner
     def pack_row(source: int, group: int, lane: int, k: int) -> None:
         for b in range(k // 256):
             block, packed = source + b * source_bytes, group + b * block_bytes
-            put_i16(packed + d_at + lane * 2, get_i16(block + d))
+            put_i16(packed + lane * 2, get_i16(block + d))
             if minima:
-                put_i16(packed + d_at + 32 + lane * 2, get_i16(block + dmin))
-            pack_scales(block, packed + lane * 4)
-            for unit in range(units):
+                put_i16(packed + DMIN_AT + lane * 2, get_i16(block + dmin))
+            place = packed + SECTIONS_AT + lane * 4
+            pack_scales(block, place, section_bytes)
+            for unit in range(sections * units):
+                to = place + unit // units * section_bytes + values_at + unit % units * unit_bytes
                 for step in range(steps):
-                    values = four(block, (unit * steps + step) * 4)
-                    put(packed + values_at + unit * unit_bytes + lane * 4, step, values)
+                    put(to, step, four(block, (unit * steps + step) * 4))
 
     return pack_row
 
 
 def row_unpacker(layout: SuperBlock) -> Any:
     """Return unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
-    value, block_bytes, values_at, d_at = layout.codec.value, layout.nbytes, layout.values_at, layout.d_at
+    value, block_bytes, section_bytes = layout.codec.value, layout.nbytes, layout.section_bytes
     unit_bytes, unit_values, sub_block = layout.codec.nbytes, 4 * layout.unit_steps, layout.sub_block
-    minima_at, minima, nibbles = layout.minima_at, layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
-    bias, sign, per_unit = layout.bias, 128 if layout.bias else 0, np.float32(1 / layout.unit)
+    minima, nibbles = layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
+    values_at, bias, sign, per_unit = (
+        layout.section_header,
+        layout.bias,
+        128 if layout.bias else 0,
+        np.float32(1 / layout.unit),
+    )
 
     @inner
     def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
         for b in range(k // 256):
             packed = group + b * block_bytes
-            d, dmin = get_f16(packed + d_at + lane * 2) * per_unit, get_f16(packed + d_at + 32 + lane * 2)
+            d, dmin = get_f16(packed + lane * 2) * per_unit, get_f16(packed + DMIN_AT + lane * 2)
             for i in range(256):
-                j = i // sub_block
-                where = packed + j // 4 * 64 + lane * 4 + j % 4
-                scale, minimum = (get_u8(where) ^ sign) - sign, get_u8(where + minima_at)
+                section, offset = i // (4 * sub_block), i % (4 * sub_block)
+                place = packed + SECTIONS_AT + section * section_bytes + lane * 4
+                where = place + offset // sub_block
+                scale, minimum = (get_u8(where) ^ sign) - sign, get_u8(where if nibbles else where + 64)
                 if nibbles:
                     scale, minimum = scale & 15, minimum >> 4
-                at = packed + values_at + i // unit_values * unit_bytes + lane * 4
+                at = place + values_at + offset // unit_values * unit_bytes
                 number = d * np.float32(scale) * np.float32(value(at, i % unit_values) - bias)
                 if minima:
                     number -= dmin * np.float32(minimum)
@@ -213,16 +220,15 @@ def start_getter(layout: SuperBlock) -> Any:
     return start_centred if layout.bias else start_at_zero
 
 
-def _add_products(layout: SuperBlock) -> Any:
-    """Return a function that sums the products of all sub-blocks, times their scales."""
+def _add_section(layout: SuperBlock) -> Any:
+    """Return a function that adds the products of a section's sub-blocks, times their scales."""
     codec, parts = layout.codec, layout.parts
     steps = layout.unit_steps // parts
     dot_first, dot_second = codec.dot(0, steps, partial=True), codec.dot(layout.unit_steps - steps, steps, partial=True)
     start, factor, sums_of_part = start_getter(layout), scale_getter(layout), steps // 4
     several, own_scales = parts > 1, layout.sub_block == 4 * steps
-    units_of_vector = layout.units // layout.scale_vectors
-    values_at, unit_bytes, unit_steps = layout.values_at, codec.nbytes, layout.unit_steps
-    scale_vectors, lines, header_lines = layout.scale_vectors, unit_bytes // 64, values_at // 64
+    units, values_at, unit_steps = layout.section_units, layout.section_header, layout.unit_steps
+    unit_bytes, lines, header_lines = codec.nbytes, codec.nbytes // 64, layout.section_header // 64
 
     @inner
     def add_unit(products: Any, zero: Any, scales: Any, p: int, x: int, sums: int) -> Any:
@@ -238,55 +244,46 @@ def _add_products(layout: SuperBlock) -> Any:
         return products, shift_right(scales, 8)
 
     @inner
-    def add_products(zero: Any, p: int, x: int, sums: int, ahead: int) -> Any:
-        step = 4 * tile_width(zero)
-        products = zero
-        if ahead > 0:
+    def add_section(products: Any, zero: Any, p: int, x: int, sums: int, ahead: int) -> Any:
+        step, one = 4 * tile_width(zero), tile_width(zero) == 1
+        if one or ahead > 0:
             prefetch_lines(p + ahead, header_lines)
-        values = p + values_at
-        for v in range(scale_vectors):
-            scales = load_i32(p + v * 64)
-            for _ in range(units_of_vector):
-                if ahead > 0:
-                    prefetch_lines(values + ahead, lines)
-                products, scales = add_unit(products, zero, scales, values, x, sums)
-                values += unit_bytes
-                x += unit_steps * step
-                sums += unit_steps // 4 * step
+        scales = load_i32(p)
+        p += values_at
+        for _ in range(opaque(units) if one else units):
+            if one or ahead > 0:
+                prefetch_lines(p + ahead, lines)
+            products, scales = add_unit(products, zero, scales, p, x, sums)
+            p += unit_bytes
+            x += unit_steps * step
+            sums += unit_steps // 4 * step
         return products
 
-    return add_products
+    return add_section
 
 
 def minima_adder(layout: SuperBlock) -> Any:
-    """Return a function that sums all sub-blocks' minima times the activations' sums, as integers."""
-    minima_at = layout.minima_at
+    """Return a function that adds the minima of a section's sub-blocks times the activations' sums."""
 
     @inner
-    def none(zero: Any, p: int, pairs: int, sums: int) -> Any:
-        return zero
+    def none(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
+        return least
 
     @inner
-    def of_bytes(zero: Any, p: int, pairs: int, sums: int) -> Any:
-        step = 4 * tile_width(zero)
-        total = zero
-        for v in range(2):
-            minima = load_i32(p + minima_at + v * 64)
-            total = tile_dot2(total, mask_bits(minima, _WORDS), pairs + 2 * v * step)
-            total = tile_dot2(total, mask_bits(shift_right(minima, 8), _WORDS), pairs + (2 * v + 1) * step)
-        return total
+    def of_bytes(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
+        minima = load_i32(p + 64)
+        least = tile_dot2(least, mask_bits(minima, _WORDS), pairs)
+        return tile_dot2(least, mask_bits(shift_right(minima, 8), _WORDS), pairs + 4 * tile_width(zero))
 
     @inner
-    def of_nibbles(zero: Any, p: int, pairs: int, sums: int) -> Any:
-        step = 4 * tile_width(zero)
-        total = zero
-        for v in range(4):
-            both = load_i32(p + v * 64)
-            for i in range(4):
-                minimum = mask_bits(shift_right(both, 4), 15)
-                total = add_partial(total, tile_broadcast(zero, sums + (v * 4 + i) * step), partial_factor(minimum))
-                both = shift_right(both, 8)
-        return total
+    def of_nibbles(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
+        both = load_i32(p)
+        for i in range(4):
+            minimum = mask_bits(shift_right(both, 4), 15)
+            total = tile_broadcast(zero, sums + i * 4 * tile_width(zero))
+            least = add_partial(least, total, partial_factor(minimum))
+            both = shift_right(both, 8)
+        return least
 
     return {Minima.NONE: none, Minima.BYTES: of_bytes, Minima.NIBBLES: of_nibbles}[layout.minima]
 
@@ -317,10 +314,16 @@ def minima_factor(layout: SuperBlock) -> Any:
 
 
 def tile_adder(layout: SuperBlock) -> Any:
-    """Return the function that cpu_kernels.matmul calls for a register tile."""
-    add_products, add_minima = _add_products(layout), minima_adder(layout)
+    """Return the function that cpu_kernels.matmul calls for a register tile.
+
+    A single token is limited by memory: it reads each super-block once from front to back, as hardware prefetchers
+    expect, and its loops stay loops. LLVM would unroll them, move all prefetches to the front and keep a pointer for
+    each offset, more than there are registers.
+    """
+    add_section, add_minima = _add_section(layout), minima_adder(layout)
     factor, factor_of_minima = values_factor(layout), minima_factor(layout)
-    block_bytes, d_at, minima = layout.nbytes, layout.d_at, layout.minima is not Minima.NONE
+    block_bytes, minima = layout.nbytes, layout.minima is not Minima.NONE
+    sections, section_bytes, section_steps = layout.sections, layout.section_bytes, layout.sub_block
 
     @inner
     def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
@@ -330,14 +333,21 @@ def tile_adder(layout: SuperBlock) -> Any:
         pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
         p = group + start // 256 * block_bytes
         for _ in range(start, end, 256):
-            # A single token is limited by memory; hardware prefetchers follow sequential reads: minima precede values.
-            least = add_minima(zero, p, pairs, sums16) if width == 1 else zero
-            products = add_products(zero, p, x, sums16, ahead)
-            tile_add_scaled_in_memory(products, factor(p + d_at), scale, sums)
+            products, least = zero, zero
+            if width == 1 or ahead > 0:
+                prefetch_lines(p + ahead, 1)
+            for s in range(opaque(sections) if width == 1 else sections):
+                q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
+                if width == 1:
+                    least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
+                products = add_section(products, zero, q, x + s * section_steps * step, sums_of_section, ahead)
+            tile_add_scaled_in_memory(products, factor(p), scale, sums)
             if minima:
                 if width > 1:
-                    least = add_minima(zero, p, pairs, sums16)
-                tile_add_scaled_in_memory(least, factor_of_minima(p + d_at + 32), scale, sums)
+                    for s in range(sections):
+                        q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
+                        least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
+                tile_add_scaled_in_memory(least, factor_of_minima(p + DMIN_AT), scale, sums)
             p += block_bytes
             x += 64 * step
             scale += step

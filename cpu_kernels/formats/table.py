@@ -60,19 +60,19 @@ def _put_scale_mxfp4(row: int, b: int, to: int) -> None:
 
 
 @inner
-def _pack_bytes(block: int, to: int, scales: int) -> None:
+def _pack_bytes(block: int, to: int, stride: int, scales: int) -> None:
     """Copy sixteen one-byte scales unchanged."""
     for quarter in range(4):
-        put_i32(to + quarter * 64, get_i32(block + scales + 4 * quarter))
+        put_i32(to + quarter * stride, get_i32(block + scales + 4 * quarter))
 
 
 @inner
-def _pack_scales_q2_k(block: int, to: int) -> None:
-    _pack_bytes(block, to, 0)
+def _pack_scales_q2_k(block: int, to: int, stride: int) -> None:
+    _pack_bytes(block, to, stride, 0)
 
 
 @inner
-def _pack_scales_q3_k(block: int, to: int) -> None:
+def _pack_scales_q3_k(block: int, to: int, stride: int) -> None:
     """Widen sixteen 6-bit scales, which are stored with a bias of 32.
 
     They take twelve bytes: the first eight hold the lower four bits of two scales each, the last four the upper two
@@ -83,16 +83,16 @@ def _pack_scales_q3_k(block: int, to: int) -> None:
         lower = get_i32(block + 96 + quarter % 2 * 4) >> (quarter // 2 * 4) & _NIBBLES
         scales = lower | (upper >> (2 * quarter) & _TWO_BITS) << 4
         negative = ~scales & _FIFTH_BIT
-        put_i32(to + quarter * 64, scales & _FIVE_BITS | negative * 7)
+        put_i32(to + quarter * stride, scales & _FIVE_BITS | negative * 7)
 
 
 @inner
-def _pack_scales_q6_k(block: int, to: int) -> None:
-    _pack_bytes(block, to, 192)
+def _pack_scales_q6_k(block: int, to: int, stride: int) -> None:
+    _pack_bytes(block, to, stride, 192)
 
 
 @inner
-def _pack_six_bits(block: int, to: int) -> None:
+def _pack_six_bits(block: int, to: int, stride: int) -> None:
     """Widen eight 6-bit scales and eight 6-bit minima.
 
     They take twelve bytes: the first four hold the first four scales and the next four the first four minima, in six
@@ -101,9 +101,9 @@ def _pack_six_bits(block: int, to: int) -> None:
     """
     first, second, rest = get_i32(block + 4), get_i32(block + 8), get_i32(block + 12)
     put_i32(to, first & _SIX_BITS)
-    put_i32(to + 64, rest & _NIBBLES | first >> 2 & _UPPER_BITS)
-    put_i32(to + 128, second & _SIX_BITS)
-    put_i32(to + 192, rest >> 4 & _NIBBLES | second >> 2 & _UPPER_BITS)
+    put_i32(to + stride, rest & _NIBBLES | first >> 2 & _UPPER_BITS)
+    put_i32(to + 64, second & _SIX_BITS)
+    put_i32(to + stride + 64, rest >> 4 & _NIBBLES | second >> 2 & _UPPER_BITS)
 
 
 _BLOCKS_32 = (

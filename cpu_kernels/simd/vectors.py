@@ -191,6 +191,14 @@ def _full(value: Any, dtype: Any) -> NDArray[Any]:
 
 splat_f32 = define("splat_f32", [float32], f32x16, splat, lambda x: _full(x, np.float32))
 splat_i32 = define("splat_i32", [int64], i32x16, lambda b, x: splat(b, b.trunc(x, I32)), lambda x: _full(x, np.int32))
+# The same integer, of which LLVM knows nothing. A loop that it bounds is not unrolled entirely.
+opaque = define(
+    "opaque",
+    [int64],
+    int64,
+    lambda b, x: b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [x], side_effect=False),
+    lambda x: x,
+)
 zero_i32 = define("zero_i32", [], i32x16, lambda b: constant(i32x16.llvm, 0), lambda: _full(0, np.int32))
 zero_f32 = define("zero_f32", [], f32x16, lambda b: constant(f32x16.llvm, 0.0), lambda: _full(0, np.float32))
 

@@ -146,19 +146,6 @@ def test_processors_and_versions_have_a_file_each(model: Path, load: Loads, monk
     assert load.packed == 2 and len(stored()) == 2
 
 
-def test_the_processor_is_part_of_the_name() -> None:
-    """A set that LOCALLLM_ISA forces is packed separately."""
-    script = "from localllm.packed import _code; print(_code())"
-    codes = set()
-    for isa in ("portable", "avx2"):
-        environment = {**os.environ, "LOCALLLM_ISA": isa}
-        done = subprocess.run(
-            [sys.executable, "-c", script], check=False, env=environment, capture_output=True, text=True
-        )
-        codes.add(done.stdout or isa)  # a processor without AVX2 says so
-    assert len(codes) == 2
-
-
 @pytest.mark.parametrize("place", [0.01, 0.5, 0.9, 0.999])
 def test_damage_costs_a_packing_and_no_bit(
     place: float, model: Path, load: Loads, caplog: pytest.LogCaptureFixture
