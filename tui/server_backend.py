@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.measure.laboratory import ModelCosts
 
+PATIENCE_S = 10.0
+
 # How servers respond to a route that they lack, or whose fields they name differently.
 _NO_SUCH_ROUTE = frozenset(
     {
@@ -40,9 +42,10 @@ class ServerBackend:
     def __init__(self, endpoint: Endpoint) -> None:
         self._model: AnsweringModel | None = None
         self._info: ModelInfo | None = None
-        self._inspection = ServerInspection(endpoint)
         self._root = replace(endpoint, path="")
         self._tokenizes = is_local(endpoint.host)  # False once the server has rejected /tokenize
+        self._inspects = True  # False once the server turns out to lack /api/inspect
+        self._inspector = ThreadPoolExecutor(1, "inspection")
 
     @property
     def info(self) -> ModelInfo | None:
@@ -76,17 +79,39 @@ class ServerBackend:
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """Only localllm servers support this."""
-        return self._inspection.snapshot(self._info.name) if self._info else None
+        """None if the server lacks the route, which only localllm's has. The future raises RemoteError."""
+        return self._inspector.submit(self._snapshot, self._info.name) if self._info and self._inspects else None
 
     def costs(self) -> "ModelCosts | None":
-        return self._inspection.costs(self._info.name) if self._info else None
+        from localllm.measure.laboratory import ModelCosts
+
+        found = self._ask_engine(self._info.name, "&costs=true").get("costs") if self._info else None
+        return found and ModelCosts.from_data(found)
 
     def memory_bytes(self) -> int | None:
         return None
 
     def close(self) -> None:
-        self._inspection.close()
+        self._inspector.shutdown(wait=False, cancel_futures=True)
+
+    def _snapshot(self, model: str) -> "EngineSnapshot":
+        from localllm.measure.inspection_data import snapshot_of
+
+        try:
+            return snapshot_of(self._ask_engine(model)["snapshot"])
+        except (KeyError, TypeError, ValueError) as error:
+            self._inspects = False
+            raise RemoteError(f"{self._root} does not show its engine.") from error
+
+    def _ask_engine(self, model: str, more: str = "") -> dict[str, Any]:
+        route = f"/api/inspect?model={quote(model, safe='')}{more}"
+        try:
+            return Call(self._root, "GET", route, patience_s=PATIENCE_S).json()
+        except RemoteError as error:
+            # localllm answers 404 with a reason while the model is not loaded.
+            if error.status == HTTPStatus.NOT_FOUND and "not loaded" not in str(error):
+                self._inspects = False
+            raise
 
 
 class OllamaBackend(ServerBackend):
@@ -165,49 +190,3 @@ class OpenAIBackend(ServerBackend):
     def save(self, name: str, recipe: Recipe) -> None:
         """Not supported by the protocol."""
         raise RequestError("This server cannot create models. The chat itself is saved: F3 lists it.")
-
-
-PATIENCE_S = 10.0
-
-
-class ServerInspection:
-    """Inspects a server's engine on a separate thread; stops asking once the server turns out to lack the route."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        """endpoint: the server's; its path is ignored."""
-        self._endpoint = replace(endpoint, path="")
-        self._thread = ThreadPoolExecutor(1, "inspection")
-        self._absent = False
-
-    def snapshot(self, model: str) -> "Future[EngineSnapshot] | None":
-        """A future of a snapshot; None if the server lacks the route. The future raises RemoteError."""
-        return None if self._absent else self._thread.submit(self._snapshot, model)
-
-    def costs(self, model: str) -> "ModelCosts | None":
-        """The model's costs on the server; None if unknown. Raises RemoteError."""
-        from localllm.measure.laboratory import ModelCosts
-
-        found = self._ask(model, "&costs=true").get("costs")
-        return found and ModelCosts.from_data(found)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _snapshot(self, model: str) -> "EngineSnapshot":
-        from localllm.measure.inspection_data import snapshot_of
-
-        try:
-            return snapshot_of(self._ask(model)["snapshot"])
-        except (KeyError, TypeError, ValueError) as error:
-            self._absent = True
-            raise RemoteError(f"{self._endpoint} does not show its engine.") from error
-
-    def _ask(self, model: str, more: str = "") -> dict[str, Any]:
-        route = f"/api/inspect?model={quote(model, safe='')}{more}"
-        try:
-            return Call(self._endpoint, "GET", route, patience_s=PATIENCE_S).json()
-        except RemoteError as error:
-            # localllm answers 404 with a reason while the model is not loaded.
-            if error.status == HTTPStatus.NOT_FOUND and "not loaded" not in str(error):
-                self._absent = True
-            raise

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,7 +99,7 @@ def served_model(
     name = loaded[0]["name"] if model is None else model
     if not running:
         obtain(name, load_settings({}))  # pull here to show progress; the server would not
-    with StatusLine() as status, _nothing() if running else started(server, name, ctx, folder_of("server") / "log"):
+    with StatusLine() as status, nullcontext() if running else started(server, name, ctx, folder_of("server") / "log"):
         if not running:
             name = server.ask("GET", "/v1/models")["data"][0]["id"]
         elif name.endswith(".gguf"):
@@ -112,11 +112,6 @@ def served_model(
         name = about["name"]
         note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
         yield server, Endpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def check_context(agent: "Program", endpoint: "Endpoint") -> None:

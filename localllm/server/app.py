@@ -23,7 +23,7 @@ from localllm.server.ollama import generate, library
 from localllm.server.ollama import models as ollama_models
 from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
-from localllm.server.openai.stored import StoredItems
+from localllm.server.openai.items import StoredItems
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
 from localllm.server.served import ServedModels

@@ -1,15 +1,21 @@
-"""/api/pull, create, copy, delete and blobs. Requests name models, never paths."""
+"""/api/pull, create, copy, delete and blobs. Requests name models, never paths.
+
+Long work runs on another thread and yields its progress as lines; it stops when the client leaves.
+"""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
+import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
 
 from gguf_io.model_file import MAX_PARTS
 from localllm.files import sync_folder
@@ -29,15 +35,20 @@ from localllm.server.catalog import check_name, facts_of
 from localllm.server.errors import ApiError
 from localllm.server.limits import BODY_SECONDS, MAX_ADAPTERS
 from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
-from localllm.server.ollama.wire import OllamaRoute
-from localllm.server.ollama.work import progress_response, work_lines
+from localllm.server.ollama.wire import OllamaRoute, error_line
 from localllm.server.service import Service, ServiceDep
+from localllm.server.streams import streamed
+from localllm.server.wire import NDJSON, ndjson
 from localllm.settings import Settings
 
 router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
 # The only registries that requests may pull from: the server must not be made to call addresses of its own network.
 REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})
+
+Work = Callable[[PullProgress], object]
+
+_AT_ONCE = CapacityLimiter(4)
 
 
 @router.post("/api/pull")
@@ -224,3 +235,61 @@ def _library_model(service: Service, name: str) -> LibraryModel:
 def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
     """Lines of a pull's progress. If the client leaves, the next pull resumes the download."""
     return work_lines(lambda progress: pull(name, settings, progress))
+
+
+class _StoppedError(Exception):
+    """The client has left."""
+
+
+async def work_lines(work: Work) -> AsyncGenerator[bytes, None]:
+    """Run the work and yield its progress. Once the client has left, the work's next progress report ends it."""
+    loop = asyncio.get_running_loop()
+    arrived, stopped = asyncio.Event(), threading.Event()
+    latest: dict[tuple[str, str | None], PullStatus] = {}
+
+    def note(status: PullStatus) -> None:
+        latest[status.status, status.digest] = status
+        arrived.set()
+
+    def progress(status: PullStatus) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        loop.call_soon_threadsafe(note, status)
+
+    def ended(done: "asyncio.Future[object]") -> None:
+        arrived.set()
+        if not done.cancelled():
+            done.exception()  # retrieved, or asyncio logs it
+
+    task = asyncio.ensure_future(to_thread.run_sync(work, progress, limiter=_AT_ONCE))
+    task.add_done_callback(ended)
+    try:
+        while not task.done() or latest:
+            await arrived.wait()
+            arrived.clear()
+            while latest:
+                yield ndjson(_status_of(latest.pop(next(iter(latest)))))
+        task.result()
+    finally:
+        stopped.set()
+
+
+def _status_of(status: PullStatus) -> dict[str, Any]:
+    if status.digest is None or not status.total:
+        return {"status": status.status}
+    return {
+        "status": status.status,
+        "digest": status.digest,
+        "total": status.total,
+        "completed": status.completed,
+    }
+
+
+async def progress_response(lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
+    """Respond with lines of progress, or with one success object at the end if stream is false."""
+    if stream is not False:
+        return await streamed(lines, error_line, NDJSON)
+    async with contextlib.aclosing(lines):
+        async for _ in lines:
+            pass
+    return JSONResponse({"status": "success"})

@@ -14,7 +14,7 @@ from localllm.remote.openai import OpenAIServer
 from tests.fakes.openai_server import openai_server
 from tests.localllm.server.conftest import MODEL, Server
 from tests.waiting import PATIENCE_S
-from tui.server_backend import OllamaBackend, OpenAIBackend, ServerInspection
+from tui.server_backend import OllamaBackend, OpenAIBackend
 
 
 def seen(asked: "Future[EngineSnapshot] | None") -> EngineSnapshot:
@@ -57,21 +57,23 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
 
 def test_a_server_that_is_not_ours_is_asked_once() -> None:
     with openai_server() as other:
-        other.models = []
-        inspection = ServerInspection(Endpoint.parse(other.address))
-        asked = inspection.snapshot("tiny")
+        other.models = [{"id": "tiny"}]
+        backend = OpenAIBackend(OpenAIServer(Endpoint.parse(other.address)))
+        backend.load("tiny", lambda what, share: None)
+        asked = backend.inspect()
         assert asked is not None
         with pytest.raises(RemoteError, match="does not show its engine"):
             asked.result(PATIENCE_S)
-        assert inspection.snapshot("tiny") is None
-        inspection.close()
+        assert backend.inspect() is None
+        backend.close()
 
 
 def test_a_model_that_is_not_loaded_is_no_reason_to_stop(server: Server) -> None:
-    inspection = ServerInspection(Endpoint.parse(server.url))
+    backend = OpenAIBackend(OpenAIServer(Endpoint.parse(server.url)))
+    backend.load("tinystories656K-Q8_0", lambda what, share: None)
     for _ in range(2):
-        asked = inspection.snapshot("tinystories656K-Q8_0")
+        asked = backend.inspect()
         assert asked is not None
         with pytest.raises(RemoteError, match="not loaded"):
             asked.result(PATIENCE_S)
-    inspection.close()
+    backend.close()
