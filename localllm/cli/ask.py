@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
-MOST_EXCERPTS = 64
 LEAST_ROOM = 256  # minimum token budget for excerpts
 ASSUMED_CONTEXT = 8192
 NO_BOUND_S = 365 * 86400.0
@@ -47,7 +46,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         str | None,
         typer.Option(metavar="NAME", help="Embedding model, or none for word search only (one on this machine)."),
     ] = None,
-    excerpts: Annotated[int, typer.Option(metavar="N", help="Number of excerpts to use (8).", show_default=False)] = 8,
+    excerpts: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Excerpts to use (8).", show_default=False)
+    ] = 8,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
     temperature: Annotated[
         float, typer.Option(metavar="X", help="Sampling temperature; 0 quotes most faithfully (0).", show_default=False)
@@ -72,8 +73,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     if prompt is None and not index_only:
         raise RequestError('No question. Try: localllm ask FOLDER "QUESTION". --index alone only indexes.')
-    if not 1 <= excerpts <= MOST_EXCERPTS:
-        raise RequestError(f"--excerpts must be 1 to {MOST_EXCERPTS} (got {excerpts}).")
     flags = {
         **computing_flags(given),
         "mmproj": None,

@@ -1,6 +1,7 @@
 """Formats help texts: plain arguments, commands in the order of use, examples to copy at the end."""
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -120,12 +121,17 @@ class PlainCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             parameters = [one for one in self.get_params(ctx) if one.param_type_name == kind]
-            rows = [row for one in parameters if (row := one.get_help_record(ctx))]
+            rows = [(row[0], _ranges(row[1])) for one in parameters if (row := one.get_help_record(ctx))]
             if kind == "argument":
                 rows = [(name.partition(" <")[0], text) for name, text in rows]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _ranges(text: str) -> str:
+    """A help text with ranges in words: typer writes them as x>=1 and 1<=x<=8."""
+    return re.sub(r"x>=([\d.]+)", r"at least \1", re.sub(r"([\d.]+)<=x<=([\d.]+)", r"\1 to \2", text))
 
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:

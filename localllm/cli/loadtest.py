@@ -66,12 +66,19 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     concurrency: Concurrency = None,
     knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
     slo: Bounds = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests in a trial.")] = 32,
+    requests: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_REQUESTS, help="Most requests in a trial.")
+    ] = 32,
     duration: Annotated[
-        float, typer.Option(metavar="S", min=0.001, help="Seconds during which a trial sends requests.")
+        float,
+        typer.Option(metavar="S", min=0.001, max=MOST_SECONDS, help="Seconds during which a trial sends requests."),
     ] = 120,
-    timeout: Annotated[float, typer.Option(metavar="S", min=0.001, help="Time limit of a request in seconds.")] = 120,
-    connections: Annotated[int, typer.Option(metavar="N", min=1, help="Most concurrent connections.")] = 256,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", min=0.001, max=MOST_SECONDS, help="Time limit of a request in seconds.")
+    ] = 120,
+    connections: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_CONNECTIONS, help="Most concurrent connections.")
+    ] = 256,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed, to repeat an earlier test's lengths, texts and arrivals.")
     ] = None,
@@ -97,14 +104,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.measure.loadtest.trial import Bounds
     from localllm.settings import load_settings, read_key
 
-    for option, value, most in (
-        ("--requests", requests, MOST_REQUESTS),
-        ("--connections", connections, MOST_CONNECTIONS),
-        ("--duration", duration, MOST_SECONDS),
-        ("--timeout", timeout, MOST_SECONDS),
-    ):
-        if value > most:
-            raise RequestError(f"{option} is {value}; the maximum is {most}.")
     if api not in (None, "openai", "ollama"):
         raise RequestError(f"--api must be openai or ollama (got {api!r}).")
     if knee and slo is None:

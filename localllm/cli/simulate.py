@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_MACHINE = "RTX 4090"
 _ROUNDS = 3
-MOST_SLOTS = 256
 _GIGA = 1e9
 
 
@@ -55,18 +54,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     link_latency: Annotated[
         float, typer.Option(metavar="US", min=0, help="Latency of a message over the link.")
     ] = 10.0,
-    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most concurrent requests.")] = 8,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Most concurrent requests.")] = 8,
     max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Most waiting requests.")] = 64,
     batching: Annotated[str, typer.Option(metavar="HOW", help="continuous, static or none.")] = "continuous",
     chunked_prefill: Annotated[bool, typer.Option(help="Compute long prompts in chunks.")] = True,
     prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of cached prefixes.")] = True,
     acceptance: Annotated[
         float | None,
-        typer.Option(metavar="A", help="Use a draft model with this acceptance rate."),
+        typer.Option(metavar="A", min=0, max=1, help="Use a draft model with this acceptance rate."),
     ] = None,
     draft_cost: Annotated[
         float,
-        typer.Option(metavar="C", help="Time of a draft model's step as a share of the model's."),
+        typer.Option(metavar="C", min=0, max=1, help="Time of a draft model's step as a share of the model's."),
     ] = 0.1,
     kv_type: Annotated[str | None, typer.Option(metavar="TYPE", help="KV type: f16 (default), q8_0 or q4_0.")] = None,
     trace: loadtest.Trace = None,
@@ -78,7 +77,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prefixes: loadtest.Prefixes = None,
     rate: loadtest.Rate = None,
     concurrency: loadtest.Concurrency = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests.")] = 100,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, max=loadtest.MOST_REQUESTS, help="Requests.")] = 100,
     slo: loadtest.Bounds = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of lengths, tokens and arrivals.")] = 1,
     experiment: Annotated[
@@ -106,14 +105,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.measure.simulate.simulation import Batching, Draft, Setup
     from localllm.measure.simulate.simulation import simulate as play
 
-    for option, value, most in (
-        ("--slots", slots, MOST_SLOTS),
-        ("--requests", requests, loadtest.MOST_REQUESTS),
-        ("--acceptance", acceptance, 1),
-        ("--draft-cost", draft_cost, 1),
-    ):
-        if value is not None and not 0 <= value <= most:
-            raise RequestError(f"{option} is {value}; give a number from 0 to {most}.")
     if batching not in tuple(Batching):
         raise RequestError(f"--batching is {batching!r}; give {', '.join(Batching)}.")
     loadtest.check_drawing(plot, as_json, svg)

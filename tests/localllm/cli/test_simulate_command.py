@@ -33,8 +33,8 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         ([str(builtin()), "--measure", "--kv-type", "f16"], "--kv-type cannot be used with --measure"),
         (["--plot", "--json"], "--plot cannot be used with --json"),
         (["--rate", "0"], "--rate is '0'"),
-        (["--slots", "300"], "--slots is 300; give a number from 0 to 256"),
-        (["--acceptance", "1.5"], "--acceptance is 1.5; give a number from 0 to 1"),
+        (["--slots", "300"], "'--slots': must be at most 256 (got 300)"),
+        (["--acceptance", "1.5"], "'--acceptance': must be at most 1 (got 1.5)"),
     ],
 )
 def test_what_is_refused(
