@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names
+from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names, numbers
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.roofline.speeds import BenchRequest
     from localllm.settings import load_settings
 
-    request = BenchRequest(prompt, _numbers(depth, "--depth", 0), tokens, rounds)
+    request = BenchRequest(prompt, numbers(depth, "--depth", int, 0), tokens, rounds)
     settings = load_settings({**computing_flags(given), "threads": None})
-    counts = (settings.threads,) if threads is None else _numbers(threads, "--threads", 1)
+    counts = (settings.threads,) if threads is None else numbers(threads, "--threads", int, 1)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, request, status)
         try:
@@ -99,16 +99,3 @@ def _keep(report: "Report", name: str, weights: str) -> None:
         keep(report, name, weights)
     except OSError as error:
         note(f"The results were not stored: {kept_path()} cannot be written: {error.strerror}.")
-
-
-def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
-    """The distinct numbers of a comma-separated list, in its order. Raises RequestError."""
-    from localllm.errors import RequestError
-
-    try:
-        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise RequestError(f"{option} is {text!r}; use whole numbers separated by commas, such as 1,2.") from None
-    if min(numbers) < least:
-        raise RequestError(f"{option} is {text!r}; the minimum is {least}.")
-    return numbers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.options import AsJson, Debug, numbers
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.text import table
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localllm.measure.loadtest.trial import Load
 
 MOST_REQUESTS = 100_000
+LEAST_RATE = 0.001
 MOST_CONNECTIONS = 4096
 MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
@@ -183,25 +184,12 @@ def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -
     if sum((rate is not None, concurrency is not None, knee)) > 1:
         raise RequestError("--rate, --concurrency and --knee exclude each other.")
     if rate is not None:
-        return tuple(OpenLoop(value) for value in numbers(rate, "--rate", float))
+        return tuple(OpenLoop(value) for value in numbers(rate, "--rate", float, LEAST_RATE, MOST_REQUESTS))
     if concurrency is not None:
-        return tuple(ClosedLoop(int(value)) for value in numbers(concurrency, "--concurrency", int))
+        return tuple(ClosedLoop(value) for value in numbers(concurrency, "--concurrency", int, 1, MOST_REQUESTS))
     if knee:
         return ()
     return (OpenLoop(None),) if traced else (ClosedLoop(1),)
-
-
-def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
-    """The distinct numbers of a comma-separated list. Raises RequestError."""
-    from localllm.errors import RequestError
-
-    try:
-        numbers = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(0 < number <= MOST_REQUESTS for number in numbers):
-        raise RequestError(f"{option} is {text!r}; use numbers above 0 separated by commas, such as 1,2,4.")
-    return numbers
 
 
 def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:

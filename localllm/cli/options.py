@@ -3,12 +3,15 @@
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from localllm.cli.terminal import log_to_stderr
+
+N = TypeVar("N", int, float)
 
 PROGRAM, COMPLETION_VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
 
@@ -109,3 +112,18 @@ def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) 
     misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]
     if misplaced:
         raise RequestError(f"{', '.join(misplaced)} cannot be used with --remote: the server decides that.")
+
+
+def numbers(text: str, option: str, kind: type[N], least: float, most: float = math.inf) -> tuple[N, ...]:
+    """The distinct numbers of a comma-separated list, in its order. Raises RequestError."""
+    from localllm.errors import RequestError
+
+    try:
+        found = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(least <= number <= most for number in found):
+        bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:,}"
+        what = "whole numbers" if kind is int else "numbers"
+        raise RequestError(f"{option} is {text!r}; use {what} {bounds}, separated by commas, such as 1,2,4.")
+    return found

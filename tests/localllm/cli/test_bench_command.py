@@ -39,8 +39,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     ("arguments", "said"),
     [
         (["--threads", "1,x"], "--threads is '1,x'; use whole numbers"),
-        (["--threads", "0"], "--threads is '0'; the minimum is 1"),
-        (["--depth", "-1"], "--depth is '-1'; the minimum is 0"),
+        (["--threads", "0"], "--threads is '0'; use whole numbers of at least 1"),
+        (["--depth", "-1"], "--depth is '-1'; use whole numbers of at least 0"),
         (["--depth", ""], "--depth is ''; use whole numbers"),
         ([], "nowhere.gguf"),
     ],

@@ -34,7 +34,7 @@ def refused(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["--knee"], "--knee needs --slo"),
         (["--slo", "fast"], "The SLO has 'fast'"),
         (["--rate", "1", "--concurrency", "2"], "--rate, --concurrency and --knee exclude each other"),
-        (["--rate", "0"], "--rate is '0'; use numbers above 0"),
+        (["--rate", "0"], "--rate is '0'; use numbers from 0.001 to 100,000"),
         (["--rate", "nan"], "--rate is 'nan'"),
         (["--concurrency", "1,2.5"], "--concurrency is '1,2.5'"),
         (["--scale", "8"], "--scale cannot be used with requests that are not a trace's"),
