@@ -98,18 +98,14 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
     _end(last, checker, found)
     if as_json:
+        from localllm.cli.generation import end_fields
         from localllm.documents.answer import as_json as documents_as_json
 
         result = {
             "text": shown,
             "unchecked_text": raw,
             **documents_as_json(checker, found, report),
-            "prompt_tokens": last.counts.prompt,
-            "cached_tokens": last.counts.cached,
-            "completion_tokens": last.counts.generated,
-            "finish_reason": last.finish_reason,
-            "model": name,
-            "timings": {"load_s": started.load_s, **asdict(last.timings)},
+            **end_fields(last, name, started.load_s),
         }
         answer(json.dumps(result, ensure_ascii=False) + "\n")
 

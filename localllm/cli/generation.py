@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType
+from typing import Any
 
 from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
 from localllm.answer.request import AnswerRequest
@@ -122,20 +123,26 @@ def show_progress(event: AnswerEvent, status: StatusLine) -> None:
 
 def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: float) -> None:
     """Write the whole answer as one JSON object."""
-    last = printed.answer.last
     result = {
         "text": "".join(printed.text),
         "token_ids": printed.answer.token_ids,
+        **end_fields(printed.answer.last, model, load_s),
+        "backend": backend.name,
+        "backend_reason": backend.why,
+    }
+    answer(json.dumps(result, ensure_ascii=False) + "\n")
+
+
+def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
+    """What --json tells of every answer: its model, token counts, how it ended, and times in seconds."""
+    return {
         "prompt_tokens": last.counts.prompt,
         "cached_tokens": last.counts.cached,
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
         "model": model,
-        "backend": backend.name,
-        "backend_reason": backend.why,
         "timings": {"load_s": load_s, **asdict(last.timings)},
     }
-    answer(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:

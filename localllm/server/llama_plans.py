@@ -20,7 +20,10 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """main: bytes of main memory; devices: bytes on each GPU, in llama.cpp's order; settings: place the model so."""
+    """settings: place the model so. main: bytes of main memory, KV cache included.
+
+    devices: bytes of each GPU, in llama.cpp's order; empty if none is used.
+    """
 
     settings: Settings
     main: int

@@ -14,7 +14,7 @@ from localllm.engine.text_encoders import choose_text_encoder
 from localllm.errors import OutOfMemoryError
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
-from localllm.server.llama_plans import MIB, plan_embedder, plan_model
+from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
 from localllm.server.served import ModelAbout
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
@@ -26,18 +26,13 @@ Model = LoadedModel | EmbeddingModel
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """A load's grant. needed: bytes of main memory, KV cache included; room: bytes that were available.
-
-    devices: bytes of each GPU, in llama.cpp's order; empty if none is used.
-    """
+    """How a model will be loaded. room: bytes of main memory that were available."""
 
     entry: CatalogEntry
-    settings: Settings
+    grant: Grant
     embeds: bool
     native: bool
-    needed: int
     room: int
-    devices: tuple[int, ...] = ()
 
 
 class MemoryLoader:
@@ -65,7 +60,7 @@ class MemoryLoader:
         room = self._room(loaded, coming)
         try:
             with open_model(entry.path) as file:
-                promised = [plan.devices for plan in coming]
+                promised = [plan.grant.devices for plan in coming]
                 if embeds:
                     return self._plan_embedder(entry, settings, file, room, promised)
                 without_others = room + sum(map(_held, loaded))
@@ -73,13 +68,13 @@ class MemoryLoader:
                     if choose_backend(file, settings, without_others, draft).backend == "llama":
                         on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
                         grant = plan_model(settings, file, room, promised, on_gpus)
-                        return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
+                        return LoadPlan(entry, grant, False, False, room)
                     try:
                         return self._plan_native(entry, settings, file, draft, room, bool(coming))
                     except UnsupportedModelError:  # loading reports it, or uses llama.cpp
-                        return LoadPlan(entry, settings, False, False, file.weights_bytes, room)
+                        return LoadPlan(entry, Grant(settings, file.weights_bytes), False, False, room)
         except OutOfMemoryError as error:
-            held = (sum(map(_held, loaded)) + sum(plan.needed for plan in coming)) // MIB
+            held = _all_held(loaded, coming) // MIB
             raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
 
     def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
@@ -90,8 +85,8 @@ class MemoryLoader:
         with nullcontext() if plan.native else self._llama:
             progress("loading weights", 0.0)
             if plan.embeds:
-                return EmbeddingModel(plan.entry.path, plan.settings, progress)
-            return load_model(plan.entry.path, plan.settings, progress, plan.entry.behaviour.template, plan.room)
+                return EmbeddingModel(plan.entry.path, plan.grant.settings, progress)
+            return load_model(plan.entry.path, plan.grant.settings, progress, plan.entry.behaviour.template, plan.room)
 
     def _plan_embedder(
         self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
@@ -102,8 +97,7 @@ class MemoryLoader:
         except UnsupportedModelError as error:  # loading reports it, or uses llama.cpp
             choice = BackendChoice("llama", str(error))
             grant = plan_embedder(settings, choice, file, room, promised)
-        native = choice.backend == "native"
-        return LoadPlan(entry, grant.settings, True, native, grant.main, room, grant.devices)
+        return LoadPlan(entry, grant, True, choice.backend == "native", room)
 
     def _plan_native(
         self,
@@ -125,16 +119,20 @@ class MemoryLoader:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
         kv_mib = max(kv // MIB, 1)
         needed = plan.needed - plan.kv + kv_mib * MIB
-        return LoadPlan(entry, replace(settings, kv_mib=kv_mib), False, True, needed, room)
+        return LoadPlan(entry, Grant(replace(settings, kv_mib=kv_mib), needed), False, True, room)
 
     def _room(self, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that are neither used nor promised."""
-        promised = sum(map(_promised, loaded)) + sum(plan.needed for plan in coming)
+        promised = sum(map(_promised, loaded)) + sum(plan.grant.main for plan in coming)
         room = available_memory() - promised
         if self._settings.memory_mib is not None:
-            held = sum(map(_held, loaded)) + sum(plan.needed for plan in coming)
-            room = min(room, self._settings.memory_mib * MIB - held)
+            room = min(room, self._settings.memory_mib * MIB - _all_held(loaded, coming))
         return room
+
+
+def _all_held(loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
+    """Bytes of main memory that models hold or were granted."""
+    return sum(map(_held, loaded)) + sum(plan.grant.main for plan in coming)
 
 
 def _promised(model: Model) -> int:

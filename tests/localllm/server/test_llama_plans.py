@@ -102,8 +102,8 @@ def test_the_loader_hands_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch, 
     with_gpus(monkeypatch, needed)
     loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", path)
     first = loader.plan(entry, False, [], [])
-    assert first.devices == (needed,)
+    assert first.grant.devices == (needed,)
     with pytest.raises(OutOfMemoryError, match="1 other models hold"):
         loader.plan(entry, False, [], [first])
-    elsewhere = LoadPlan(entry, SETTINGS, False, True, MIB, MAIN)
-    assert loader.plan(entry, False, [], [elsewhere]).devices == (needed,)
+    elsewhere = LoadPlan(entry, Grant(SETTINGS, MIB), False, True, MAIN)
+    assert loader.plan(entry, False, [], [elsewhere]).grant.devices == (needed,)
