@@ -77,12 +77,12 @@ class LoadedModel:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages):
             raise RequestError(
-                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only. "
+                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only, not images. "
                 "Load it with --backend llama and its projector, --mmproj FILE."
             )
         if runner.projector is None:
             raise RequestError(
-                f"{self.file.path.name} was loaded without a projector, so it reads text only. "
+                f"{self.file.path.name} was loaded without a projector, so it reads text only, not images. "
                 "Put the model's mmproj file into its folder, or pass --mmproj FILE."
             )
         return runner.projector.see(data)
