@@ -19,7 +19,7 @@ from localllm.answer.rendering import ChatPrompt, render, trunk_length
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
-from localllm.answer.tool_calls.call import Schema, parameters_of
+from localllm.answer.tool_calls.call import parameters_of
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
@@ -116,7 +116,7 @@ class LocalModel:
         }
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
-        tools = parameters_of(request.chosen_tools or request.tools) if request.tools else {}
+        tools = parameters_of(request.chosen_tools or request.tools)
 
         def calls_splitter() -> Splitter:
             in_call = request.tool_choice is not None and (
@@ -138,8 +138,10 @@ class LocalModel:
         constraint: Constraint | LazyConstraint | None = None
         if is_format:
             constraint = self._constraint(request, reasoning)
+        elif request.tool_choice is not None:
+            constraint = self._calls.required(self.call_formats[0], tools, reasoning)
         elif tools:
-            constraint = self._call_constraint(request, tools, calls_splitter, reasoning)
+            constraint = self._calls.lazy(self.call_formats, tools, calls_splitter)
         opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
         begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # no BOS in the middle
         generation = replace(
@@ -265,29 +267,17 @@ class LocalModel:
         opening, closing = markers[0]
         return ("" if prompt.starts_in_reasoning else opening, closing + after_reasoning), ""
 
-    def _call_constraint(
-        self,
-        request: AnswerRequest,
-        tools: Mapping[str, Schema],
-        splitter: Callable[[], Splitter],
-        reasoning: Marker | None,
-    ) -> "Constraint | LazyConstraint":
-        if request.tool_choice is None:
-            return self._calls.lazy(self.call_formats, tools, splitter)
-        return self._calls.required(self.call_formats[0], tools, reasoning)
-
     def _constraint(self, request: AnswerRequest, reasoning: Marker | None) -> "Constraint | None":
         if not request.has_format and request.grammar is None:
             return None
-        schema = request.format
         from localllm.engine.constraint import ConstraintKind
 
         if request.grammar is not None:
             kind, source = request.grammar
             return self.loaded.constraint(ConstraintKind(kind), source, reasoning)
-        if schema == "json":
+        if request.format == "json":
             return self.loaded.constraint(ConstraintKind.JSON, after=reasoning)
-        return self.loaded.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), reasoning)
+        return self.loaded.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(request.format), reasoning)
 
 
 def can_think(template: "ChatTemplate") -> bool:

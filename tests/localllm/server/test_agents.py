@@ -236,6 +236,16 @@ def test_reasoning_comes_back_in_each_form() -> None:
         assert turn["reasoning_content"] == "Hm." and turn["content"] == "A." and len(turn["tool_calls"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "choice"),
+    [("/v1/chat/completions", "required"), ("/v1/responses", "required"), ("/v1/messages", {"type": "any"})],
+)
+def test_a_tool_that_must_be_called_needs_tools(http: httpx.Client, path: str, choice: object) -> None:
+    body = {"model": "scripted", "tool_choice": choice, "max_tokens": 9}
+    refused = http.post(path, json=body | ({"input": "Hi"} if "responses" in path else {"messages": HI}))
+    assert refused.status_code == 400 and "no tools are offered" in refused.text
+
+
 def test_reasoning_as_a_summary(gpt: openai.OpenAI) -> None:
     with gpt.responses.stream(model="scripted", input="Hi", reasoning={"summary": "auto"}) as stream:
         kinds = {event.type for event in stream}
