@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.local_server import local_server
+from localllm.cli.local_server import server_of
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.text import table
@@ -58,7 +58,8 @@ def cost(
 
     if (api_prompt is None) != (api_generated is None) or (api_cached is not None and api_prompt is None):
         raise RequestError("An API's price needs both --api-prompt and --api-generated.")
-    address, key = _server(url)
+    server = server_of(url)
+    address, key = server.url, server.key
     models, seconds, joules, unknown = (
         _since_start(address, key) if watch is None else _watched(address, key, watch, watts)
     )
@@ -108,18 +109,6 @@ def _watched(address: str, key: str | None, watch: float, watts: float | None) -
     return tally.models, time.monotonic() - began, None if meter is None else meter.joules(), unknown
 
 
-def _server(url: str | None) -> tuple[str, str | None]:
-    """Address and key of the given server, or of the one in the settings."""
-    from localllm.settings import load_settings, read_key
-
-    if url is not None:
-        settings = load_settings({})
-        address = url if "://" in url else f"http://{url}"
-        return address.rstrip("/"), read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
-    server = local_server()
-    return server.url, server.key
-
-
 def _read(address: str, key: str | None) -> "Reading":
     """Read the server's counters. Raises RequestError."""
     import httpx2
@@ -138,7 +127,6 @@ def _read(address: str, key: str | None) -> "Reading":
 
 
 def _text(receipt: "Receipt", source: str | None) -> str:
-
     total = receipt.total
     rows = [(name, *map(str, astuple(tokens))) for name, tokens in sorted(receipt.models.items())]
     if len(rows) > 1:

@@ -165,8 +165,8 @@ async def slots(service: ServiceDep) -> list[Object]:
         name = resident.about.name
         running = stats[name].running if name in stats else 0
         for index in range(max(running, 1)):
-            about = {"id": index, "model": name, "n_ctx": resident.context, "is_processing": index < running}
-            found.append({**about, "id": len(found)})
+            about = {"id": len(found), "model": name, "n_ctx": resident.context, "is_processing": index < running}
+            found.append(about)
     return found
 
 
