@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from localllm.answer.event import AnswerEvent, Logprob
-from localllm.engine.request import Progress
+from localllm.engine.request import Counts, Progress
 from localllm.server.load_watch import LoadState
 
 NDJSON = "application/x-ndjson"
@@ -88,20 +88,22 @@ def finite(logprob: float) -> float:
 
 
 def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
-    """OpenAI's token counts from the last events of one prompt's answers.
-
-    dropped_messages and dropped_tokens, our addition, count what did not fit into the context.
-    """
+    """OpenAI's token counts from the last events of one prompt's answers."""
     counts = [last.counts for last in lasts]
     prompt, generated = counts[0].prompt, sum(count.generated for count in counts)
-    dropped = {"dropped_messages": counts[0].dropped_messages, "dropped_tokens": counts[0].dropped_tokens}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": counts[0].cached},
-        **{name: count for name, count in dropped.items() if count},
+        **dropped_of(counts[0]),
     }
+
+
+def dropped_of(counts: Counts) -> dict[str, int]:
+    """What did not fit into the context, our addition to every protocol; no field for nothing."""
+    dropped = {"dropped_messages": counts.dropped_messages, "dropped_tokens": counts.dropped_tokens}
+    return {name: count for name, count in dropped.items() if count}
 
 
 def _token(token: bytes, logprob: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from localllm.server.contents import image_part, plain, text_part
 from localllm.server.errors import message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.schema import Message
-from localllm.server.wire import ndjson, warnings_of
+from localllm.server.wire import dropped_of, ndjson, warnings_of
 
 NANOSECONDS = 1_000_000_000
 
@@ -74,16 +74,10 @@ def line(model: str, content: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float, load_s: float) -> dict[str, Any]:
-    """The last object: why the answer ended, token counts, and times in nanoseconds.
-
-    dropped_messages and dropped_tokens, our addition, count what did not fit into the context.
-    """
+    """The last object: why the answer ended, token counts, and times in nanoseconds."""
     counts, timings = last.counts, last.timings
-    dropped = {"dropped_messages": counts.dropped_messages, "dropped_tokens": counts.dropped_tokens}
     return {
-        "model": model,
-        "created_at": now(),
-        **content,
+        **line(model, content),
         "done": True,
         "done_reason": "length" if last.finish_reason is FinishReason.LENGTH else "stop",
         "total_duration": round(total_s * NANOSECONDS),
@@ -93,6 +87,6 @@ def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float
         "prompt_eval_duration": round(timings.prefill_s * NANOSECONDS),
         "eval_count": counts.generated,
         "eval_duration": round(timings.decode_s * NANOSECONDS),
-        **{name: count for name, count in dropped.items() if count},
+        **dropped_of(counts),
         **warnings_of(last),
     }
