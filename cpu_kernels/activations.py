@@ -1,7 +1,7 @@
 """Input activations of matrix products: normalised or gated, then packed in the forms that weight formats need.
 
-Quantisation is symmetric to int8 with a scale per 32 values (like Q8_0) or per 256 (like Q8_K). A row's packed values
-depend only on that row.
+Quantisation is symmetric to int8 with a scale per 32 values (like Q8_0) or per 256 (like Q8_K), or to words with a unit
+per 128 (cpu_kernels.words). A row's packed values depend only on that row.
 """
 
 import math
@@ -48,6 +48,7 @@ from cpu_kernels.simd.vectors import (
     zero_f32,
     zero_i32,
 )
+from cpu_kernels.words import BLOCK, pack_words
 
 _INT8_MAX = np.float32(127.0)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -63,10 +64,11 @@ _LOG2E = np.float32(math.log2(math.e))
 
 _Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
-_FLOATS = int(Act.FLOATS)
+_FLOATS, _ROUNDED, _UNITS = int(Act.FLOATS), int(Act.WORDS), int(Act.WORD_UNITS)
 _BLOCKS_32, _BLOCKS_256, _PLAIN = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.FLOATS)
+_WORDS = int(Form.WORDS)
 _WANTED = int(Step.WANTED)
-ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
+ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN | _WORDS
 
 _SHORT = POLICY.int16_accumulators
 
@@ -168,6 +170,10 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
         to = field(act, _FLOATS) + (tile * width * k + first * width + lane) * 4
         for i in range(n):
             put_f32(to + i * pitch, get_f32(source + i * 4))
+    if forms & _WORDS:
+        pairs = field(act, _ROUNDED) + (tile * k // 2 * width + first // 2 * width + lane) * 4
+        units = field(act, _UNITS) + (tile * (k // BLOCK) * width + first // BLOCK * width + lane) * 4
+        pack_words(source, n // BLOCK, pitch, pairs, units)
 
 
 @inner

@@ -53,6 +53,7 @@ from cpu_kernels.simd.vectors import (
     zero_f32,
     zero_i32,
 )
+from cpu_kernels.words import largest_of
 
 _ZERO, _WORD = np.float32(0.0), np.float32(32767.0)
 WORDS_BYTES = SPAN_TOKENS * 2
@@ -84,15 +85,6 @@ class Packing:
     offset: int
     keys: Callable[[int], Any]
     values: Callable[[int], Any]
-
-
-@inner
-def largest_of(x: int, padded: int) -> np.float32:
-    """The largest magnitude of D floats; NaN if there is one."""
-    largest = zero_i32()
-    for i in range(0, padded, 16):
-        largest = max_i32(largest, magnitude(load_f32(x + i * 4)))
-    return largest_magnitude(largest)
 
 
 @inner

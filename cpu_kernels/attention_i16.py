@@ -3,7 +3,7 @@
 Queries, and attention weights times their values' factors, are rounded to words too. Products are summed as integers,
 which is exact, so that every instruction set gives the same bits. No sum overflows 32 bits:
 
-- Keys and queries have a Euclidean norm of at most NORM, so a score is below NORM**2 (Cauchy-Schwarz).
+- Keys and queries have a Euclidean norm of at most NORM, so a score is below NORM**2 (see cpu_kernels.words).
 - Values are at most LARGEST, and the weights of PART_PAGES pages add up to at most TOTAL.
 
 Rounding a key or a query adds an error of 6e-6 |q| |k| to a score (standard deviation); half precision adds 1.2e-5 for
@@ -12,18 +12,16 @@ the output. The total is 0.3 to 0.9 times the error of half precision alone. It 
 number of a key is 100 times as large as the others and queries are close to zero at its index.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 
-from cpu_kernels.attention_blocks import WORDS_BYTES, largest_of, put_words
+from cpu_kernels.attention_blocks import WORDS_BYTES, put_words
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_PAGES, rows_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.arithmetic import (
     add_f32,
-    fma,
     largest_f32,
     max_f32,
     mul_f32,
@@ -53,47 +51,26 @@ from cpu_kernels.simd.vectors import (
     store_i16,
     zero_f32,
 )
+from cpu_kernels.words import LEAST, WORD, largest_of, reciprocal, unit_of
 
 VALUE_BYTES = PAGE_BYTES_PER_VALUE = 32
 """Bytes of a page for each of D, without factors."""
 
-_ZERO, _ONE, _WORD = np.float32(0.0), np.float32(1.0), np.float32(32767.0)
-NORM = np.float32(46300.0)
+_ZERO = np.float32(0.0)
 LARGEST = np.float32(8191.0)
 TOTAL = np.float32(262000.0)
 PART_PAGES = 8
 """Pages whose weighted values are summed as integers before they become floats."""
-_LEAST = np.float32(1e-30)
-"""A token whose numbers are all smaller is stored as zeros: the reciprocal of its factor would be infinite."""
 
 MEMORY_BYTES = MAX_COLUMNS * (WORDS_BYTES + 4 * SPAN_PAGES // PART_PAGES) + SPAN_BYTES
 """Scratch for a span's weights: words, their units, and the tokens' factors."""
 
 
 @inner
-def _unit(x: int, padded: int) -> np.float32:
-    """The unit (the value of a word of 1) for rounding D floats to words whose norm is at most NORM."""
-    bound = largest_of(x, padded)
-    if bound < _LEAST:
-        return _ZERO
-    inverse, squares = splat_f32(_ONE / bound), zero_f32()
-    for i in range(0, padded, 16):
-        share = mul_f32(load_f32(x + i * 4), inverse)
-        squares = fma(share, share, squares)
-    norm = np.float32(math.sqrt(sum_f32(squares)))
-    return bound * max(norm / NORM, _ONE / _WORD)
-
-
-@inner
-def _reciprocal(unit: np.float32) -> np.float32:
-    return _ZERO if unit == _ZERO else _ONE / unit
-
-
-@inner
 def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
     """Write a token's key, D floats, into its page."""
-    unit = _unit(key, padded)
-    inverse = splat_f32(_reciprocal(unit))
+    unit = unit_of(key, padded)
+    inverse = splat_f32(reciprocal(unit))
     for i in range(0, padded, 16):
         words = round_i32(mul_f32(load_f32(key + i * 4), inverse))
         scatter_i16x2(page + i // 2 * PAGE_TOKENS * 4 + slot * 4, PAGE_TOKENS * 4, words)
@@ -104,8 +81,8 @@ def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
 def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> None:
     """Write a token's value, D floats, into its page."""
     bound = largest_of(value, padded)
-    unit = _ZERO if bound < _LEAST else bound / LARGEST
-    inverse = splat_f32(_reciprocal(unit))
+    unit = _ZERO if bound < LEAST else bound / LARGEST
+    inverse = splat_f32(reciprocal(unit))
     for i in range(0, padded, 16):
         words = round_i32(mul_f32(load_f32(value + i * 4), inverse))
         scatter_i16(page + i * PAGE_TOKENS * 2 + slot // 2 * 64 + slot % 2 * 2, 4, words)
@@ -120,9 +97,9 @@ def queries(columns: int) -> Any:
 
     @inner
     def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
-        unit = _unit(query, padded)
+        unit = unit_of(query, padded)
         put_f32(scales + 4 * column, unit)
-        put_words(query, column, columns, padded, _reciprocal(unit), to)
+        put_words(query, column, columns, padded, reciprocal(unit), to)
 
     return put
 
@@ -189,9 +166,9 @@ def _round_weights(pages: Any, storage: Any, columns: int, weights: int, memory:
                 weight = mul_f32(load_f32(at), load_f32(factors + p * 64))
                 store_f32(at, weight)
                 total, largest = add_f32(total, weight), max_f32(largest, weight)
-            unit = max(sum_f32(total) / TOTAL, largest_f32(largest) / _WORD)
+            unit = max(sum_f32(total) / TOTAL, largest_f32(largest) / WORD)
             put_f32(units + (first // PART_PAGES * MAX_COLUMNS + c) * 4, unit)
-            inverse = splat_f32(_reciprocal(unit))
+            inverse = splat_f32(reciprocal(unit))
             for p in range(first, last):
                 weight = mul_f32(load_f32(weights + c * SPAN_BYTES + p * 64), inverse)
                 store_i16(memory + c * WORDS_BYTES + p * 32, round_i32(weight))

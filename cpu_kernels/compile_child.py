@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from itertools import product
+from itertools import chain, product
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from cpu_kernels import attention
 from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compiler import CompileError, compile_kernel
-from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel import Kernel, LoadError, find_kernel, load_object
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
@@ -65,7 +65,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not mix with replies
-    list(WEIGHT_FORMATS.values())  # declares their kernels, as the next lines do
+    list(chain(WEIGHT_FORMATS.values(), WORD_FORMATS.values()))  # declares their kernels, as the next lines do
     types = [*product(OF_HEADS, OF_HEADS), *((kind, None) for kind in OF_LATENTS)]
     for (keys, values), group in product(types, WIDTHS):
         attention.attention_kernel(keys, values, group)

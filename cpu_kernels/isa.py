@@ -46,6 +46,9 @@ class Policy:
     never. interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory stays busy.
     sums_in_registers: whether the float sums of a tile of 32-value blocks fit into registers.
 
+    multiplies_words: whether products of 16-bit words are summed in 32-bit lanes by one instruction, twice as many in a
+    register as floats. Then text encoders' weights in half precision are packed as words (cpu_kernels.formats.words).
+
     prefetch: default prefetch distances of weights in bytes, by kind of cpu_kernels.records.Ahead; cpu_kernels.tuning
     measures better ones.
     """
@@ -61,6 +64,7 @@ class Policy:
     panel_tiles: int | None = None
     interleaved_tiles: int = 1
     sums_in_registers: bool = False
+    multiplies_words: bool = False
     prefetch: tuple[int, int, int] = (1024, 2048, 4096)
 
 
@@ -76,6 +80,7 @@ _AVX512_VNNI = Policy(
     tile_widths=_WIDE,
     attention_vectors=8,
     sums_in_registers=True,
+    multiplies_words=True,
     prefetch=_FAR,
 )
 
@@ -92,7 +97,7 @@ POLICIES: Mapping[Isa, Policy] = {
         interleaved_tiles=4,
         prefetch=_FAR,
     ),
-    Isa.AVX512: replace(_AVX512_VNNI, requires=_AVX512, extras="", int16_accumulators=True),
+    Isa.AVX512: replace(_AVX512_VNNI, requires=_AVX512, extras="", int16_accumulators=True, multiplies_words=False),
     Isa.AVX2: Policy(
         requires=_AVX2,
         cpu="x86-64-v3",

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.table import format_named
 from cpu_kernels.program import Program
 from cpu_kernels.records import Form, Op, Stage, Step
 from cpu_kernels.threads import ThreadTeam
@@ -131,7 +131,7 @@ def row_products(
 
 def product_form(kernel: str) -> Form | None:
     """The form of activations that the kernel of this name multiplies; None if it is no matrix product."""
-    return WEIGHT_FORMATS[_format(kernel)].form if _kind(kernel) is OperationKind.PRODUCTS else None
+    return format_named(_format(kernel)).form if _kind(kernel) is OperationKind.PRODUCTS else None
 
 
 def _chosen(segments: int) -> int:

@@ -84,11 +84,12 @@ class Barrier(IntEnum):
 
 
 class Act(IntEnum):
-    """Indices into a descriptor of packed activations: addresses of the three forms that weight formats use.
+    """Indices into a descriptor of packed activations: addresses of the forms that weight formats use.
 
     Blocks of 32 (int8, f32 scale, int32 -128 * sum), blocks of 256 (int8, f32 scale, paired int16 sums of 32,
-    -32 * sum of 16 as a short sum: see cpu_kernels.simd.bytes), and plain f32. The layouts are [tile][k / 4][token][4]
-    for int8, [tile][block][token] for scales and sums, and [tile][k][token] for f32.
+    -32 * sum of 16 as a short sum: see cpu_kernels.simd.bytes), plain f32, and words (int16, f32 unit per 128: see
+    cpu_kernels.words). The layouts are [tile][k / 4][token][4] for int8, [tile][block][token] for scales, units and
+    sums, [tile][k][token] for f32, and [tile][k / 2][token][2] for int16.
     """
 
     Q32 = 0
@@ -99,7 +100,9 @@ class Act(IntEnum):
     PAIRS256 = 5
     SUM16 = 6
     FLOATS = 7
-    SIZE = 8
+    WORDS = 8
+    WORD_UNITS = 9
+    SIZE = 10
 
 
 class Form(IntFlag):
@@ -108,6 +111,7 @@ class Form(IntFlag):
     BLOCKS_32 = 1
     BLOCKS_256 = 2
     FLOATS = 4
+    WORDS = 8
 
 
 _ROWS, _WIDTH, _STAGE, _ARGUMENTS = int(Step.ROWS), int(Step.WIDTH), int(Op.STAGE), int(Op.ARGUMENTS)

@@ -24,6 +24,8 @@ _ACT_TYPES = {
     Act.SCALE32: np.float32,
     Act.SCALE256: np.float32,
     Act.FLOATS: np.float32,
+    Act.WORDS: np.int16,
+    Act.WORD_UNITS: np.float32,
 }
 
 Entry = Callable[[int, int, int, int], None]

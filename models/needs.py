@@ -42,6 +42,7 @@ _FORMS = {
     Form.BLOCKS_32: (Act.Q32, Act.SCALE32, Act.SUM32),
     Form.BLOCKS_256: (Act.Q256, Act.SCALE256, Act.PAIRS256, Act.SUM16),
     Form.FLOATS: (Act.FLOATS,),
+    Form.WORDS: (Act.WORDS, Act.WORD_UNITS),
 }
 
 
@@ -153,7 +154,7 @@ def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
     rows = rows_of_a_pass(config)
     builder = ProgramBuilder()
-    loader = _HeaderLoader(file, builder)
+    loader = _HeaderLoader(file, builder, words=True)
     head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
     store = encoder_store(config, rows)
     ropes = Ropes(config, architecture, loader, config.context)
@@ -167,8 +168,8 @@ def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
 class _HeaderLoader(WeightLoader):
     """Lays out weights without reading or packing them: values are ones, and packed bytes take no memory."""
 
-    def __init__(self, file: ModelFile, builder: ProgramBuilder) -> None:
-        super().__init__(file, None, builder, None)
+    def __init__(self, file: ModelFile, builder: ProgramBuilder, *, words: bool = False) -> None:
+        super().__init__(file, None, builder, None, words=words)
         self.sizes: list[int] = []
         self.packers: dict[str, Kernel] = {}
 
@@ -178,7 +179,7 @@ class _HeaderLoader(WeightLoader):
         return sum(self.sizes)
 
     def of_file(self, file: ModelFile) -> "_HeaderLoader":
-        other = _HeaderLoader(file, self._builder)
+        other = _HeaderLoader(file, self._builder, words=self._words)
         other.sizes, other.packers = self.sizes, self.packers
         return other
 

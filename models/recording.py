@@ -75,6 +75,8 @@ def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads
         descriptors[index, Act.PAIRS256] = builder.buffer(blocks, np.int32)
         descriptors[index, Act.SUM16] = builder.buffer(2 * blocks, np.int32)
         descriptors[index, Act.FLOATS] = builder.buffer(values)
+        descriptors[index, Act.WORDS] = builder.buffer(values, np.int16)
+        descriptors[index, Act.WORD_UNITS] = builder.buffer(blocks)
     return builder.keep(descriptors)
 
 

@@ -59,7 +59,7 @@ class TextEncoder:
             if progress is not None:
                 progress("loading weights", 0.0)
             builder = ProgramBuilder()
-            loader = WeightLoader(file, team, builder, progress)
+            loader = WeightLoader(file, team, builder, progress, words=True)
             scores = pools_by_score(file)
             self._head = PoolingHead(file, loader, config, architecture, scores=scores, threads=team.threads)
             self._head.compile(team, progress)

@@ -9,12 +9,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.isa import POLICY
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
+from cpu_kernels.words import BLOCK
 from gguf_io import ModelFile, TensorInfo
 from gguf_io.model_file import SLACK_BYTES, TensorRows
 from models.errors import UnsupportedModelError, refuse_unused
@@ -116,8 +118,13 @@ class WeightLoader:
         builder: ProgramBuilder,
         progress: Callable[[str, float], None] | None,
         ready: PackedWeights | None = None,
+        *,
+        words: bool = False,
     ) -> None:
-        """team: None to pack nothing. ready: matrices packed earlier; all others are packed now."""
+        """team: None to pack nothing. ready: matrices packed earlier; all others are packed now.
+
+        words: round layers' weights in half precision to words, if this processor multiplies those faster.
+        """
         self._file = file
         self._team = team
         self._builder = builder
@@ -128,12 +135,13 @@ class WeightLoader:
         self._matrices: dict[str, Matrix] = {}
         self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
         self._ready = ready
+        self._words = words and POLICY.multiplies_words
         self.packed: dict[str, NDArray[np.generic]] = {}
         """Packed bytes by identity (tensor, format, shape and row order), as models.packed_file stores them."""
 
     def of_file(self, file: ModelFile) -> "WeightLoader":
         """A loader for another file of the same program."""
-        return WeightLoader(file, self._team, self._builder, self._progress)
+        return WeightLoader(file, self._team, self._builder, self._progress, words=self._words)
 
     @property
     def packs(self) -> bool:
@@ -254,7 +262,11 @@ class WeightLoader:
                 self._buffer = np.empty(room, np.uint8)
             return self._file.data(tensor.name, low, count, self._buffer)
 
-        matrix = self._pack_rows(tensor.name, self._format_of(tensor), read, order, rows, k, experts)
+        weight_format = self._format_of(tensor)
+        # Token embeddings are also read one by one, and stay exact.
+        if self._words and tensor.name.startswith("blk.") and k % BLOCK == 0:
+            weight_format = WORD_FORMATS.get(tensor.type.name, weight_format)
+        matrix = self._pack_rows(tensor.name, weight_format, read, order, rows, k, experts)
         self._report(tensor)
         return matrix
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats import blocks_32, floats, grids, scaled_blocks, super_blocks, transposed
+from cpu_kernels.formats import blocks_32, floats, grids, scaled_blocks, super_blocks, transposed, words
 from cpu_kernels.formats.blocks_32 import Blocks32
 from cpu_kernels.formats.codec import (
     BYTES,
@@ -36,6 +36,7 @@ from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import plain_tiles
 from cpu_kernels.records import TILE_WIDTHS, Form
 from cpu_kernels.simd.vectors import get_f16, get_i16, get_i32, get_u8, put_f32, put_i32
+from cpu_kernels.words import BLOCK
 
 _SIX_BITS, _UPPER_BITS, _NIBBLES = 0x3F3F3F3F, 0x30303030, 0x0F0F0F0F
 _TWO_BITS, _FIVE_BITS, _FIFTH_BIT = 0x03030303, 0x1F1F1F1F, 0x20202020
@@ -270,6 +271,20 @@ def _of_floats(layout: Floats) -> WeightFormat:
     )
 
 
+def _of_words(layout: Floats) -> WeightFormat:
+    return WeightFormat(
+        name=f"{layout.name}_WORDS",
+        form=Form.WORDS,
+        source=layout.source,
+        group_rows=32,
+        block=BLOCK,
+        group_block_bytes=words.BLOCK_BYTES,
+        pack_row=words.row_packer(layout),
+        unpack_row=words.unpack_row,
+        tiles=[plain_tiles(words.tile, width, 2) for width in TILE_WIDTHS],
+    )
+
+
 class _Formats(Mapping[str, WeightFormat]):
     """Formats by name. A format is created, and its kernels declared, on first access: a model uses only a few."""
 
@@ -296,3 +311,13 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = _Formats(
     | {layout.name: partial(_of_super_blocks, layout) for layout in _SUPER_BLOCKS}
     | {layout.name: partial(_of_transposed, layout) for layout in grids.TRANSPOSED}
 )
+WORD_FORMATS: Mapping[str, WeightFormat] = _Formats(
+    {layout.name: partial(_of_words, layout) for layout in floats.FLOATS if layout.value_bytes == 2}
+)
+"""Formats that round weights to words, by the name of the GGUF type that they are packed from."""
+
+
+def format_named(name: str) -> WeightFormat:
+    """The format of this name. Raises KeyError for another name."""
+    source = name.removesuffix("_WORDS")
+    return WEIGHT_FORMATS[name] if source == name else WORD_FORMATS[source]

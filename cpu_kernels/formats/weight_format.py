@@ -99,7 +99,7 @@ class WeightFormat:
 
     def _matmul_samples(self, width: int) -> Iterator[Sample]:
         """A few tiles, plain and with two experts; also enough tiles to use panels, if the format has them."""
-        k, out, few = max(64, 2 * self.source.values), 64, 1 if width == 1 else width + 1
+        k, out, few = max(64, 2 * self.source.values, 2 * self.block), 64, 1 if width == 1 else width + 1
         many = [width * POLICY.panel_tiles + 1] if POLICY.panel_tiles and width > 1 and self.block == 256 else []
         for rows, experts in ((few, False), *((rows, False) for rows in many), (2 * width, True)):
             s = Sample(rows=rows, width=width)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpu_kernels import attention, attention_i16, kv_store
+from cpu_kernels import attention, attention_i16, kv_store, words
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Step
 from tests.cpu_kernels.kernel_harness import Floats, address, aligned, operation, record
@@ -338,6 +338,6 @@ def test_no_sum_of_words_overflows(size: int, spread: int) -> None:
 
 def test_the_bounds_of_words_hold() -> None:
     """Rounding moves a number by at most a half, so norms by half the root of their size, and totals by half a part."""
-    assert (float(attention_i16.NORM) + np.sqrt(LONGEST) / 2) ** 2 < 2**31
+    assert (float(words.NORM) + np.sqrt(LONGEST) / 2) ** 2 < 2**31
     tokens = attention_i16.PART_PAGES * PAGE_TOKENS
     assert (float(attention_i16.TOTAL) + tokens / 2) * float(attention_i16.LARGEST) < 2**31

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import gguf
 
+from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic
 
@@ -163,3 +165,14 @@ RERANKERS: dict[str, Synthetic] = {
     ),
 }
 """Models that give a score per text, by name."""
+
+
+def in_type(source: Path, target: Path, kind: str) -> Path:
+    """Write a copy of a file of floats with its layers' matrices in another type of floats, and return its path."""
+    reader, writer = copying(source, target)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        changed = tensor.name.startswith("blk.") and values.ndim > 1
+        to = gguf.GGMLQuantizationType[kind if changed else "F32"]
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, to), raw_dtype=to)
+    return finish(writer)

@@ -20,7 +20,7 @@ from models.needs import encoder_needs, native_needs, touched_bytes
 from models.text_encoder import TextEncoder
 from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
-from tests.models.encoders import ENCODERS
+from tests.models.encoders import ENCODERS, in_type
 from tests.models.synthetic import Synthetic, write
 
 HUGE_PAGE = 2 << 20
@@ -59,9 +59,13 @@ def test_the_header_counts_the_arrays_of_the_loaded_model(
     assert beside == rows + convolutions * 64 * 2 * MODELS[name].embedding * 4
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16"])
 @pytest.mark.parametrize("name", ["bert", "nomic-bert"])
-def test_the_header_counts_the_arrays_of_an_encoder(name: str, tmp_path: Path, builders: list[ProgramBuilder]) -> None:
-    with open_model(write(ENCODERS[name], tmp_path / "small.gguf")) as file:
+def test_the_header_counts_the_arrays_of_an_encoder(
+    name: str, kind: str, tmp_path: Path, builders: list[ProgramBuilder]
+) -> None:
+    path = in_type(write(ENCODERS[name], tmp_path / "small.gguf"), tmp_path / f"{kind}.gguf", kind)
+    with open_model(path) as file:
         weights, beside = encoder_needs(file, threads=2)
         TextEncoder(file, threads=2).close()
     assert 0 < weights + beside - touched_bytes(builders[0]) < 0.2 * beside  # one layer's keys and values

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpu_kernels.isa import POLICY
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
-from models import NativeRunner
+from models import NativeRunner, weights
 from models.errors import UnsupportedModelError
 from models.text_encoder import TextEncoder
-from tests.models.encoders import ENCODERS, RERANKERS
+from tests.models.encoders import ENCODERS, RERANKERS, in_type
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle
 
@@ -21,6 +22,8 @@ MODELS = {f"{name}-encoder": model for name, model in ENCODERS.items()}
 MODELS |= {f"{name}-reranker": model for name, model in RERANKERS.items()}
 # Pages have 16 tokens, spans of attention 256, windows here 40.
 LENGTHS = (1, 2, 15, 16, 17, 3, 100, 255, 256, 257, 400, 5, 512)
+# One of each kind of layer.
+HALVES = ("bert-encoder", "nomic-bert-moe-encoder", "modern-bert-reranker")
 GEMMA = ENCODERS["gemma-embedding"]
 TEXTS = [np.random.default_rng(length).integers(0, 320, length).tolist() for length in LENGTHS]
 # llama.cpp rounds activations and keys to half precision in other places than we do; with F32 weights only that is
@@ -69,6 +72,50 @@ def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(path: Pat
     np.testing.assert_array_equal(encoder.pooled(TEXTS[::-1]), together[::-1])
     for threads in (1, 2):
         with open_model(path) as file, TextEncoder(file, threads=threads) as other:
+            np.testing.assert_array_equal(other.pooled(TEXTS), together)
+
+
+@pytest.fixture(params=["F16", "BF16"])
+def halves(request: pytest.FixtureRequest, path: Path) -> Path:
+    """The file with its matrices in half precision."""
+    return in_type(path, path.with_stem(request.param), request.param)
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers' weights in half precision are packed as words, whatever is faster on this processor."""
+    monkeypatch.setattr(weights, "POLICY", replace(POLICY, multiplies_words=True))
+
+
+@pytest.mark.parametrize("path", HALVES, indirect=True)
+@pytest.mark.usefixtures("words")
+class TestHalfPrecision:
+    """Weights that are rounded to words: see cpu_kernels.formats.words."""
+
+    @pytest.mark.oracle
+    @llama_oracle.needs_llama
+    def test_rows_are_llama_cpps(self, halves: Path) -> None:
+        """Of the same values in single precision: llama.cpp rounds activations to the type of the weights."""
+        with open_model(halves) as file, TextEncoder(file) as encoder:
+            found = encoder.pooled(TEXTS)
+        plain = in_type(halves, halves.with_stem("plain"), "F32")
+        expected = np.stack([llama_oracle.pooled(plain, text, encoder.dimensions) for text in TEXTS])
+        assert np.abs(found - expected).max() < TOLERANCE * max(expected.std(), np.abs(expected).max() / 4)
+
+    def test_rows_are_near_those_computed_as_floats(self, halves: Path) -> None:
+        rows = []
+        for each in (halves, in_type(halves, halves.with_stem("plain"), "F32")):
+            with open_model(each) as file, TextEncoder(file) as encoder:
+                rows.append(encoder.pooled(TEXTS))
+        found, expected = rows
+        assert 0 < np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+
+    def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(self, halves: Path) -> None:
+        with open_model(halves) as file, TextEncoder(file, threads=1) as encoder:
+            together = encoder.pooled(TEXTS)
+            np.testing.assert_array_equal(np.concatenate([encoder.pooled([text]) for text in TEXTS]), together)
+            np.testing.assert_array_equal(encoder.pooled(TEXTS[::-1]), together[::-1])
+        with open_model(halves) as file, TextEncoder(file, threads=2) as other:
             np.testing.assert_array_equal(other.pooled(TEXTS), together)
 
 
