@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE
+from tests.forking import APPLICATION, Nursery, nursery
 
 # The same examples in every run, and no time limit per example; `--hypothesis-profile=default` draws new ones.
 settings.register_profile(
@@ -53,6 +54,27 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled kernels out of the user's cache, in one folder for all tests and the processes they start.
+
+    The folder is kept between runs; its entries are named by a hash of the sources, so they are never stale.
+    """
+    cache = getattr(config, "cache", None)  # absent with -p no:cacheprovider
+    if CACHE_VARIABLE not in os.environ and cache is not None:
+        os.environ[CACHE_VARIABLE] = str(cache.mkdir("kernels"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the kernels where all tests are to run, before other processes begin with them."""
+    config = session.config
+    chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
+    if not chosen and not config.option.collectonly and not hasattr(config, "workerinput"):
+        from tests.kernels import compile_kernels  # imports much
+
+        config.get_terminal_writer().line("Compiling the kernels that are not in the cache ...")
+        compile_kernels()
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Shorten long texts in test ids to beginning and length: ids are sent to every process and report."""
     if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
@@ -67,20 +89,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernel_cache(request: pytest.FixtureRequest) -> None:
-    """Keep compiled kernels out of the user's cache, in one folder for all tests and the processes they start.
-
-    The folder is kept between runs; its entries are named by a hash of the sources, so they are never stale.
-    """
-    cache = getattr(request.config, "cache", None)  # absent with -p no:cacheprovider
-    if CACHE_VARIABLE not in os.environ and cache is not None:
-        os.environ[CACHE_VARIABLE] = str(cache.mkdir("kernels"))
-
-
-@pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Isolate this test process from the user's settings, models, chats and KV cache."""
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Start processes of the application whose imports are mostly done."""
+    with nursery(APPLICATION, tmp_path_factory.mktemp("children")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,36 @@ For tests that start dozens of processes, or kill them: importing would take eac
 environment and output, and handles Ctrl-C as in a terminal.
 """
 
+import atexit
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.cli.main import COMMANDS
+from tests.waiting import eventually
+
 ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "from localllm.__main__ import main; main()"
+"""What the command localllm runs."""
+APPLICATION = (
+    *sorted({function.partition(":")[0] for function in COMMANDS.values()}),
+    *("tui.main", "tui.command", "typer._adapters", "httpcore2", "gguf", "gpu_offload.planner", "gpu_offload.loading"),
+    *("localllm.engine.backends", "localllm.engine.constraint", "localllm.engine.loaded_model", "models.native_runner"),
+    *("localllm.library.create", "localllm.library.pull", "localllm.quality.quantize", "localllm.server.local_models"),
+    *("localllm.server.app", "localllm.server.serve", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
+    *("uvicorn.protocols.http.auto", "anyio._backends._asyncio"),
+)
+"""What most of its processes import."""
 
 
 @dataclass
@@ -41,10 +58,18 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status."""
+        eventually(lambda: self.poll() is not None, "the process does not end")
+        assert self.returncode is not None
+        return self.returncode
+
     def communicate(self) -> tuple[bytes, bytes]:
         """Wait for its end; return its stdout and stderr."""
-        if self.returncode is None:
-            self.returncode = self.nursery.ask(wait=self.pid)
+        self.wait()
         return self.out.read_bytes(), self.err.read_bytes()
 
 
@@ -59,13 +84,25 @@ class Nursery:
             command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
 
-    def start(self, code: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Forked:
-        """Run Python code in a new process. variables: its whole environment, by default the current one."""
+    def start(
+        self,
+        code: str,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> Forked:
+        """Run Python code in a new process. variables, folder: its environment and working directory."""
         out, err = (Path(tempfile.mkstemp(suffix=suffix, dir=self._folder)[1]) for suffix in (".out", ".err"))
         wanted = {"code": code, "arguments": [*arguments], "variables": dict(variables or os.environ)}
-        pid = self.ask(**wanted, out=str(out), err=str(err), folder=os.getcwd())
+        pid = self.ask(**wanted, out=str(out), err=str(err), folder=str(folder or Path.cwd()))
         assert isinstance(pid, int)
         return Forked(self, pid, out, err)
+
+    def run(self, *arguments: str, folder: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command of localllm to its end. variables: beside those of now."""
+        process = self.start(PROGRAM, arguments, {**os.environ, **variables}, folder)
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(arguments, process.wait(), out.decode(), err.decode())
 
     def ask(self, **order: Any) -> int | None:
         assert self._process.stdin
@@ -94,6 +131,8 @@ def nursery(modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> 
 def _serve(modules: Sequence[str]) -> None:
     for name in modules:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # or the first search for garbage in each child would copy all of it
     for line in sys.stdin:
         order = json.loads(line)
         if "code" in order:
@@ -102,8 +141,7 @@ def _serve(modules: Sequence[str]) -> None:
                 _become(order)
             answer: int | None = pid
         else:
-            flags = os.WNOHANG if "ended" in order else 0
-            ended, status = os.waitpid(order.get("ended", order.get("wait")), flags)
+            ended, status = os.waitpid(order["ended"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if ended else None
         sys.stdout.write(f"{json.dumps(answer)}\n")
         sys.stdout.flush()
@@ -131,6 +169,8 @@ def _become(order: dict[str, Any]) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

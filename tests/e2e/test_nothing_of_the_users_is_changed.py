@@ -7,31 +7,17 @@ import functools
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE
-from localllm.cli.main import COMMANDS as FUNCTIONS
-from tests.forking import Forked, Nursery, nursery
+from tests.forking import PROGRAM, ROOT, Forked, Nursery
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 OLD = 10**9  # seconds since the epoch
-# Including what a process does on exit.
-PROGRAM = """
-import atexit, threading
-from tui.main import main
-try:
-    main()
-finally:
-    threading._shutdown()
-    atexit._run_exitfuncs()
-"""
-
 COMMANDS = [
     "list",
     "show builtin",
@@ -132,20 +118,8 @@ def places(folder: Path, kind: str) -> dict[str, str]:
     return {"HOME": str(folder / "home"), **dict.fromkeys(names, str(folder))}
 
 
-@pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    modules = {function.partition(":")[0] for function in FUNCTIONS.values()}
-    modules |= {"tui.main", "tui.command", "models", "localllm.engine.backends", "localllm.engine.loaded_model"}
-    with nursery(sorted(modules), tmp_path_factory.mktemp("children")) as opened:
-        yield opened
-
-
-def ended(process: Forked) -> bool:
-    return process.poll() is not None
-
-
 def serves_or_ended(process: Forked) -> bool:
-    return b" serves on " in process.err.read_bytes() or ended(process)
+    return b" serves on " in process.err.read_bytes() or process.poll() is not None
 
 
 @pytest.mark.parametrize("kind", ["home", "user folders", "settings"])
@@ -172,7 +146,7 @@ def test_every_command_leaves_them_as_they_are(
             if words[0] == "serve":
                 eventually(functools.partial(serves_or_ended, process))
                 process.send_signal(signal.SIGTERM)
-            eventually(functools.partial(ended, process))
+            process.wait()
         finally:
             process.kill()
         output = b"".join(process.communicate())

@@ -20,6 +20,9 @@ granite-docling bailingmoe bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dens
 grok-2 afmoe laguna minimax-m2 solar-open mellum2
 """.split()  # noqa: SIM905 - one name a line would be ninety lines
 
+# One name of each way to cut: these get all texts, the others enough to see that theirs is the right one.
+FIRST = list({PRE_TOKENIZERS[name]: name for name in reversed(NAMES)}.values())
+
 
 def test_all_names_are_known():
     assert sorted(PRE_TOKENIZERS) == sorted(NAMES)
@@ -42,11 +45,11 @@ def write(tmp_path):
 def test_cuts_as_the_oracle_does(write, pre):
     path = write(pre)
     tokenizer = load_tokenizer(path)
-    for text in sample_texts(2, 300):
+    for text in sample_texts(2, 300 if pre in FIRST else 60):
         assert tokenizer.encode(text) == llama_oracle.tokenize(path, text), text
 
 
-@pytest.mark.parametrize("pre", [name for name in NAMES if PRE_TOKENIZERS[name].cuts])
+@pytest.mark.parametrize("pre", [name for name in FIRST if PRE_TOKENIZERS[name].cuts])
 def test_a_text_that_is_encoded_in_pieces_has_the_same_tokens(write, pre, monkeypatch):
     """Split at every possible place."""
     tokenizer = load_tokenizer(write(pre))

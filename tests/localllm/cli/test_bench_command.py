@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from localllm.cli.main import main
-from tests.waiting import PATIENCE_S
+from tests.forking import Nursery
+from tests.waiting import eventually
 
 # The command, which reports when it has begun to measure.
 ANNOUNCED = """
@@ -20,7 +19,6 @@ measure = SpeedTest.round
 SpeedTest.round = lambda *given, **named: (print("measuring", flush=True), measure(*given, **named))
 main()
 """
-COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "bench"]
 
 
 @pytest.fixture
@@ -31,8 +29,7 @@ def model(data_dir: Path) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Isolated from this user's settings and measurements."""
-    own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
-    return {**os.environ, **own, "LOCALLLM_BACKEND": "native"}
+    return {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "LOCALLLM_BACKEND": "native"}
 
 
 @pytest.mark.parametrize(
@@ -58,10 +55,10 @@ def test_what_cannot_be_measured_is_refused(
 
 
 @pytest.mark.slow
-def test_a_tiny_model(model: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_tiny_model(model: Path, environment: dict[str, str], children: Nursery, tmp_path: Path) -> None:
     arguments = [str(model), "--threads", "2,1", "--prompt", "40", "--depth", "0,20", "--tokens", "4", "--rounds", "1"]
-    done = subprocess.run([*COMMAND, *arguments, "--json"], env=environment, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    done = children.run("bench", *arguments, "--json", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert (report["model"], report["backend"], report["rounds"]) == (model.name, "native", 1)
     for run in report["runs"]:
@@ -83,9 +80,9 @@ def test_a_tiny_model(model: Path, environment: dict[str, str], tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_limits_alone(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_limits_alone(environment: dict[str, str], children: Nursery, tmp_path: Path) -> None:
     arguments = ["--threads", "1", "--rounds", "1"]
-    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, check=True)
+    done = children.run("bench", *arguments, **environment)
     assert done.stdout.startswith("This machine's limits")
     assert "limits, 1 thread: read " in done.stdout
     (machine,) = json.loads((tmp_path / "localllm" / "speeds.json").read_text())["machines"]
@@ -105,19 +102,12 @@ def test_more_than_the_context_is_refused(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", ANNOUNCED, "bench", str(model), "--rounds", "100000"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str], children: Nursery) -> None:
+    process = children.start(ANNOUNCED, ["bench", str(model), "--rounds", "100000"], {**os.environ, **environment})
     try:
-        assert process.stdout.readline() == "measuring\n"
+        eventually(process.out.read_bytes)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = (said.decode() for said in process.communicate())
     finally:
         process.kill()
     assert process.returncode == 130

@@ -21,11 +21,11 @@ from localllm.roofline.work import attention_operations, looks
 from models.config import read_config
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
+from tests.forking import Nursery
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
 AT = Endpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
-LIMIT_S = 300
 # Its first request is for a title, as agents send it.
 AGENT = """\
 #!{python}
@@ -58,10 +58,9 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def localllm(home: Path, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+def localllm(home: Path, children: Nursery, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     model = write_scripted_model(tmp_path / "scripted.gguf", {"plain": "A title.", "0": call("read", path="a.txt")})
     environment = {
-        **os.environ,
         "HOME": str(home),
         "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"]),
         "ANTHROPIC_API_KEY": "of somebody",
@@ -70,11 +69,8 @@ def localllm(home: Path, tmp_path: Path) -> Callable[..., "subprocess.CompletedP
     }
 
     def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        words = [sys.executable, "-m", "localllm", command, *arguments[:1], "--model", str(model)]
-        words += ["--port", str(free_port()), *arguments[1:]]
-        return subprocess.run(
-            words, env=environment, cwd=home, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        words = [command, *arguments[:1], "--model", str(model), "--port", str(free_port()), *arguments[1:]]
+        return children.run(*words, folder=home, **environment)
 
     return run
 

@@ -1,9 +1,7 @@
 """localllm loadtest: what it refuses, and whole runs against a server on a real socket."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +9,9 @@ import pytest
 
 from localllm.cli.main import main
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
-from tests.waiting import PATIENCE_S, eventually
+from tests.forking import PROGRAM, Nursery
+from tests.waiting import eventually
 
-COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "loadtest"]
 QUICK = ["--model", "tiny", "--requests", "4"]
 
 
@@ -80,16 +78,14 @@ def answered(server: ScriptedOpenAI) -> None:
     server.json_answer = None
 
 
-def test_prompts_of_a_file(tmp_path: Path) -> None:
+def test_prompts_of_a_file(tmp_path: Path, children: Nursery) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("first\nsecond\n", encoding="utf-8")
     drawn = tmp_path / "load.svg"
     with openai_server() as server:
         answered(server)
         arguments = [server.address, *QUICK, "--prompts", str(prompts), "--concurrency", "1,2", "--slo", "ttft=1000s"]
-        done = subprocess.run(
-            [*COMMAND, *arguments, "--svg", str(drawn), "--plot"], capture_output=True, text=True, check=True
-        )
+        done = children.run("loadtest", *arguments, "--svg", str(drawn), "--plot")
         sent = [body["messages"][0]["content"] for body in server.asked]
     assert done.stderr == f"Wrote {drawn}.\n"  # no progress if stderr is not a terminal
     head, _, *table = done.stdout.splitlines()
@@ -102,20 +98,16 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     assert drawn.read_text(encoding="utf-8").startswith("<svg")
 
 
-def test_json_of_an_open_loop(tmp_path: Path) -> None:
+def test_json_of_an_open_loop(tmp_path: Path, children: Nursery) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"turns": ["first"]}\n', encoding="utf-8")
     with openai_server() as server:
         answered(server)
         arguments = [server.address, *QUICK, "--prompts", str(prompts), "--rate", "1000", "--seed", "5", "--json"]
         arguments += ["--body", '{"ignore_eos": true}', "--answer-tokens", "3"]
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            env={**os.environ, "LOCALLLM_REMOTE_KEY": "secret", "http_proxy": "http://127.0.0.1:1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        own = {"LOCALLLM_REMOTE_KEY": "secret", "http_proxy": "http://127.0.0.1:1"}
+        done = children.run("loadtest", *arguments, **own)
+        assert done.returncode == 0, done.stderr
         assert set(server.keys) == {"Bearer secret"}
         assert set(server.paths) == {"/v1/models", "/v1/chat/completions"}
         assert {(body["max_tokens"], body["ignore_eos"]) for body in server.asked} == {(3, True)}
@@ -128,31 +120,29 @@ def test_json_of_an_open_loop(tmp_path: Path) -> None:
     assert len({outcome["due"] for outcome in trial["outcomes"]}) == 4
 
 
-def test_failures_are_counted_and_said(tmp_path: Path) -> None:
+def test_failures_are_counted_and_said(tmp_path: Path, children: Nursery) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("first\n", encoding="utf-8")
     with openai_server() as server:
         server.pieces, server.ending = [{"content": "half an"}], b""
-        done = subprocess.run(
-            [*COMMAND, server.address, *QUICK, "--prompts", str(prompts)], capture_output=True, text=True, check=False
-        )
+        done = children.run("loadtest", server.address, *QUICK, "--prompts", str(prompts))
     assert done.returncode == 2
     assert "cannot be measured: the stream ended before the answer did" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
-def test_ctrl_c_ends_it_with_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_what_was_measured(tmp_path: Path, children: Nursery) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("first\n", encoding="utf-8")
     with openai_server() as server:
         answered(server)
         arguments = [server.address, *QUICK, "--prompts", str(prompts), "--requests", "1000"]
-        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = children.start(PROGRAM, ["loadtest", *arguments])
         try:
             eventually(lambda: len(server.asked) > 4)
             server.hold.clear()  # from now on answers do not end, so the test cannot finish before the signal
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=PATIENCE_S)
+            out, err = (said.decode() for said in process.communicate())
         finally:
             process.kill()
     assert process.returncode == 130

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import PROGRAM, Forked, Nursery
+from tests.waiting import eventually
+
 PROMPT = "Once upon a time"
-Start = Callable[..., subprocess.Popen[bytes]]
+Start = Callable[..., Forked]
 
 llama = pytest.param(
     "llama",
@@ -39,15 +42,12 @@ Engine.step = lambda engine: (time.sleep(0.1), step(engine))[1]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(children: Nursery, tmp_path: Path) -> Start:
     """Start localllm run, isolated from this user's settings. begins: Python code that the program runs first."""
 
-    def call(backend: str, *arguments: str, begins: str = "") -> subprocess.Popen[bytes]:
-        program = f"{begins}\nfrom localllm.cli.main import main\nmain()"
-        command = [sys.executable, "-c", program, "run", *arguments]
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=environment, **pipes)
+    def call(backend: str, *arguments: str, begins: str = "") -> Forked:
+        own = {"XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
+        return children.start(f"{begins}\n{PROGRAM}", ["run", *arguments], {**os.environ, **own})
 
     return call
 
@@ -93,25 +93,24 @@ def test_an_answer_fits_the_schema_given_on_the_command_line(backend: str, model
 @each_backend
 def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start) -> None:
     process = start(backend, str(model), PROMPT, "--ignore-eos", "--temperature", "2", begins=SLOWLY)
-    assert process.stdout is not None
-    first = process.stdout.read(1)
+    eventually(process.out.read_bytes)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert (first + out).endswith(b"\n")
+    assert len(out) > 1 and out.endswith(b"\n")
     assert b"Traceback" not in err
 
 
 @each_backend
-def test_a_reader_that_leaves_ends_the_command_quietly(backend: str, model: Path, start: Start) -> None:
-    process = start(backend, str(model), PROMPT, "--ignore-eos", "--temperature", "2", begins=SLOWLY)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.read(1)
-    process.stdout.close()
-    err = process.stderr.read()
-    process.stderr.close()
-    assert process.wait() == 141
+def test_a_reader_that_leaves_ends_the_command_quietly(backend: str, model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"{SLOWLY}\n{PROGRAM}", "run", str(model), PROMPT, "--ignore-eos"]
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--temperature", "2"], env=environment, **pipes) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 141
     assert b"Traceback" not in err
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -18,7 +18,7 @@ from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore, blob_files
 from localllm.library.places import own_store
 from localllm.settings import Settings
-from tests.forking import Nursery, nursery
+from tests.forking import Nursery
 from tests.gguf_files import finish
 from tests.localllm.library.conftest import write_file
 
@@ -46,13 +46,6 @@ from localllm.cli.main import main
 sys.argv[1:] = sys.argv[2:]
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    modules = ["localllm.cli.main", "localllm.library.create", "localllm.library.lookup", "localllm.quality.quantize"]
-    with nursery([*modules, "gguf", "models.builtin"], tmp_path_factory.mktemp("children")) as opened:
-        yield opened
 
 
 def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]) -> int:

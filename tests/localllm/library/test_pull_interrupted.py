@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from localllm.library.lookup import users_models
 from localllm.library.partial import bytes_noted
 from localllm.settings import Settings
-from tests.forking import Forked, Nursery, nursery
+from tests.forking import Forked, Nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
 from tests.waiting import PATIENCE_S
 
@@ -29,15 +29,6 @@ main()
 
 
 Start = Callable[[str], Forked]
-
-
-@pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with nursery(
-        ["localllm.cli.main", "localllm.library.pull", "typer._adapters", "httpcore2"],
-        tmp_path_factory.mktemp("children"),
-    ) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """A foreign server, llama-cpp-python's own, representing vLLM, SGLang and others."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from localllm.remote.openai import OpenAIServer
 from localllm.remote.stream import NO_REASON, RemoteStream
 from localllm.settings import Settings
 from tests.fakes.llama_server import llama_server, needs_server
+from tests.forking import Nursery
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_server]
@@ -40,20 +38,18 @@ def server(address: str) -> OpenAIServer:
     return OpenAIServer.at(address, Settings(remote_key=KEY))
 
 
-def run(address: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def run(children: Nursery, address: str, folder: Path, *arguments: str) -> dict[str, Any]:
     """The output of `localllm run --remote --json`."""
-    command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "run", "--remote", address]
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "LOCALLLM_REMOTE_KEY": KEY}
-    done = subprocess.run(
-        [*command, "--json", *arguments], env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=True
-    )
+    own = {"XDG_CONFIG_HOME": str(folder), "LOCALLLM_REMOTE_KEY": KEY}
+    done = children.run("run", "--remote", address, "--json", *arguments, **own)
+    assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def test_run_gives_what_the_model_says_here(address: str, model: Path, tmp_path: Path) -> None:
+def test_run_gives_what_the_model_says_here(address: str, model: Path, children: Nursery, tmp_path: Path) -> None:
     greedy = ("--temperature", "0", "--repeat-penalty", "1", "--max-tokens", "40")
-    found = run(address, tmp_path, "stories", PROMPT, "--raw", *greedy)
+    found = run(children, address, tmp_path, "stories", PROMPT, "--raw", *greedy)
     ids = llama_oracle.tokenize(model, PROMPT)
     expected = llama_oracle.detokenize(model, llama_oracle.greedy(model, ids, 40)).decode()
     assert found["text"].strip() == expected.strip()

@@ -1,9 +1,8 @@
-"""A server process on real tiny models, started as a user would."""
+"""A server process on real tiny models. tests/e2e starts the command itself."""
 
 import contextlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.forking import PROGRAM, Forked, Nursery
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
@@ -34,8 +34,11 @@ class Server:
     """A running `localllm serve`, and its log file."""
 
     url: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    process: Forked
+
+    @property
+    def log(self) -> Path:
+        return self.process.err
 
     @property
     def port(self) -> int:
@@ -60,7 +63,7 @@ def model_files(data_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start_server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+def start_server(model_files: Path, children: Nursery, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """Start a server isolated from this user's settings, models and KV cache."""
 
     @contextlib.contextmanager
@@ -83,34 +86,28 @@ def start_server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) ->
             **environment,
         }
         served = [flag for name in models for flag in ("--model", str(model_files / f"{name}.gguf"))]
-        command = [sys.executable, "-c", f"{begins}\nfrom localllm.cli.main import main\nmain()", "serve"]
-        log = home / "log"
-        with log.open("wb") as told:
-            process = subprocess.Popen(
-                [*command, "--port", "0", *served, *arguments], env=variables, stderr=told, stdin=subprocess.DEVNULL
-            )
+        process = children.start(f"{begins}\n{PROGRAM}", ["serve", "--port", "0", *served, *arguments], variables)
         try:
-            yield Server(_address(process, log), process, log)
+            yield Server(_address(process), process)
         finally:
             process.terminate()
             try:
-                process.wait(PATIENCE_S)
+                process.wait()
             finally:
                 process.kill()
-                process.wait()
 
     return start
 
 
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+def _address(process: Forked) -> str:
     """The URL that the server announces."""
 
     def announced() -> re.Match[str] | None:
-        return re.search(r"(http://\S+)\n", log.read_text(encoding="utf-8", errors="replace"))
+        return re.search(r"(http://\S+)\n", process.err.read_text(encoding="utf-8", errors="replace"))
 
     eventually(lambda: announced() or process.poll() is not None, "the server does not start")
     found = announced()
-    assert found, f"the server did not start: {log.read_text(encoding='utf-8', errors='replace')}"
+    assert found, f"the server did not start: {process.err.read_text(encoding='utf-8', errors='replace')}"
     return found[1]
 
 

@@ -133,7 +133,7 @@ def test_stopping_lets_requests_end(start_server: Any) -> None:
             server.process.send_signal(signal.SIGTERM)
             last = json.loads(list(lines)[-1])
         assert last["done"] and last["eval_count"] == 300
-        assert server.process.wait(PATIENCE_S) is not None
+        assert server.process.wait() is not None
         with pytest.raises(httpx.ConnectError):
             httpx.get(server.url + "/health", timeout=PATIENCE_S)
 
@@ -149,7 +149,7 @@ def test_stopping_cancels_after_the_grace_time(start_server: Any) -> None:
         )
         eventually(lambda: busy(server)[0] == 1)
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(PATIENCE_S)
+        server.process.wait()
         connection.close()
 
 
@@ -214,7 +214,7 @@ def test_nothing_that_was_said_is_logged(start_server: Any) -> None:
         answer = httpx.post(server.url + "/api/generate", json=body, timeout=PATIENCE_S).json()["response"]
         httpx.post(server.url + "/api/generate", json=body | {"options": {"secret garden": 1}}, timeout=PATIENCE_S)
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(PATIENCE_S)
+        server.process.wait()
         log = server.log.read_text(encoding="utf-8")
     assert "secret" not in log and answer.strip() not in log
 

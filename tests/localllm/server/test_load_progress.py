@@ -78,6 +78,6 @@ def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Pa
         eventually(lambda: [model for model in in_memory(server.url) if model.get("loading")])
         assert httpx.get(server.url + "/health", timeout=PATIENCE_S).json()["models_loading"] == 1
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(PATIENCE_S)
+        server.process.wait()
         asking.join()
         assert answers[0].status_code == 503 and "shutting down" in answers[0].json()["error"]
