@@ -5,7 +5,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ def serve(path: Path, threads: int | None = None, folder: Path | None = None, **
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
         runner = NativeRunner(file, kv_bytes=KV_BYTES, threads=threads)
-    disk = partial(DiskCache, folder, runner.info.kv_layout) if folder else None
+    disk = DiskCache(folder, runner.info.kv_layout) if folder else None
     engine = Engine(runner, tokenizer, disk=disk, **options)
     engine.start()
     return Served(engine, tokenizer)

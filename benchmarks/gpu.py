@@ -193,7 +193,7 @@ def prefix(path: Path) -> None:
 
     def engine_on(folder: str) -> Engine:
         runner = opened(path, planned(path, None if gpus() else 0, base=LlamaOptions(max_sequences=12)))
-        engine = Engine(runner, tokenizer, disk=lambda: DiskCache(Path(folder), runner.info.kv_layout, 2**32))
+        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.info.kv_layout, 2**32))
         engine.start()
         ask(engine, warm, 4)
         return engine

@@ -62,9 +62,8 @@ class Engine:
     """Runs many requests at once on one Runner. Takes ownership of the runner and the drafter.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
-    start() starts. context_limit None: the model's own. disk: opens the disk tier, when a request can first use it.
-    adapters: the default for requests that choose none. clock: the source of all times, in seconds; a drafter must use
-    the same one. chunk: how many rows a step may have.
+    start() starts. context_limit None: the model's own. adapters: the default for requests that choose none. clock: the
+    source of all times, in seconds; a drafter must use the same one. chunk: how many rows a step may have.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter for each decision of the caller
@@ -76,7 +75,7 @@ class Engine:
         max_running: int = 8,
         max_waiting: int = 64,
         background_tokens: int = 512,
-        disk: Callable[[], DiskCache] | None = None,
+        disk: DiskCache | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterSet = (),
         clock: Callable[[], float] = time.monotonic,
@@ -94,12 +93,12 @@ class Engine:
         self._drafter = drafter
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
-        self._wakened = threading.Event()
+        self._wakened = threading.Event()  # first, because the disk cache's threads set it as soon as they run
         self._kv = KVManager(
             runner,
             kept_sequences=info.max_sequences - max_running,
             background_pages=min(background_tokens // info.page_size, info.pages_total // 8),
-            open_disk=disk,
+            disk=disk,
             wake_engine=self._wake,
             adapters=adapters,
         )

@@ -21,9 +21,8 @@ class KVManager:
     """Attaches runner sequences to token sequences and takes them back. The engine's thread is the only caller.
 
     kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
-    kept free of cached chats for background requests, which may not evict any. open_disk is called by the first request
-    that can use the disk tier, and wake_engine when it can take more. adapters: those that the model was loaded with;
-    only KV computed with them goes to the disk.
+    kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
+    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class KVManager:
         runner: Runner,
         kept_sequences: int,
         background_pages: int,
-        open_disk: Callable[[], DiskCache] | None,
+        disk: DiskCache | None,
         wake_engine: Callable[[], None],
         adapters: AdapterSet = (),
     ) -> None:
@@ -40,9 +39,11 @@ class KVManager:
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
-        self._open_disk = open_disk
         self._wake_engine = wake_engine
-        self._disks: dict[str, DiskCache] = {}  # by namespace; empty until first used
+        self._disks: dict[str, DiskCache] = {}  # by namespace; empty without a disk tier
+        if disk is not None:
+            self._disks[""] = disk if self._can_truncate else disk.of_states()
+            disk.when_ready(wake_engine)
         self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to import before their next rows
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
@@ -218,12 +219,8 @@ class KVManager:
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """The disk tier for a sequence's KV, separate for each namespace; None without one or for other adapters."""
         adapters, namespace = sequence.space
-        if self._open_disk is None or adapters != self._adapters:
+        if not self._disks or adapters != self._adapters:
             return None
-        if not self._disks:
-            disk = self._open_disk()
-            self._disks[""] = disk if self._can_truncate else disk.of_states()
-            disk.when_ready(self._wake_engine)
         if namespace not in self._disks:
             self._disks[namespace] = self._disks[""].apart(namespace)
         return self._disks[namespace]

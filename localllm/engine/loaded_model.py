@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -163,7 +162,7 @@ def load_model(
         files = usual_adapters(settings)
         chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
-        disk = partial(disk_cache_of, runner.info, adapters) if settings.disk_cache else None
+        disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
         if draft_model is not None:

@@ -41,7 +41,7 @@ with open_model(model) as file:
 store = SessionStore(Path(folder) / "sessions.db")
 session = store.create("model", {})
 store.add(Message(0, session, None, Role.USER, text))
-engine = Engine(runner, tokenizer, disk=lambda: DiskCache(Path(folder) / "kv", runner.info.kv_layout, 2**26))
+engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder) / "kv", runner.info.kv_layout, 2**26))
 engine.start()
 prompt = tuple(tokenizer.encode(text))
 request = GenerationRequest(prompt, SamplingParams(temperature=0), max_tokens=20)
@@ -74,7 +74,7 @@ def test_stored_chats_and_their_keys_and_values_survive(data_dir: Path, tmp_path
 
     with open_model(path) as file:
         tokenizer, runner = load_tokenizer(file), open_real("llama", file)
-    engine = Engine(runner, tokenizer, disk=lambda: DiskCache(tmp_path / "kv", runner.info.kv_layout, 2**26))
+    engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path / "kv", runner.info.kv_layout, 2**26))
     prompt = tuple(tokenizer.encode(TEXT))
     stream = engine.submit(GenerationRequest(prompt, SamplingParams(temperature=0), max_tokens=20))
     while engine.step():

@@ -74,7 +74,7 @@ def new_engine(path: Path, folder: Path) -> Engine:
     with open_model(path) as model:
         runner = LlamaCppRunner(model, LlamaOptions(context_tokens=4096, max_sequences=12, gpu_layers=0, threads=1))
     assert not runner.info.can_truncate
-    return Engine(runner, FakeVocabulary(), max_running=2, disk=lambda: DiskCache(folder, runner.info.kv_layout, 2**26))
+    return Engine(runner, FakeVocabulary(), max_running=2, disk=DiskCache(folder, runner.info.kv_layout, 2**26))
 
 
 def answer(engine: Engine, prompt: tuple[int, ...]) -> Completion:

@@ -105,7 +105,7 @@ def test_neighbours_of_other_adapters_do_not_wait_for_each_other() -> None:
 def test_only_the_usual_adapters_go_to_the_disk(tmp_path: Path) -> None:
     for turn in range(2):
         runner = FakeRunner(pages=400, adapter_count=2)
-        engine = Engine(runner, FakeVocabulary(), adapters=ONE, disk=lambda: DiskCache(tmp_path, "fake", 2**20))
+        engine = Engine(runner, FakeVocabulary(), adapters=ONE, disk=DiskCache(tmp_path, "fake", 2**20))
         other = ask(engine, ())
         assert (other.token_ids, other.last.counts.cached) == (expected(runner, ()), 0)
         usual = ask(engine, None)

@@ -90,12 +90,12 @@ def test_a_chat_goes_on_after_a_restart(path: Path, tmp_path: Path) -> None:
     prompt = SYSTEM * 2 + QUESTION
     runner = opened(path)
     layout = runner.info.kv_layout
-    engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(tmp_path, layout, 2**28))
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, layout, 2**28))
     first = answer(engine, prompt)
     engine.close()
     runner.close()
     again = opened(path)
-    engine = Engine(again, FakeVocabulary(), disk=lambda: DiskCache(tmp_path, layout, 2**28))
+    engine = Engine(again, FakeVocabulary(), disk=DiskCache(tmp_path, layout, 2**28))
     longer = [*prompt, *first.token_ids, *OTHER]
     found = answer(engine, longer, most=2)
     assert found.last.counts.cached_disk >= len(prompt)
@@ -131,13 +131,13 @@ class Restored(Counting):
 def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state: int | None) -> None:
     """The state at the end, or at the last stored place before an edit."""
     tier, first = partial(DiskCache, tmp_path, limit_bytes=2**30), opened(path)
-    engine = Engine(first, FakeVocabulary(), disk=partial(tier, first.info.kv_layout))
+    engine = Engine(first, FakeVocabulary(), disk=tier(first.info.kv_layout))
     said = list(answer(engine, LONG, most=2).token_ids)
     engine.close()
     again = opened(path, Restored)
     assert isinstance(again, Restored)
     again.states = []
-    engine = Engine(again, FakeVocabulary(), disk=partial(tier, again.info.kv_layout))
+    engine = Engine(again, FakeVocabulary(), disk=tier(again.info.kv_layout))
     prompt = [*(LONG + said)[: kept + (kept == len(LONG))], *OTHER]
     found = answer(engine, prompt, most=2)
     assert again.states == ([] if state is None else [state])
@@ -156,12 +156,12 @@ class Refusing(Counting):
 
 def test_a_state_that_is_refused_is_computed_again_and_keys_and_values_are_not(path: Path, tmp_path: Path) -> None:
     tier, first = partial(DiskCache, tmp_path, limit_bytes=2**30), opened(path)
-    engine = Engine(first, FakeVocabulary(), disk=partial(tier, first.info.kv_layout))
+    engine = Engine(first, FakeVocabulary(), disk=tier(first.info.kv_layout))
     prompt = SYSTEM + QUESTION
     said = list(answer(engine, prompt).token_ids)
     engine.close()
     again = opened(path, Refusing)
-    engine = Engine(again, FakeVocabulary(), disk=partial(tier, again.info.kv_layout))
+    engine = Engine(again, FakeVocabulary(), disk=tier(again.info.kv_layout))
     longer = prompt + said + OTHER
     found = answer(engine, longer, most=2)
     assert found.last.counts.cached_disk >= len(prompt)

@@ -28,7 +28,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(600))
 def turn(folder: Path, prompt: tuple[int, ...], runner: FakeRunner | None = None) -> tuple[Completion, FakeRunner]:
     """One turn as if in a new process: nothing is in memory."""
     runner = runner or FakeRunner(pages=400, max_rows=64)
-    engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(folder, runner.info.kv_layout, 2**20))
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.info.kv_layout, 2**20))
     stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=4))
     while engine.step():
         engine.check_integrity()

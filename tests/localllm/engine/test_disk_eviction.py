@@ -17,7 +17,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(5 * SEGMENT_TOKENS))
 def cached(folder: Path, prompt: tuple[int, ...], limit: int) -> int:
     """Tokens that a new process finds on disk for a prompt, which it then stores too."""
     runner = FakeRunner(pages=1000, max_rows=256)
-    engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(folder, runner.info.kv_layout, limit))
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.info.kv_layout, limit))
     stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=1))
     while engine.step():
         pass

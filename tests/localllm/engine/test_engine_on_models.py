@@ -1,7 +1,6 @@
 """The engine on real tiny models: batched, cached, restored and speculated answers equal those computed alone."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_eight_clients_get_the_answers_they_get_alone(
         if guesses == "draft model":
             with open_model(data_dir / "models" / "gguf" / "stories260K-Q4_K_M-fallback.gguf") as small:
                 guesser = DraftModel(open_runner(backend, small))
-        disk = partial(DiskCache, tmp_path, runner.info.kv_layout, 2**26)
+        disk = DiskCache(tmp_path, runner.info.kv_layout, 2**26)
         return Engine(runner, load_tokenizer(model), disk=disk, drafter=guesser)
 
     engine = engine_on(runner)

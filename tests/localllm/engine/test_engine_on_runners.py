@@ -1,7 +1,6 @@
 """The engine's guarantees on both real runners: the same tests, one contract."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -181,14 +180,14 @@ def test_segments_of_another_runner_are_never_taken(kind: str, model: ModelFile,
     prompt = tokenizer.encode(STORY * 4)
     for turn in range(2):
         runner = open_real(kind, model)
-        engine = Engine(runner, tokenizer, disk=partial(DiskCache, tmp_path, runner.info.kv_layout, 2**26))
+        engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout, 2**26))
         counts = answer(engine, request(prompt, max_tokens=1)).last.counts
         assert (counts.cached_disk > 0) == (turn > 0)
         engine.close()
     assert len(list(tmp_path.iterdir())) == 1
     other = "elsewhere" + runner.info.kv_layout
     runner = open_real(kind, model)
-    engine = Engine(runner, tokenizer, disk=lambda: DiskCache(tmp_path, other, 2**26))
+    engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, other, 2**26))
     assert answer(engine, request(prompt, max_tokens=1)).last.counts.cached_disk == 0
     engine.close()
 

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections import Counter
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class Work:
 
     def start(self) -> None:
         self.runner = make_runner(**self.shape, kv_layout=str(self.chance.choice(KV_TYPES)), copies_bytes=self.copies)
-        cache = partial(DiskCache, self.folder, self.runner.info.kv_layout, 100_000) if self.disk else None
+        cache = DiskCache(self.folder, self.runner.info.kv_layout, 100_000) if self.disk else None
         draft = DraftModel(make_runner(pages=40, max_rows=16)) if self.draft else None
         self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, drafter=draft)
 

@@ -1,6 +1,5 @@
 """The random work of test_engine_random on the real runners; greedy answers are recomputed afterwards."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def work(kind: str, path: Path, disk_bytes: int, expected: set[str], monkeypatch
         class RealWork(Work):
             def start(self) -> None:
                 self.runner = WatchedRunner(open_real(kind, model, tokens=TOKENS))  # type: ignore[assignment]
-                cache = partial(DiskCache, self.folder, self.runner.info.kv_layout, disk_bytes) if self.disk else None
+                cache = DiskCache(self.folder, self.runner.info.kv_layout, disk_bytes) if self.disk else None
                 self.engine = Engine(self.runner, FakeVocabulary(), max_running=4, max_waiting=6, disk=cache)
 
             def submit(self) -> None:

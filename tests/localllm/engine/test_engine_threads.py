@@ -28,7 +28,7 @@ def request(number: int) -> GenerationRequest:
 
 def test_threads_and_tasks_get_their_answers(tmp_path: Path) -> None:
     runner = FakeRunner(pages=60)
-    engine = Engine(runner, FakeVocabulary(), max_running=4, disk=lambda: DiskCache(tmp_path, "fake", 2**20))
+    engine = Engine(runner, FakeVocabulary(), max_running=4, disk=DiskCache(tmp_path, "fake", 2**20))
     engine.start()
 
     def client(number: int) -> None:

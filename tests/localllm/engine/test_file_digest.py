@@ -71,6 +71,13 @@ def test_a_file_that_has_changed_since_has_none(tmp_path: Path) -> None:
     assert value([now], store) not in (before, None)  # the entry under its path belongs to another file
 
 
+def test_a_digest_may_become_known_while_the_engine_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileDigest, "when_known", lambda digest, known: known())
+    files = [written(tmp_path / "model", b"weights")]
+    disk = DiskCache(tmp_path / "kv", "layout", 2**20, digest=FileDigest(files, tmp_path / "digests.json"))
+    Engine(FakeRunner(pages=400, max_rows=64), FakeVocabulary(), disk=disk).close()
+
+
 def test_what_is_computed_before_the_digest_is_known_goes_to_the_disk_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +94,7 @@ def test_what_is_computed_before_the_digest_is_known_goes_to_the_disk_after(
         disk = DiskCache(tmp_path / "kv", "layout", 2**20, digest=FileDigest(files, tmp_path / "digests.json"))
         if may_go_on.is_set():
             disk.wait(PATIENCE_S)
-        engine = Engine(FakeRunner(pages=400, max_rows=64), FakeVocabulary(), disk=lambda: disk)
+        engine = Engine(FakeRunner(pages=400, max_rows=64), FakeVocabulary(), disk=disk)
         if engine_runs:
             engine.start()
         stream = engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1))

@@ -184,7 +184,7 @@ def test_what_would_cut_an_image_is_refused(runner: LlamaCppRunner, tokenizer: T
 
 def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = open_model(path)
-    engine = Engine(runner, tokenizer, disk=lambda: DiskCache(tmp_path, runner.info.kv_layout))
+    engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout))
     engine.start()
     with LoadedModel(file, tokenizer, load_chat_template(file), engine, BackendChoice("llama", "")) as model:
         assert model.sees_images

@@ -94,7 +94,7 @@ class CopyingRunner(FakeRunner):
 def test_a_chat_goes_to_the_disk_while_a_long_prompt_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChunkSize, "_rows_in", lambda *_: 300)
     runner = CopyingRunner(pages=2000, max_rows=300)
-    engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(tmp_path, runner.info.kv_layout, 2**20))
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, runner.info.kv_layout, 2**20))
     streams = [engine.submit(GenerationRequest(prompt, max_tokens=1)) for prompt in ((5,) * 500, (7,) * 2000)]
     while not any(event.finish_reason for event in streams[0].poll()):
         engine.step()

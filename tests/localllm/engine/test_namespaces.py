@@ -49,7 +49,7 @@ def test_neighbours_of_other_namespaces_compute_for_themselves() -> None:
 
 def test_what_is_on_disk_serves_its_own_namespace_alone(tmp_path: Path) -> None:
     for turn in range(2):
-        engine = Engine(FakeRunner(pages=400), FakeVocabulary(), disk=lambda: DiskCache(tmp_path, "fake", 2**22))
+        engine = Engine(FakeRunner(pages=400), FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**22))
         assert (cached(engine, "alice")[1] > 0) == (turn == 1)
         assert cached(engine, f"bob{turn}") == (0, 0)
         assert cached(engine, "") == (0, 0) or turn == 1

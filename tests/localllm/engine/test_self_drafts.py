@@ -1,6 +1,5 @@
 """Models that draft for themselves: the same answers with and without drafting, right and wrong drafts."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def answers(
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=128 << 20, threads=2, drafts=drafts)
     assert runner.info.can_draft == drafts
-    disk = partial(DiskCache, folder, runner.info.kv_layout) if folder else None
+    disk = DiskCache(folder, runner.info.kv_layout) if folder else None
     engine = Engine(runner, FakeVocabulary(), drafter=SelfDrafter(runner) if drafts else None, disk=disk)
     streams = [engine.submit(one) for one in wanted]
     while engine.step():

@@ -1,6 +1,5 @@
 """States that can only be used whole: which of them serve a new prompt, in memory and from disk."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def answer(engine: Engine, prompt: tuple[int, ...], **others: object) -> Complet
 
 
 def new_engine(runner: FakeRunner, folder: Path | None = None) -> Engine:
-    disk = partial(DiskCache, folder, runner.info.kv_layout, 2**20) if folder else None
+    disk = DiskCache(folder, runner.info.kv_layout, 2**20) if folder else None
     return Engine(runner, FakeVocabulary(), disk=disk)
 
 

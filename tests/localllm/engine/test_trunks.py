@@ -101,7 +101,7 @@ def test_a_trunk_stays_on_disk_through_other_chats_and_restarts(tmp_path: Path) 
 
     def process(*prompts: tuple[tuple[int, ...], int]) -> list[Counts]:
         runner = FakeRunner(pages=1000, max_rows=256)
-        engine = Engine(runner, FakeVocabulary(), disk=lambda: DiskCache(tmp_path, runner.info.kv_layout, limit))
+        engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, runner.info.kv_layout, limit))
         found = [answered(engine, prompt, trunk)[0] for prompt, trunk in prompts]
         engine.close()
         return found
