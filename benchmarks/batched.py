@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.engine_tools import medians, table
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 
 class Batch(Protocol):

@@ -34,9 +34,9 @@ from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
 from localllm.roofline.limits import LimitProbes, Limits
 from localllm.roofline.work import ModelWork, looks
-from models import NativeRunner
 from models.config import read_config
 from models.kv_layout import bytes_of_tokens, stored_types
+from models.native_runner import NativeRunner
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.engine_tools import KV_BYTES, chosen_clock, medians, table
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 PREFIX, MOST_ROWS = 256, 16
 

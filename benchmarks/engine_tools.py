@@ -13,7 +13,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams, TokenEvent
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 GREEDY = SamplingParams(temperature=0)
 KV_BYTES = 2 * 2**30

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.engine_tools import table, text_tokens
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import load_tokenizer, open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.gguf_files import copying, finish
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from gguf_io import load_tokenizer, open_model
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 
 class Guessing(Scripted):

@@ -20,7 +20,7 @@ from benchmarks.engine_tools import KV_BYTES, ask, medians, table, text_tokens
 from gguf_io import load_tokenizer, open_model
 from localllm.engine.engine import Engine
 from localllm.engine.speculation import DraftLength
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 EDIT_EVERY = 30
 

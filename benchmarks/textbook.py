@@ -25,7 +25,7 @@ from localllm.engine.speculation import DraftLength, ModelDraftLength
 from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
 from localllm.roofline.limits import LimitProbes
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 GUESSES = 4
 SLOTS = 8

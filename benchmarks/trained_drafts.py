@@ -18,8 +18,8 @@ from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
-from models import NativeRunner
 from models.builtin import path as built_in
+from models.native_runner import NativeRunner
 
 SUBJECTS = ("a brave fox", "the moon", "a robot who is lonely", "two old friends", "a lost key", "a dragon", "the sea")
 CHAT = "<|im_start|>user\nTell me a story about {}.<|im_end|>\n<|im_start|>assistant\n"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS, Plane
-from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
+from cpu_kernels.memory import zeros_from_the_front
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
 from models.delta_states import DeltaStates, slots_within
@@ -53,7 +53,7 @@ class Sequence:
     """
 
     length: int = 0
-    table: NDArray[np.generic] = field(default_factory=partial(aligned_zeros, (TABLE_STEP,), np.int32))
+    table: NDArray[np.int32] = field(default_factory=lambda: np.zeros(TABLE_STEP, np.int32))
     written: int = 0
     state: int = 0
     table_address: int = field(init=False)
@@ -68,7 +68,10 @@ class Sequence:
 
 
 class PageStore:
-    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
+    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe.
+
+    total: number of pages. free: how many of them no sequence holds.
+    """
 
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
         """budget_bytes: limits the pool, which takes memory from the system only when pages are first written."""
@@ -110,11 +113,7 @@ class PageStore:
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
-
-    @property
-    def free(self) -> int:
-        """Number of pages that no sequence holds."""
-        return self.total - self._untouched + len(self._free_again)
+        self.free = self.total
 
     @property
     def fixed_bytes(self) -> int:
@@ -166,7 +165,7 @@ class PageStore:
                 self.delta.copy(shared, copy, last)
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
-            longer = aligned_zeros((2 * end + TABLE_STEP,), np.int32)
+            longer = np.zeros(2 * end + TABLE_STEP, np.int32)
             longer[: len(sequence.table)] = sequence.table
             sequence.table, sequence.table_address = longer, longer.ctypes.data
         if sequence.written > sequence.length + tokens:
@@ -179,7 +178,7 @@ class PageStore:
     def fork(self, source: Sequence, length: int) -> Sequence:
         """Return a sequence of the first `length` tokens that shares the source's pages."""
         pages = -(-length // PAGE_TOKENS)
-        table = aligned_zeros((pages + TABLE_STEP,), np.int32)
+        table = np.zeros(pages + TABLE_STEP, np.int32)
         table[:pages] = source.table[:pages]
         self._references[self._numbers(table[:pages])] += 1
         end = pages * PAGE_TOKENS
@@ -325,7 +324,8 @@ class PageStore:
         for sequence in sequences:
             np.add.at(counts, self._numbers(sequence.table[: sequence.pages]), 1)
         idle = set(self._free_again) | set(range(self._untouched, self.total))
-        if not np.array_equal(counts, self._references) or idle != set(np.flatnonzero(counts == 0).tolist()):
+        unused = set(np.flatnonzero(counts == 0).tolist())
+        if not np.array_equal(counts, self._references) or idle != unused or self.free != len(unused):
             raise RuntimeError("KV pages: reference counts disagree with the sequences that hold them")
 
     def _last_is_shared(self, sequence: Sequence) -> bool:
@@ -352,6 +352,7 @@ class PageStore:
         return pages[number // self._group, :, :, number % self._group]
 
     def _take(self) -> int:
+        self.free -= 1
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked positions are multiplied by zero, so their values must be finite.
@@ -369,6 +370,7 @@ class PageStore:
             if self.delta:
                 self.delta.drop(page)
             heapq.heappush(self._free_again, page)
+            self.free += 1
 
 
 def _clear(page: NDArray[np.uint8], planes: Ordered[Plane], slots: NDArray[np.intp]) -> None:

@@ -115,8 +115,10 @@ class Steps:
             at = index * _SEGMENT_FIELDS
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
         step[Step.SEGMENT_COUNT] = len(segments)
-        self._share_attention(Step.PARTS, [(count, positions[first] + count) for _, first, count in segments])
-        ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
+        lengths = [(count, positions[first] + count) for _, first, count in segments]
+        spans = [(length - count, length - 1) for count, length in lengths]
+        self._share_attention(Step.PARTS, lengths)
+        ropes.cover(spans, step)
         self._placed = segments
 
     def _place_wanted(self, wanted: Ordered[int]) -> None:

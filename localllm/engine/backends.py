@@ -35,7 +35,7 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
-    from models import NativeRunner
+    from models.native_runner import NativeRunner
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
@@ -341,7 +341,7 @@ def _open_native(
 ) -> "tuple[NativeRunner, MemoryPlan]":
     from cpu_kernels.kernel import compile_all
     from localllm.packed import find_packed, is_kept, open_from_disk, open_with_packed
-    from models import NativeRunner
+    from models.native_runner import NativeRunner
     from models.needs import native_needs
     from models.steps import compiling
 

@@ -232,6 +232,7 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
 
 def check_request(request: GenerationRequest, text: Sequence[int], info: "RunnerInfo", sees_images: bool) -> None:
     """Raise RequestError for a request that a runner cannot serve. text: the prompt's tokens without images."""
+    validate(request.sampling, info.vocab_size)
     if not text:
         raise RequestError("The prompt is empty. Send at least one token.")
     if request.images and not sees_images:

@@ -9,7 +9,7 @@ import pytest
 from tests.forking import Nursery
 
 PARTITION = """
-from gguf_io.tokenizer.partition import Partition
+from gguf_io.tokenizer.tokenizer import Partition
 tokens = {" " * k: k for k in range(2, 32)} | {"\\n" * k: 100 + k for k in range(2, 32)}
 tokens |= {f"<|reserved_{k}|>": 200 + k for k in range(500)} | {"<s>": 1, "</s>": 2}
 partition = Partition(tokens, {1, 5}, {2, 6})

@@ -23,7 +23,7 @@ from localllm.engine.backends import open_runner
 from localllm.engine.runner import Runner
 from localllm.quality.quantize import quantize
 from localllm.settings import Settings
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.layout_files import LAYOUTS, Layout, write_layout
 from tests.oracle import llama_oracle
 

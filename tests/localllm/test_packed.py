@@ -22,7 +22,7 @@ from localllm.errors import OutOfMemoryError
 from localllm.library.own_store import OwnStore
 from localllm.memory import native_memory
 from localllm.settings import Settings
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.packed_file import PackedWeights
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.models.test_determinism import extend, tokens_of, whole
 
 AFTER_REJECTION = (41, 42, 47, 48, 49, 50, 55, 56)

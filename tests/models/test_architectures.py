@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle

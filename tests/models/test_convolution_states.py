@@ -10,9 +10,9 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError
-from models import NativeRunner
 from models.config import read_config
 from models.kv_layout import kv_bytes_per_token, stored_types
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.state_checks import (
     AFTER_REJECTION,

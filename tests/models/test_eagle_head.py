@@ -11,10 +11,10 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
-from models import NativeRunner
 from models.drafting_layer import DraftingLayer, Part
 from models.errors import UnsupportedModelError
 from models.kv_pages import Sequence
+from models.native_runner import NativeRunner
 from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.eagle_models import HEADS, OUTPUTS, TARGET, write_head

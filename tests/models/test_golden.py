@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.oracle import llama_oracle
 
 FILES = [

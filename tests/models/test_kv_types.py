@@ -12,8 +12,8 @@ import pytest
 
 from gguf_io import load_tokenizer, open_model
 from localllm.quality.perplexity import perplexity, split_chunks
-from models import NativeRunner
 from models.errors import UnsupportedModelError
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle

@@ -47,7 +47,7 @@ SMALL = Synthetic("llama", tied=False, extra={"rope.dimension_count": 64})
 _SCRIPT = """
 import json, sys
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 def status():
     lines = open("/proc/self/status").read().splitlines()
@@ -70,7 +70,7 @@ print(json.dumps({key: after[key] - before[key] for key in after}))
 _WHOLE_SCRIPT = """
 import sys
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 
 def anonymous():
     return next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("RssAnon"))

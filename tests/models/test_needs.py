@@ -15,7 +15,8 @@ from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.program import ProgramBuilder
 from gguf_io import open_model
 from gguf_io.blocks import BLOCK_TYPES
-from models import NativeRunner, native_runner, text_encoder
+from models import native_runner, text_encoder
+from models.native_runner import NativeRunner
 from models.needs import encoder_needs, native_needs, touched_bytes
 from models.text_encoder import TextEncoder
 from tests.gguf_files import copying, finish

@@ -10,7 +10,7 @@ import pytest
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
 from models.weights import WeightLoader
 from tests.models.architecture_models import MODELS

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError, ModelFileError
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.text_encoder import TextEncoder
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, shapes, write

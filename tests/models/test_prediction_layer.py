@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models import NativeRunner
 from models.drafting_layer import MAX_ROWS, DraftingLayer, Part
 from models.kv_pages import Sequence
+from models.native_runner import NativeRunner
 from models.self_drafts import KEPT
 from tests.models.prediction_models import PREDICTING, counting
 from tests.models.synthetic import write

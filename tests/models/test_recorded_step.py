@@ -8,7 +8,7 @@ import pytest
 
 from cpu_kernels.recorded_step import OperationKind
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.weights import padded
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write

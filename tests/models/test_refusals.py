@@ -13,8 +13,8 @@ from gguf_io.errors import LocalLLMError, ModelFileError
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
-from models import NativeRunner
 from models.errors import UnsupportedModelError
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle

@@ -11,8 +11,9 @@ import pytest
 from cpu_kernels.isa import POLICY
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
-from models import NativeRunner, weights
+from models import weights
 from models.errors import UnsupportedModelError
+from models.native_runner import NativeRunner
 from models.text_encoder import TextEncoder
 from tests.models.encoders import ENCODERS, RERANKERS, in_type
 from tests.models.synthetic import write

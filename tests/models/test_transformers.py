@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.text_encoder import TextEncoder
 from tests.localllm.importing.tiny_models import TOKENS
 from tests.models.transformers_models import TWINS, write_twin

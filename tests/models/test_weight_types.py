@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import shapes, write
 from tests.oracle import llama_oracle

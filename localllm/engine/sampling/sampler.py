@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.request import SamplingParams, TokenLogprob, validate
+from localllm.engine.request import SamplingParams, TokenLogprob
 from localllm.engine.sampling.filters import (
     Candidates,
     Mirostat,
@@ -27,8 +27,8 @@ DRAWN_TOGETHER = 64
 class Sampler:
     """Chooses the tokens of one generation.
 
-    params are validated here; prompt is what the penalty windows see before the answer; token_text gives a token's
-    bytes and is needed for DRY only. Not thread-safe.
+    params: already validated. prompt: what the penalty windows see before the answer. token_text: a token's bytes;
+    needed for DRY only. Not thread-safe.
 
     The random numbers depend only on the seed and the number of accepted tokens. So the same logits give the same
     tokens, however the request was batched, preempted or speculated: a drafted token is accepted if it equals what
@@ -42,7 +42,6 @@ class Sampler:
         prompt: Sequence[int] = (),
         token_text: Callable[[int], bytes] | None = None,
     ) -> None:
-        validate(params, vocab_size)
         self._params = params
         self.vocab_size = vocab_size
         self._all_ids = np.arange(vocab_size)

@@ -83,9 +83,9 @@ def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
         from gpu_offload.runner import LlamaCppRunner
 
         return LlamaCppRunner(model, LlamaOptions(context_tokens=tokens, max_sequences=24, gpu_layers=0, threads=1))
-    from models import NativeRunner
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
+    from models.native_runner import NativeRunner
 
     config = read_config(model)
     return NativeRunner(

@@ -15,7 +15,7 @@ from localllm.engine.disk_cache import STATE_TOKENS, DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.models.architecture_models import MODELS
 from tests.models.state_checks import Counting

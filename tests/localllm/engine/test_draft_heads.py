@@ -14,8 +14,8 @@ from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from models import NativeRunner
 from models.builtin import path as built_in
+from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.models.eagle_models import HEADS, TARGET, TRAINED, write_head

@@ -39,7 +39,7 @@ def open_runner(backend: str, model: ModelFile) -> Runner:
         from gpu_offload.runner import LlamaCppRunner
 
         return LlamaCppRunner(model, LlamaOptions(context_tokens=8192, max_sequences=24, gpu_layers=0, threads=1))
-    from models import NativeRunner
+    from models.native_runner import NativeRunner
 
     return NativeRunner(model, kv_bytes=2**24, threads=1)
 

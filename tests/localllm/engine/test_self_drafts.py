@@ -12,7 +12,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.models.prediction_models import PREDICTING, counting

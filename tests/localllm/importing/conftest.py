@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gguf_io import open_model
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.gguf_io.tokenizer_files import sample_texts
 from tests.localllm.importing.hybrid_models import SMALLER

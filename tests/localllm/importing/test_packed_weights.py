@@ -12,7 +12,7 @@ import pytest
 from gguf_io import open_model
 from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from tests.localllm.importing.conftest import GOLDENS, TOLERANCE, assert_alike, computed_logits, quiet
 from tests.localllm.importing.packed_models import NVFP4, PACKINGS, packed, stored_tensors
 from tests.localllm.importing.tiny_models import (

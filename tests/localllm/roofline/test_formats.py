@@ -16,7 +16,7 @@ from localllm.roofline.limits import Limits
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.spread import Spread
 from localllm.roofline.work import work_of
-from models import NativeRunner
+from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write

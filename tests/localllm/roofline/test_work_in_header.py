@@ -6,9 +6,9 @@ import pytest
 
 from gguf_io import open_model
 from localllm.roofline.work import work_in_header
-from models import NativeRunner
 from models.config import read_config
 from models.errors import UnsupportedModelError
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
