@@ -2,7 +2,7 @@
 
     python -m benchmarks.other_layouts model.gguf --rounds 6
 
-Served means that a header is generated and tensors are read through gpu_offload/served_file.py, as for a file in one of
+Served means that a header is generated and tensors are read through gpu_offload/loading.py, as for a file in one of
 Ollama's layouts. It works on any file by regenerating its own header, so that all three load the same.
 """
 

@@ -13,8 +13,7 @@ from sentencepiece import SentencePieceProcessor
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.tokenizer.pretokenizers import BEFORE_SPACES, BETWEEN_WORDS, LETTERS
-from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
-from gguf_io.tokenizer.vocabulary import Vocabulary
+from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Vocabulary
 
 _UNIGRAM, _BPE = 1, 2
 _ONE_BYTE = 0x7F  # the most that a variable-length integer holds in one byte

@@ -9,8 +9,7 @@ from typing import Protocol
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.interruption import checkpoint
 from gguf_io.metadata import Metadata
-from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED
-from gguf_io.tokenizer.vocabulary import read_vocabulary
+from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED, read_vocabulary
 
 # GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

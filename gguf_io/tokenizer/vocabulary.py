@@ -1,23 +1,129 @@
-"""A model's vocabulary as its file defines it: token texts, types, scores, roles and flags."""
+# ruff: noqa: RUF001 - some models write their token names with look-alike characters
+"""A model's vocabulary as its file defines it: token texts, types, scores, roles and flags.
+
+Converters often leave out which tokens end a generation, a turn or a file. llama.cpp then goes by a token's text; these
+are its names and its exceptions. Source: llama_vocab::impl::load in llama.cpp's src/llama-vocab.cpp.
+"""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer.pretokenizers import PreTokenizer, find_pre_tokenizer
-from gguf_io.tokenizer.special_tokens import (
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    USER_DEFINED,
-    SpecialIds,
-    find_end_ids,
-    find_special_ids,
-    kind_overrides,
-)
 
 _log = logging.getLogger(__name__)
+
+# Values of tokenizer.ggml.token_type.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+_EOT = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+)
+_EOM = ("<|eom_id|>",)
+_EOG = (
+    *_EOT,
+    *_EOM,
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "</s>",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+)
+_FIM = {
+    "fim_prefix_id": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suffix_id": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_middle_id": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "fim_pad_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_repo_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep_id": ("<|file_sep|>",),
+}
+_NAMES = {"eot_id": _EOT, "eom_id": _EOM, **_FIM}
+
+# Parts of a message that must appear in decoded text, whatever type the file gives them. They still frame messages.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+FRAMING = (*_SHOWN, "<|end|>")
+
+_KEYS = {
+    "bos_id": ("bos_token_id",),
+    "eos_id": ("eos_token_id",),
+    "eot_id": ("eot_token_id",),
+    "eom_id": ("eom_token_id",),
+    "unk_id": ("unknown_token_id",),
+    "sep_id": ("seperator_token_id",),  # the format's own spelling
+    "pad_id": ("padding_token_id",),
+    "mask_id": ("mask_token_id",),
+    "fim_prefix_id": ("fim_pre_token_id", "prefix_token_id"),
+    "fim_suffix_id": ("fim_suf_token_id", "suffix_token_id"),
+    "fim_middle_id": ("fim_mid_token_id", "middle_token_id"),
+    "fim_pad_id": ("fim_pad_token_id",),
+    "fim_repo_id": ("fim_rep_token_id",),
+    "fim_sep_id": ("fim_sep_token_id",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """Token ids by role; None if the vocabulary has no such token."""
+
+    bos_id: int | None = None
+    eos_id: int | None = None
+    eot_id: int | None = None
+    eom_id: int | None = None
+    unk_id: int | None = None
+    sep_id: int | None = None
+    pad_id: int | None = None
+    mask_id: int | None = None
+    fim_prefix_id: int | None = None
+    fim_suffix_id: int | None = None
+    fim_middle_id: int | None = None
+    fim_pad_id: int | None = None
+    fim_repo_id: int | None = None
+    fim_sep_id: int | None = None
+
 
 # By tokenizer.ggml.model: the ids that llama.cpp uses if a file gives none. Its 11 for gpt2 is falcon's and an ordinary
 # comma elsewhere, so it is left out here.
@@ -38,7 +144,7 @@ _SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 class Vocabulary:
     """Token texts as the file spells them, with everything else that the file says about them.
 
-    ids: from text to token id, every text once. kinds: the types of special_tokens.py, corrected by name.
+    ids: from text to token id, every text once. kinds: values of tokenizer.ggml.token_type, corrected by name.
     never_text: tokens that are control or unknown in the file itself, which no text may become by merging.
     add_sep: whether a separator comes between a pair of texts.
     add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
@@ -110,9 +216,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     if "tokenizer.ggml.token_type" in metadata:
         kinds = metadata.get_list("tokenizer.ggml.token_type", int, length=len(tokens))
     never_text = frozenset(index for index, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN))
-    special = find_special_ids(metadata, ids, _DEFAULT_IDS[model])
-    ends = find_end_ids(ids, never_text, special)
-    for token, kind in kind_overrides(ids, metadata, special, ends).items():
+    special = _find_special_ids(metadata, ids, _DEFAULT_IDS[model])
+    ends = _find_end_ids(ids, never_text, special)
+    for token, kind in _kind_overrides(ids, metadata, special, ends).items():
         kinds[token] = kind
     pre, pre_tokenizer = _pre_tokenizer(metadata, model)
     lstrip, rstrip = _stripping(metadata, ids, kinds, pre)
@@ -134,6 +240,63 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         pre_tokenizer=pre_tokenizer,
         metadata=metadata,
     )
+
+
+def _find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: SpecialIds) -> SpecialIds:
+    """The ids that the file gives, else `defaults`, else those of tokens with known names. Ids beyond the vocabulary
+    count as not given (old files write 4294967295).
+    """
+    found: dict[str, int | None] = {}
+    for role, keys in _KEYS.items():
+        default: int | None = getattr(defaults, role)
+        found[role] = default if default is not None and default < len(ids) else None
+        for key in keys:
+            value = metadata.get_int(f"tokenizer.ggml.{key}", -1, minimum=-1)
+            if 0 <= value < len(ids):
+                found[role] = value
+    for role, names in _NAMES.items():
+        if found[role] is None:
+            found[role] = next((ids[name] for name in names if name in ids), None)
+    return replace(defaults, **found)
+
+
+def _find_end_ids(ids: Mapping[str, int], control: Collection[int], special: SpecialIds) -> frozenset[int]:
+    """The tokens after which generation stops: by role, and by name. control: those of type control in the file."""
+    ends = {ids[name] for name in _EOG if name in ids}
+    roles = (
+        special.eos_id,
+        special.eot_id,
+        special.eom_id,
+        special.fim_pad_id,
+        special.fim_repo_id,
+        special.fim_sep_id,
+    )
+    ends.update(token for token in roles if token is not None)
+
+    def ending(name: str) -> bool:
+        return ids.get(name, -1) in ends
+
+    calls = ending("<|call|>") or ending("<|calls|>")
+    if ending("<|end|>") and calls and (ending("<|return|>") or ending("<|flush|>")):
+        ends.remove(ids["<|end|>"])  # it ends one message of several, in harmony's and solar's formats
+    if ending("</s>") and ids["</s>"] != special.eos_id and ids["</s>"] not in control:
+        ends.remove(ids["</s>"])  # HTML: qwen's and gemma 4's ordinary token; llama.cpp excepts only the latter
+    return frozenset(ends)
+
+
+def _kind_overrides(
+    ids: Mapping[str, int], metadata: Metadata, special: SpecialIds, ends: frozenset[int]
+) -> dict[int, int]:
+    """Token types that override the file's, by name: ends and fill-in-the-middle are control, framing user-defined."""
+    kinds = {ids[name]: CONTROL for name in _EOG if name in ids and ids[name] in ends}
+    for role in _FIM:
+        token: int | None = getattr(special, role)
+        if token is not None and not any(f"tokenizer.ggml.{key}" in metadata for key in _KEYS[role]):
+            kinds[token] = CONTROL
+    kinds.update({ids[name]: USER_DEFINED for name in _SHOWN if name in ids})
+    if "<|end|>" in ids and ids["<|end|>"] not in ends:
+        kinds[ids["<|end|>"]] = USER_DEFINED
+    return kinds
 
 
 def _pre_tokenizer(metadata: Metadata, model: str) -> tuple[str, PreTokenizer | None]:

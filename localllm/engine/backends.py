@@ -388,7 +388,7 @@ def _open_llama(
     main_memory: int | None,
     draft: ModelFile | None,
 ) -> tuple[Runner, BackendChoice]:
-    from gpu_offload.opening import open_planned
+    from gpu_offload.runner import open_planned
 
     request = replace(plan_request(file, settings, projector_of(file, settings)), draft=draft_beside(draft))
     runner, plan = open_planned(file, request, progress, main_memory)

@@ -66,10 +66,11 @@ class Segment:
 class DiskCache:
     """The segments of one identity in a folder below `root`.
 
-    identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files;
-    until it is known, nothing is found or stored. limit_bytes: for all identities together; None takes 4 GiB or 5 % of
-    the free disk space, whichever is less. whole: stored states cannot be truncated, so a segment starts at 0 and is
-    only usable whole. Only the engine's thread reads, and only one writer thread calls `store`.
+    identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files, None
+    if the identity covers them; until it is known, nothing is found or stored. limit_bytes: for all identities
+    together; None takes 4 GiB or 5 % of the free disk space, whichever is less. whole: stored states cannot be
+    truncated, so a segment starts at 0 and is only usable whole. Only the engine's thread reads, and only one writer
+    thread calls `store`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DiskCache:
         self._root = root
         self._identity = identity
         self._whole = whole
-        self._digest = digest
+        self.digest = digest or FileDigest((), root)
         self._opened: Path | None = None
         self._works = True
         try:
@@ -99,42 +100,26 @@ class DiskCache:
     @property
     def enabled(self) -> bool:
         """Whether anything can still be stored: the disk works, and the digest has not failed."""
-        return self._works and not (self._digest is not None and self._digest.failed)
+        return self._works and not self.digest.failed
 
     @property
     def ready(self) -> bool:
         """Whether the digest of the model's files is known."""
-        return self._digest is None or self._digest.value is not None
-
-    def when_ready(self, ready: Callable[[], None]) -> None:
-        """Call `ready` on another thread when the digest becomes known."""
-        if self._digest is not None:
-            self._digest.when_known(ready)
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the digest is known or has failed, at most `seconds`."""
-        if self._digest is not None:
-            self._digest.wait(seconds)
+        return self.digest.value is not None
 
     def apart(self, namespace: str) -> "DiskCache":
         """The same tier for a namespace, which shares no segments with others."""
-        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole, self._digest)
+        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole, self.digest)
 
     def of_states(self) -> "DiskCache":
         """The same tier for a model whose states cannot be truncated."""
-        return DiskCache(self._root, self._identity, self._limit, True, self._digest)
-
-    def close(self) -> None:
-        """Stop computing the digest. Idempotent."""
-        if self._digest is not None:
-            self._digest.stop()
+        return DiskCache(self._root, self._identity, self._limit, True, self.digest)
 
     @property
     def _folder(self) -> Path:
         """The folder of the segments, created on first use. Raises OSError."""
         if self._opened is None:
-            content = f"/{self._digest.value}" if self._digest is not None else ""
-            name = hashlib.blake2b(f"{self._identity}{content}".encode(), digest_size=_DIGEST).hexdigest()
+            name = hashlib.blake2b(f"{self._identity}/{self.digest.value}".encode(), digest_size=_DIGEST).hexdigest()
             (self._root / name).mkdir(mode=0o700, exist_ok=True)
             self._opened = self._root / name
             self._remove_stale()
@@ -232,8 +217,8 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):  # it is new, or another process has removed it
                 os.utime(path)
                 return
-            files = self._digest.files if self._digest is not None else ()
-            about = Trunk(str(files[0].path) if files else "", len(tokens), time.time())
+            model = next((str(file.path) for file in self.digest.files), "")
+            about = Trunk(model, len(tokens), time.time())
             write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
         except OSError as error:
             self._turn_off(error)

@@ -43,7 +43,7 @@ class KVManager:
         self._disks: dict[str, DiskCache] = {}  # by namespace; empty without a disk tier
         if disk is not None:
             self._disks[""] = disk if self._can_truncate else disk.of_states()
-            disk.when_ready(wake_engine)
+            disk.digest.when_known(wake_engine)
         self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to import before their next rows
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
@@ -169,7 +169,7 @@ class KVManager:
         if self.spiller is not None:
             self.spiller.close()
         if self._disks:
-            self._disks[""].close()
+            self._disks[""].digest.stop()
 
     def _stored(self, sequence: TokenSequence, tokens: list[int]) -> Sequence[MemorySegment] | Sequence[Segment]:
         """The stored segments that match the most tokens: copies in main memory, or on disk if those match more."""

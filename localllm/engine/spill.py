@@ -101,7 +101,7 @@ class Spiller:
         """Finish all disk writes, then end the thread."""
         self._copies = None
         if self._undigested and self._undigested[0].disk is not None:
-            self._undigested[0].disk.wait(DIGEST_S)
+            self._undigested[0].disk.digest.wait(DIGEST_S)
         while self.spill(wait=True):
             pass
         self._writes.put(None)

@@ -8,7 +8,7 @@ import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gguf_io.tokenizer.special_tokens import UNKNOWN
+from gguf_io.tokenizer.vocabulary import UNKNOWN
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.errors import CheckpointError
 from localllm.importing.unigram import unigram_keys

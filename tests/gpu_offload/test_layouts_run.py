@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError, ModelFileError
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.loading import load_model
+from gpu_offload.loading import load_model, served
 from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
-from gpu_offload.served_file import served
 from gpu_offload.text_encoder import LlamaTextEncoder
 from localllm.cli.main import main
 from localllm.engine.backends import open_runner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_io.model_file import open_model
-from gpu_offload import opening
+from gpu_offload import runner as opening
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.memory import kv_bytes_per_token

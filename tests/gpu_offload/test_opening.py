@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gguf_io.model_file import open_model
-from gpu_offload import opening
+from gpu_offload import runner as opening
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import LlamaCppMemoryError
 from gpu_offload.options import LlamaOptions

@@ -93,7 +93,7 @@ def test_what_is_computed_before_the_digest_is_known_goes_to_the_disk_after(
         files = [written(tmp_path / "model", content)]
         disk = DiskCache(tmp_path / "kv", "layout", 2**20, digest=FileDigest(files, tmp_path / "digests.json"))
         if may_go_on.is_set():
-            disk.wait(PATIENCE_S)
+            disk.digest.wait(PATIENCE_S)
         engine = Engine(FakeRunner(pages=400, max_rows=64), FakeVocabulary(), disk=disk)
         if engine_runs:
             engine.start()
