@@ -47,7 +47,7 @@ class LlamaCppRunner:
 
     Logits equal llama.cpp's own for one sequence, and differ in the last bits when a batch holds others. Recurrent and
     hybrid models set can_truncate to False: their sequences are forked, exported and imported whole, and can only be
-    truncated to nothing.
+    truncated to nothing. projector: the image encoder for append_image, if the model was loaded with one.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
@@ -61,13 +61,13 @@ class LlamaCppRunner:
         self._options = options
         self._model: Any = load_model(model, options, progress)
         self._open_context: Any = None
-        self._projector: Projector | None = None
+        self.projector: Projector | None = None
         try:
             if self._lib.llama_model_has_encoder(self._model):
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
             self._adapters = Adapters(self._model, model, options.lora)
             if options.mmproj is not None:
-                self._projector = Projector(options.mmproj, self._model, options)
+                self.projector = Projector(options.mmproj, self._model, options)
             self._open_context = open_context(self._model, options)
             if not self._lib.llama_get_memory(self._context):
                 raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
@@ -104,11 +104,6 @@ class LlamaCppRunner:
             copies_bytes=self._kv_bytes * self._book.total // COPIES_SHARE if moves else 0,
             adapter_count=len(self._adapters),
         )
-
-    @property
-    def projector(self) -> Projector | None:
-        """The image encoder for append_image, if the model was loaded with one."""
-        return self._projector
 
     def pages_free(self) -> int:
         return self._book.free
@@ -259,8 +254,8 @@ class LlamaCppRunner:
 
     def close(self) -> None:
         """Free the context, the projector and the model. Idempotent."""
-        if self._projector is not None:
-            self._projector.close()
+        if self.projector is not None:
+            self.projector.close()
         if self._open_context is not None:
             self._lib.llama_free(self._open_context)
             self._open_context = None

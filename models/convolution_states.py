@@ -9,42 +9,15 @@ A sequence truncated within the latest step, e.g. when drafted tokens are reject
 from those that the step kept, and recomputes nothing.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
-from models.weights import padded
+from models.kv_layout import ConvolutionSizes
 
 STATE_ROWS = 64
 """Rows of a step whose states are kept. Steps with drafts are shorter; truncation beyond these rows recomputes."""
-
-
-@dataclass(frozen=True)
-class ConvolutionSizes:
-    """Number of convolution layers, rows of each that a page keeps, and values of a row with padding."""
-
-    layers: int
-    rows: int
-    width: int
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of a page for one layer."""
-        return 4 * self.rows * self.width
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page for all layers."""
-        return self.layers * self.layer_bytes
-
-
-def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
-    """The sizes of a model's convolution states, None if it has no short convolutions."""
-    layers = sum(config.recurs) if config.slot_sizes is None else 0
-    return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
 
 
 class ConvolutionStates:

@@ -17,26 +17,11 @@ import numpy as np
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
+from models.kv_layout import slot_bytes
 
-LEAST_SLOTS = 4
-_MOST_SLOTS = 256
-# Slots may take one _SHARE-th of the KV budget.
-_SHARE = 4
 # Pages at the end of a step that keep slots, and the interval of earlier pages that do.
 _NEAR, _APART = 8, 16
 _ROUNDEST = 6
-
-
-def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot, 0 for a model without such states."""
-    sizes = config.slot_sizes
-    return sum(config.recurs) * sizes.slot_parts * sizes.part_bytes if sizes else 0
-
-
-def slots_within(config: ModelConfig, budget: int) -> int:
-    """Number of slots for a model whose keys, values and states together may take `budget` bytes."""
-    size = slot_bytes(config)
-    return min(max(budget // _SHARE // size, LEAST_SLOTS), _MOST_SLOTS) if size else 0
 
 
 class DeltaStates:

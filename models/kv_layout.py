@@ -1,16 +1,45 @@
 """How keys and values are stored, and how many bytes a token takes: decided by the file's header alone."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
 from models.config import ModelConfig
-from models.convolution_states import convolution_sizes
-from models.delta_states import slot_bytes, slots_within
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
+from models.weights import padded
 
 KVTypes = tuple[KVType, KVType]
 """The types in which keys and values are stored."""
+LEAST_SLOTS = 4
+_MOST_SLOTS = 256
+# Slots may take one _SHARE-th of the KV budget.
+_SHARE = 4
+
+
+@dataclass(frozen=True)
+class ConvolutionSizes:
+    """Number of convolution layers, rows of each that a page keeps, and values of a row with padding."""
+
+    layers: int
+    rows: int
+    width: int
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a page for one layer."""
+        return 4 * self.rows * self.width
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page for all layers."""
+        return self.layers * self.layer_bytes
+
+
+def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
+    """The sizes of a model's convolution states, None if it has no short convolutions."""
+    layers = sum(config.recurs) if config.slot_sizes is None else 0
+    return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
 
 
 def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
@@ -38,6 +67,18 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     state_bytes.
     """
     return page_bytes(config, types) // PAGE_TOKENS
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """Bytes of a slot, 0 for a model without such states."""
+    sizes = config.slot_sizes
+    return sum(config.recurs) * sizes.slot_parts * sizes.part_bytes if sizes else 0
+
+
+def slots_within(config: ModelConfig, budget: int) -> int:
+    """Number of slots for a model whose keys, values and states together may take `budget` bytes."""
+    size = slot_bytes(config)
+    return min(max(budget // _SHARE // size, LEAST_SLOTS), _MOST_SLOTS) if size else 0
 
 
 def state_bytes(config: ModelConfig, budget: int) -> int:

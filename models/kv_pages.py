@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 from cpu_kernels.kv_types import PAGE_TOKENS, Plane
 from cpu_kernels.memory import zeros_from_the_front
 from models.config import ModelConfig
-from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
-from models.delta_states import DeltaStates, slots_within
+from models.convolution_states import STATE_ROWS, ConvolutionStates
+from models.delta_states import DeltaStates
 from models.kv_layout import (
     KVTypes,
+    convolution_sizes,
     kind_of,
     kv_bytes_per_token,
     page_bytes,
     page_layouts,
     places_of_layers,
+    slots_within,
     state_bytes,
 )
 

@@ -26,7 +26,7 @@ from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
 _LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # draft from a quarter of all ids, from half, or from all
-_JOINS = {f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")}
+_JOINS = {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}
 _SECOND_NORM = "post_attention_norm.weight"
 _OWN_NORM = "nextn.shared_head_norm.weight"
 _OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_NORM}

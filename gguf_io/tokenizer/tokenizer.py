@@ -4,11 +4,13 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.interruption import checkpoint
 from gguf_io.metadata import Metadata
+from gguf_io.model_file import ModelFile, open_model
 from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED, read_vocabulary
 
 # GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
@@ -315,6 +317,17 @@ class Tokenizer:
             frame = (special.bos_id if self.add_bos else None, special.eos_id if self.add_eos else None)
         before, after = ([] if token is None else [token] for token in frame)
         return before, after
+
+
+def load_tokenizer(model: str | Path | ModelFile) -> Tokenizer:
+    """The tokenizer of a model file; an open one may be closed afterwards.
+
+    Raises ModelFileError for a damaged file, TokenizerError for a vocabulary that cannot be rebuilt from it.
+    """
+    if isinstance(model, ModelFile):
+        return Tokenizer(model.metadata)
+    with open_model(model) as opened:
+        return Tokenizer(opened.metadata)
 
 
 def _without_surrogates(text: str) -> str:

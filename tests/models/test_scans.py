@@ -10,8 +10,7 @@ import pytest
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError
 from models.config import read_config
-from models.delta_states import LEAST_SLOTS, slot_bytes, slots_within
-from models.kv_layout import kv_bytes_per_token, state_bytes, stored_types
+from models.kv_layout import LEAST_SLOTS, kv_bytes_per_token, slot_bytes, slots_within, state_bytes, stored_types
 from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.scan_models import SCAN_MODELS

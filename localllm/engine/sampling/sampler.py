@@ -28,7 +28,7 @@ class Sampler:
     """Chooses the tokens of one generation.
 
     params: already validated. prompt: what the penalty windows see before the answer. token_text: a token's bytes;
-    needed for DRY only. Not thread-safe.
+    needed for DRY only. seed: the requested one, else a random one. Not thread-safe.
 
     The random numbers depend only on the seed and the number of accepted tokens. So the same logits give the same
     tokens, however the request was batched, preempted or speculated: a drafted token is accepted if it equals what
@@ -48,7 +48,7 @@ class Sampler:
         # Preallocated: allocating arrays of this size takes longer than the arithmetic.
         self._adjusted = np.empty(vocab_size, np.float32)
         self._ceilings = np.empty(vocab_size, np.float32)
-        self._seed = secrets.randbits(32) if params.seed is None else params.seed
+        self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
         penalises = params.repeat_last_n != 0 and (
@@ -66,11 +66,6 @@ class Sampler:
         last = self._filters[-1] if self._filters else None
         self._mirostat = last if isinstance(last, Mirostat) else None
         self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and not params.mirostat
-
-    @property
-    def seed(self) -> int:
-        """The seed in use: the requested one, else a random one."""
-        return self._seed
 
     def sample(
         self,
@@ -175,7 +170,7 @@ class Sampler:
         """
         first = self._position - self._position % DRAWN_TOGETHER
         if self._drawn[0] != first:
-            raw = np.random.Philox(key=self._seed, counter=first).random_raw(4 * DRAWN_TOGETHER)
+            raw = np.random.Philox(key=self.seed, counter=first).random_raw(4 * DRAWN_TOGETHER)
             self._drawn = first, ((raw.reshape(-1, 4)[:, :2] >> np.uint64(11)) * 2.0**-53).tolist()
         return self._drawn[1][self._position - first]
 
