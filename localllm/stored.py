@@ -1,7 +1,7 @@
 """Everything that localllm keeps on disk: where, how much, what limits it, and how to free it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from localllm.packed import PACKED_NAME, packed_folder
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.tools.journal import journal_path
 
-# Names of a cache's subfolders and of our files in them; documents have no subfolders.
+# Names of a cache's subfolders, None for a cache without, and of our files in them.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
-_DOCUMENTS = re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")
 _KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
+_PACKED = None, PACKED_NAME
+_DOCUMENTS = None, re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +36,24 @@ class StoredPlace:
 def stored_places(settings: Settings) -> list[StoredPlace]:
     """Every place that localllm writes to, even if it does not exist yet."""
     store = places.own_store(settings)
-    chats = sessions_path()
+    chats, unfinished = sessions_path(), size_of(store / "partial")
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
-    unfinished = size_of(store / "partial")
     found = (
-        ("models", store, size_of(store) - unfinished, "localllm rm NAME"),
-        ("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
-        ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
-        ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
-        (
-            "packed",
-            packed_folder(),
-            size_of(packed_folder()),
-            f"{_packed_limit(settings)}; localllm cache --free packed",
-        ),
-        (
-            "documents",
-            indexes_folder(),
-            size_of(indexes_folder()),
-            "indexes of folders; localllm cache --free documents",
-        ),
-        ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
-        ("changes", journal_path(), size_of(journal_path()), "what tools changed; removed after 30 days"),
-        ("speeds", _speeds(), size_of(_speeds()), "a few lines for each number of threads; written by bench"),
-        ("agents", _agents(), size_of(_agents()), "what launch gives to programs, and prompts that warm recorded"),
-        ("settings", config_path(), size_of(config_path()), "yours"),
+        ("kernels", _kernels(), "removed when unused for a month; localllm cache --free kernels"),
+        ("kv", disk_cache_folder(), f"{limit}; localllm cache --free kv"),
+        ("packed", packed_folder(), f"{_packed_limit(settings)}; localllm cache --free packed"),
+        ("documents", indexes_folder(), "indexes of folders; localllm cache --free documents"),
+        ("changes", journal_path(), "what tools changed; removed after 30 days"),
+        ("speeds", _speeds(), "a few lines for each number of threads; written by bench"),
+        ("agents", _agents(), "what launch gives to programs, and prompts that warm recorded"),
+        ("settings", config_path(), "yours"),
     )
-    return [StoredPlace(*row) for row in found]
+    return [
+        StoredPlace("models", store, size_of(store) - unfinished, "localllm rm NAME"),
+        StoredPlace("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
+        StoredPlace("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
+        *(StoredPlace(what, path, size_of(path), bound) for what, path, bound in found),
+    ]
 
 
 def cleared(what: str) -> int:
@@ -72,41 +64,30 @@ def cleared(what: str) -> int:
     Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
     names may contain other files.
     """
-    caches = {"kernels": (_kernels, _KERNELS), "kv": (disk_cache_folder, _KV)}
-    if what == "documents":
-        return _cleared_files(indexes_folder(), _DOCUMENTS)
-    if what == "packed":
-        return _cleared_files(packed_folder(), PACKED_NAME)
+    caches: dict[str, tuple[Callable[[], Path], tuple[re.Pattern[str] | None, re.Pattern[str]]]] = {
+        "kernels": (_kernels, _KERNELS),
+        "kv": (disk_cache_folder, _KV),
+        "packed": (packed_folder, _PACKED),
+        "documents": (indexes_folder, _DOCUMENTS),
+    }
     if what not in caches:
         raise RequestError(
-            f"unknown cache {what!r}; choose {', '.join(caches)}, packed or documents. "
-            "Models are removed with `localllm rm`."
+            f"unknown cache {what!r}; choose kernels, kv, packed or documents. Models are removed with `localllm rm`."
         )
-    folder, (names, files) = caches[what][0](), caches[what][1]
-    before = size_of(folder)
-    for path in _entries(folder):
-        if names.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            try:
-                for file in _entries(path):
-                    if files.fullmatch(file.name):
-                        file.unlink(missing_ok=True)
-                if not any(path.iterdir()):
-                    path.rmdir()
-            except OSError as error:
-                raise RequestError(f"{path} cannot be cleared: {error.strerror}. Remove it by hand.") from error
-    return before - size_of(folder)
-
-
-def _cleared_files(folder: Path, names: re.Pattern[str]) -> int:
-    """Remove the files of a folder whose names match, and return the bytes freed."""
-    before = size_of(folder)
-    for path in _entries(folder):
-        if names.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
-    return before - size_of(folder)
+    root, (subfolders, names) = caches[what][0](), caches[what][1]
+    before = size_of(root)
+    for folder in [root] if subfolders is None else [*_entries(root)]:
+        if subfolders and (not subfolders.fullmatch(folder.name) or not folder.is_dir() or folder.is_symlink()):
+            continue
+        try:
+            for file in _entries(folder):
+                if names.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+                    file.unlink(missing_ok=True)
+            if subfolders and not any(folder.iterdir()):
+                folder.rmdir()
+        except OSError as error:
+            raise RequestError(f"{folder} cannot be cleared: {error.strerror}. Remove it by hand.") from error
+    return before - size_of(root)
 
 
 def _packed_limit(settings: Settings) -> str:
