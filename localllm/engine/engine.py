@@ -241,7 +241,7 @@ class Engine:
         """Queue new submissions, and end cancelled and expired generations; return whether any ended."""
         while self._submissions:
             generation = self._submissions.popleft()
-            self._journal.recent.append(generation.timeline)
+            self._journal.timelines.append(generation.timeline)
             self._scheduler.add(generation)
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
             limit = generation.request.time_limit_s
@@ -352,13 +352,13 @@ class Engine:
     def _snapshot(self) -> EngineSnapshot:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         return EngineSnapshot(
-            steps=self._journal.steps,
+            steps=tuple(self._journal.steps),
             requests=(*(one.view(False) for one in running), *(one.view(True) for one in waiting)),
             prefixes=self._kv.cache.tree(),
             page_size=self.runner.info.page_size,
             pages_total=self.runner.info.pages_total,
             page_holders=self.runner.page_holders(),
-            timelines=self._journal.timelines,
+            timelines=tuple(replace(each, spans=[*each.spans]) for each in self._journal.timelines),
             now=self._clock(),
         )
 

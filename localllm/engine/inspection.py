@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,13 +102,13 @@ class EngineSnapshot:
 class Journal:
     """Keeps recent steps and timelines, and delivers snapshots.
 
-    asked: futures that wait for a snapshot. recent: the latest requests' timelines, to which the engine appends. Only
-    the engine's thread calls note and answer; any thread calls ask.
+    steps, timelines: of the latest steps and requests, oldest first; the engine appends a request's timeline when it
+    arrives. asked: futures that wait for a snapshot. Any thread may call ask, only the engine's the other methods.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
-        self.recent: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
+        self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self.timelines: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
         self.asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
@@ -119,19 +119,9 @@ class Journal:
 
     def note(self, step: StepRecord, began: float, parts: Iterable[tuple[Timeline, bool, int]]) -> None:
         """Record a step that started at `began`. parts: for each request its timeline, whether it decodes, its rows."""
-        self._steps.append(step)
+        self.steps.append(step)
         for timeline, decodes, rows in parts:
             timeline.add(Span(decodes, began, began + step.seconds, rows))
-
-    @property
-    def timelines(self) -> tuple[Timeline, ...]:
-        """Copies of the most recent requests' timelines, oldest first."""
-        return tuple(replace(each, spans=[*each.spans]) for each in self.recent)
-
-    @property
-    def steps(self) -> tuple[StepRecord, ...]:
-        """The most recent steps, oldest first."""
-        return tuple(self._steps)
 
     def answer(self, snapshot: EngineSnapshot) -> None:
         """Set the result of every waiting future that was not cancelled."""

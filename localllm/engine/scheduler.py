@@ -221,10 +221,9 @@ class Scheduler:
 
     def _fits(self, generation: Generation) -> bool:
         """Whether its pages fit beside those of the running ones. Cached prefixes can be evicted for it."""
-        needed = self._pages(generation)
         if generation.request.background:
-            return needed <= self._runner.pages_free()
-        return not self.running or needed + sum(map(self._pages, self.running)) <= self._runner.info.pages_total
+            return self._pages(generation) <= self._runner.pages_free()
+        return self._fit_together(self.running, generation)
 
     def _pages(self, generation: Generation) -> int:
         return len(generation.sequence.tokens) // self._runner.info.page_size + 2  # the page in use, and one more
