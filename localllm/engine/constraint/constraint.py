@@ -75,12 +75,6 @@ class Constraint:
         self._check("say what must follow")
         return text
 
-    def rollback(self, tokens: int) -> None:
-        """Undo the last `tokens` accepted tokens. Raises ValueError if there were fewer."""
-        self._mask = None
-        if not self._matcher.rollback(tokens):
-            raise ValueError(f"cannot roll {tokens} tokens back: {reason(self._matcher)}")
-
     def fork(self) -> "Constraint":
         """Return an independent copy in the same state."""
         return Constraint(self._matcher.deep_copy(), self._vocab_size)

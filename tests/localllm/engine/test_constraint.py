@@ -130,24 +130,17 @@ def test_tokens_that_are_no_text_are_never_allowed(vocabulary: Vocabulary) -> No
     assert set(allowed) <= tokenizer.eog_ids
 
 
-def test_rollback_and_fork_keep_the_states_apart(vocabulary: Vocabulary) -> None:
+def test_a_fork_keeps_a_state_of_its_own(vocabulary: Vocabulary) -> None:
     constraint = vocabulary.compile("json_schema", PERSON)
     vocabulary.accept(constraint, '{"name": "B')
     before = constraint.mask().copy()
     copy = constraint.fork()
     tokens = np.flatnonzero(before)[[10, 500]]
     constraint.accept(int(tokens[0]))
-    after = constraint.mask().copy()
-    constraint.accept(int(np.flatnonzero(after)[0]))
-    constraint.rollback(1)
-    np.testing.assert_array_equal(constraint.mask(), after)
-    constraint.rollback(1)
-    np.testing.assert_array_equal(constraint.mask(), before)
     np.testing.assert_array_equal(copy.mask(), before)
+    after = constraint.mask().copy()
     copy.accept(int(tokens[1]))
-    np.testing.assert_array_equal(constraint.mask(), before)
-    with pytest.raises(ValueError, match="cannot roll 1000 tokens back"):
-        constraint.rollback(1000)
+    np.testing.assert_array_equal(constraint.mask(), after)
 
 
 def test_forced_text_is_what_must_follow(vocabulary: Vocabulary) -> None:
