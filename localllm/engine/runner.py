@@ -1,9 +1,9 @@
 """The interface between the engine and the backends that compute logits.
 
-Two implementations: `models.NativeRunner` (our CPU kernels) and `gpu_offload.LlamaCppRunner`. A runner owns the weights
-and the storage of keys and values, and nothing else: no requests, no sampling, no text. It is not thread-safe; the
-engine's own thread is its only caller. The interface uses plain numbers and arrays, so implementations need not import
-anything from here.
+Two implementations: `models.native_runner.NativeRunner` (our CPU kernels) and `gpu_offload.runner.LlamaCppRunner`. A
+runner owns the weights and the storage of keys and values, and nothing else: no requests, no sampling, no text. It is
+not thread-safe; the engine's own thread is its only caller. The interface uses plain numbers and arrays, so
+implementations need not import anything from here.
 """
 
 import threading

@@ -164,7 +164,7 @@ def test_what_the_native_engine_turns_out_not_to_compute_goes_to_llama_cpp(
     def refuse(*_: object, **__: object) -> None:
         raise error("its rope is of another kind.")
 
-    monkeypatch.setattr("models.NativeRunner", refuse)
+    monkeypatch.setattr("models.native_runner.NativeRunner", refuse)
     see(monkeypatch)
     with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as file:
         runner, choice = open_runner(file, Settings(ctx=128, threads=1), None)

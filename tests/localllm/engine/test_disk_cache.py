@@ -147,7 +147,7 @@ def test_a_folder_that_is_gone_when_a_trunk_is_pinned_turns_it_off(
     with (tmp_path / "model").open("rb") as file:
         digest = FileDigest([FileState.of(tmp_path / "model", file.fileno())], tmp_path / "digests.json")
     cache = DiskCache(tmp_path / "kv", "model", 2**20, digest=digest)
-    cache.wait(PATIENCE_S)
+    cache.digest.wait(PATIENCE_S)
     assert cache.ready
     for folder in (tmp_path / "kv").iterdir():
         folder.rmdir()
