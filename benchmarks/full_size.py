@@ -77,7 +77,7 @@ SHAPES = {
             "feed_forward_length": [6144] * 15,
             "attention.sliding_window": 512,
             "attention.sliding_window_pattern": [True, True, True, True, False] * 3,
-            "attention.shared_kv_layers": 8,
+            "attention.shared_kv_layers": 10,  # llama.cpp expects one layer of each kind just before them
             "rope.dimension_count_swa": 256,
         },
     ),

@@ -19,6 +19,7 @@ import platformdirs
 from gpu_offload.options import SplitMode
 from localllm.errors import SettingsError
 from localllm.files import user_path
+from localllm.sampling import CommonSampling
 from localllm.text import shortened
 
 PREFIX = "LOCALLLM_"
@@ -57,7 +58,7 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(CommonSampling):
     """Every setting. None leaves it to the model or to the machine."""
 
     # The backend. Layers on GPUs count from the end, the output being the first; main_gpu takes all of them unless
@@ -79,20 +80,6 @@ class Settings:
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
-    # llama.cpp's sampling parameters and defaults.
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    typical_p: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    seed: int | None = None
     # The native engine's KV budget in MiB, how keys and values are stored, requests that run at once, the draft model
     # for speculative decoding, whether models that can draft for themselves do so if there is none, and whether
     # conversations' KV is kept on disk.
@@ -256,7 +243,7 @@ def _from_environment(environment: Mapping[str, str], report: Report) -> Iterato
 
 def _unknown(name: str, where: str) -> SettingsError:
     nearest = difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.5)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"Choose from: {', '.join(_TYPES)}."
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"Choose from: {', '.join(sorted(_TYPES))}."
     return SettingsError(f"{shortened(where, 200)}: there is no setting {shortened(name)!r}. {hint}")
 
 

@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 from localllm.engine.request import SamplingParams
 from localllm.errors import RequestError
+from localllm.sampling import CommonSampling
 from localllm.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(CommonSampling):
     """Names and meanings are those of `Settings` and `SamplingParams`; None uses the model's default.
 
     tools: whether the model is offered tools. folder: the folder whose documents are searched. think: None uses the
@@ -24,21 +25,8 @@ class Parameters:
     """
 
     system: str = ""
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    typical_p: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
     max_tokens: int | None = None
     ctx: int | None = None
-    seed: int | None = None
     think: bool | None = None
     rivals: int = 0
     tools: bool = False
@@ -95,7 +83,7 @@ class Parameters:
         return dataclasses.asdict(self)
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(Parameters))
+NAMES = ("system", *(field.name for field in dataclasses.fields(Parameters) if field.name != "system"))
 
 # Presets change sampler parameters only.
 PRESETS: Mapping[str, Mapping[str, float]] = {

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.errors import ContextOverflowError, RequestError
+from localllm.sampling import COMMON, CommonSampling
 
 if TYPE_CHECKING:  # the chat imports request records, and draws its first screen before NumPy is loaded
     from gguf_io.runner_info import RunnerInfo
@@ -18,50 +19,30 @@ ATTENTION_SINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is chosen. Names, defaults and order are llama.cpp's; temperature 0 is greedy.
+class SamplingParams(CommonSampling):
+    """How the next token is chosen. Only requests set what is not common to settings and chats.
 
-    seed None draws a random one, which the final event reports.
+    The final event reports the seed.
     """
 
-    temperature: float = 0.8
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
     top_n_sigma: float = -1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     min_keep: int = 1
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
     logprobs: int | None = None
 
     @classmethod
-    def of(cls, source: Any, **others: Any) -> "SamplingParams":
-        """Take the SETTABLE parameters from the same attributes of a source, such as the settings, and add `others`."""
-        return cls(**{name: getattr(source, name) for name in SETTABLE} | others)
-
-
-# Parameters that settings and chats can set; the others are set per request only.
-SETTABLE = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
-    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty", "seed"),
-)
+    def of(cls, source: CommonSampling, **others: Any) -> "SamplingParams":
+        """The common parameters of a source, such as the settings or a chat's, and `others`."""
+        return cls(**{name: getattr(source, name) for name in COMMON} | others)
 
 
 class FinishReason(StrEnum):

@@ -11,11 +11,11 @@ from typing import Any
 
 from localllm.answer.placeholders import without_images
 from localllm.answer.request import AnswerRequest, Message
-from localllm.engine.request import SETTABLE
 from localllm.errors import RequestError
+from localllm.sampling import COMMON
 
 # Our sampling parameter -> its names in the protocol and in the extensions of various servers.
-_SAMPLING: dict[str, tuple[str, ...]] = {name: (name,) for name in SETTABLE}
+_SAMPLING: dict[str, tuple[str, ...]] = {name: (name,) for name in COMMON}
 _SAMPLING["repeat_penalty"] += ("repetition_penalty",)  # vLLM's and SGLang's name
 BANNED = -100  # the logit_bias that bans a token
 _PNG = b"\x89PNG"

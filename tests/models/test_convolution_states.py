@@ -110,7 +110,7 @@ def test_plans_count_what_pages_keep(name: str, tmp_path: Path) -> None:
         ({"attention.head_count_kv": [0] * 5}, "gives no layer key-value heads"),
         ({"shortconv.l_cache": 1}, r"lfm2\.shortconv\.l_cache"),
         ({"shortconv.l_cache": 18}, r"lfm2\.shortconv\.l_cache"),
-        ({"shortconv.l_cache": 4}, r"shortconv\.conv\.weight has the shape \(256, 3\) and instead of \(256, 4\)"),
+        ({"shortconv.l_cache": 4}, r"shortconv\.conv\.weight has the shape \(256, 3\) instead of \(256, 4\)"),
     ],
     ids=str,
 )

@@ -273,7 +273,7 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
         ({"full_attention_interval": 6}, "no layer has attention"),
         ({"full_attention_interval": 0}, r"full_attention_interval"),
         ({"attention.recurrent_layers": [True, False]}, r"recurrent_layers"),
-        ({"ssm.conv_kernel": 3}, r"ssm_conv1d\.weight has the shape \(384, 4\) and instead of \(384, 3\)"),
+        ({"ssm.conv_kernel": 3}, r"ssm_conv1d\.weight has the shape \(384, 4\) instead of \(384, 3\)"),
     ],
     ids=str,
 )

@@ -217,6 +217,10 @@ def test_costs_and_snapshots_travel_as_json() -> None:
     assert snapshot_of(json.loads(json.dumps(snapshot_data(replace(SNAPSHOT, page_holders=empty))))).pages_total == 100
 
 
+def is_within_its_width(drawn: Static) -> bool:
+    return all(cell_len(line) <= drawn.size.width for line in str(drawn.content).splitlines()[:-1])
+
+
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
 def test_every_page_fills_the_screen(make_app: MakeApp, size: tuple[int, int]) -> None:
     backend = FakeBackend([said("One."), ended()])
@@ -237,8 +241,7 @@ def test_every_page_fills_the_screen(make_app: MakeApp, size: tuple[int, int]) -
                 boxes = screen.query_one(f"#page-{page}").query(".picture")
                 assert max(box.region.bottom for box in boxes) >= size[1] - 1  # all except the footer
                 assert max(box.region.right for box in boxes) >= size[0] - 1
-                width = drawn.size.width
-                assert all(cell_len(line) <= width for line in str(drawn.content).splitlines()[:-1])
+                await until(pilot, lambda drawn=drawn: is_within_its_width(drawn))  # drawn again after a new layout
 
     asyncio.run(flow())
 
