@@ -30,6 +30,7 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.engine_tools import SETTLED
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
 from localllm.roofline.limits import LimitProbes, Limits
@@ -38,8 +39,6 @@ from models.config import read_config
 from models.kv_layout import bytes_of_tokens, stored_types
 from models.native_runner import NativeRunner
 
-# Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
-_SETTLED = 0.7
 # Memory reading is measured once per this many of our tokens; and seconds until our threads are parked again.
 _TOKENS_A_READING, _PARKED = 6, 0.004
 # Tokens computed before decode if no prefill is measured.
@@ -215,7 +214,7 @@ class Comparison:
 
     def _turn(self, name: str, work: Callable[[], None]) -> float:
         """How long `work` takes once no threads spin; the machine's limits are measured before and after our turns."""
-        time.sleep(_SETTLED)
+        time.sleep(SETTLED)
         if name == "ours":
             self._probes.sample()
         start = self._clock()

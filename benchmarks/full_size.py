@@ -154,7 +154,7 @@ def write(model: Synthetic, path: Path, vocabulary: Path | None, seed: int = 1) 
 
 def _stays_float(name: str, shape: tuple[int, ...]) -> bool:
     """Whether converters leave a tensor in F32."""
-    floats = ("ssm_a", "ssm_conv1d.weight", "ssm_d", "ssm_norm.weight", "gate_inp.weight")
+    floats = ("shortconv.conv.weight", "ssm_a", "ssm_conv1d.weight", "ssm_d", "ssm_norm.weight", "gate_inp.weight")
     return len(shape) == 1 or name.endswith(floats)
 
 
