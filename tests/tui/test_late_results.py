@@ -46,7 +46,8 @@ class Slow(FakeBackend):
 
 async def widgets_leave(pilot: Pilot[None]) -> None:
     """As during the removal of a screen: its widgets are gone, its workers not yet."""
-    await pilot.app.screen.remove_children()
+    with pilot.app.batch_update():  # a text area that is being removed cannot be drawn
+        await pilot.app.screen.remove_children()
 
 
 def test_a_look_into_the_engine_comes_late(make_app: MakeApp) -> None:
