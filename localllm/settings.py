@@ -4,7 +4,6 @@ The field `ctx` is set by the flag --ctx, else by LOCALLLM_CTX, else by `ctx = .
 An unknown name is an error that suggests the nearest known one, so that a typo never goes unnoticed.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from gpu_offload.options import SplitMode
 from localllm.errors import SettingsError
 from localllm.files import user_path
 from localllm.sampling import CommonSampling
-from localllm.text import shortened
+from localllm.text import nearest, shortened
 
 PREFIX = "LOCALLLM_"
 
@@ -242,8 +241,8 @@ def _from_environment(environment: Mapping[str, str], report: Report) -> Iterato
 
 
 def _unknown(name: str, where: str) -> SettingsError:
-    nearest = difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.5)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"Choose from: {', '.join(sorted(_TYPES))}."
+    near = nearest(name, _TYPES, cutoff=0.5)
+    hint = f"Did you mean {near}?" if near else f"Choose from: {', '.join(sorted(_TYPES))}."
     return SettingsError(f"{shortened(where, 200)}: there is no setting {shortened(name)!r}. {hint}")
 
 

@@ -1,8 +1,9 @@
 """Text for people: sizes and counts, tables, and foreign text made safe to show."""
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 # C0, DEL and C1 without tab and newlines: text from a model or a file must not move the cursor or set a title.
 # Bidirectional overrides and isolates: they display text in another order.
@@ -19,8 +20,15 @@ def shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is most like an unknown one, judged by its first 200 characters; None if none is like it."""
+    return next(iter(difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)), None)
+
+
 def columns_of(text: str) -> int:
     """Terminal columns of a text: East Asian letters and emoji take two, combining marks and format characters none."""
+    if text.isascii():
+        return len(text)
     narrow = sum(1 for letter in text if not unicodedata.combining(letter) and unicodedata.category(letter) != "Cf")
     return narrow + sum(1 for letter in text if unicodedata.east_asian_width(letter) in "WF")
 

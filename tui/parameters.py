@@ -1,7 +1,6 @@
 """A conversation's answer parameters: sampler settings, limits and system prompt."""
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from localllm.engine.request import SamplingParams
 from localllm.errors import RequestError
 from localllm.sampling import CommonSampling
 from localllm.settings import Settings
+from localllm.text import nearest
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ class Parameters(CommonSampling):
     def with_text(self, name: str, text: str, defaults: "Parameters") -> "Parameters":
         """Set one parameter from text, as /set does; "default" or "" restores the default. Raises RequestError."""
         if name not in NAMES:
-            begun = [known for known in NAMES if known.startswith(name)]
-            near = begun or difflib.get_close_matches(name, NAMES, n=1)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(NAMES)}."
+            begun = " or ".join(known for known in NAMES if known.startswith(name))
+            near = begun or nearest(name, NAMES)
+            hint = f"Did you mean {near}?" if near else f"There are: {', '.join(NAMES)}."
             raise RequestError(f"There is no parameter {name!r}. {hint}")
         if not text or text == "default":
             return dataclasses.replace(self, **{name: getattr(defaults, name)})

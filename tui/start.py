@@ -3,7 +3,6 @@
 Key bindings are in keys.toml in the configuration folder, one line such as `new = "f9"` per action.
 """
 
-import difflib
 import logging
 import os
 import tomllib
@@ -17,7 +16,7 @@ from textual.logging import TextualHandler
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
 from localllm.settings import Settings, config_path, load_settings, read_key, sessions_path
-from localllm.text import shortened
+from localllm.text import nearest, shortened
 from tui.app import ChatApp
 from tui.backend import Backend
 from tui.parameters import Parameters
@@ -141,8 +140,8 @@ def load_keys(file: Path) -> dict[str, str]:
     known = actions()
     for name, key in content.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Choose from: {', '.join(known)}."
+            near = nearest(name, known, cutoff=0.5)
+            hint = f"Did you mean {near!r}?" if near else f"Choose from: {', '.join(known)}."
             raise SettingsError(f"{file}: there is no action {shortened(name)!r}. {hint}")
         if not isinstance(key, str) or not key:
             raise SettingsError(f'{file}: {name} must be a key such as "f9" or "ctrl+k" (got {key!r}).')

@@ -1,6 +1,5 @@
 """Finds the model on this machine for a name. docs/models.md describes the order."""
 
-import difflib
 import os
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
@@ -12,7 +11,7 @@ from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.names import BUILT_IN, DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
-from localllm.text import shortened
+from localllm.text import nearest, shortened
 
 BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
@@ -135,8 +134,8 @@ def _quantization(model: LibraryModel) -> str:
 
 
 def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:
-    near = difflib.get_close_matches(name.lower(), [model.name for model in models], n=1, cutoff=0.6)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    near = nearest(name.lower(), (model.name for model in models))
+    hint = f" (did you mean {near}?)" if near else ""
     advice = "`localllm list` shows the ones there are"
     if os.path.isdir(name):
         advice = f"There is a folder of that name: choose a .gguf file in it; {advice}"

@@ -6,14 +6,13 @@
 Instructions may be in any case and order; text between triple quotes may span lines.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.library.errors import LibraryError
-from localllm.text import shortened
+from localllm.text import nearest, shortened
 
 # Supported parameters, and the type of their values. `stop` may occur many times.
 _FOLLOWED: dict[str, type] = {
@@ -158,8 +157,8 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     name, _, raw = text.partition(" ")
     name, value = name.lower(), _unquoted(raw.strip())
     if name not in PARAMETERS:
-        near = difflib.get_close_matches(name, PARAMETERS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_FOLLOWED)}."
+        near = nearest(name, PARAMETERS)
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(_FOLLOWED)}."
         raise LibraryError(f"there is no parameter {shortened(name)!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)

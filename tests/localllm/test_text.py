@@ -2,7 +2,17 @@
 
 import pytest
 
-from localllm.text import columns_of, harmless, human_bytes, human_count, human_seconds, human_time, shortened, table
+from localllm.text import (
+    columns_of,
+    harmless,
+    human_bytes,
+    human_count,
+    human_seconds,
+    human_time,
+    nearest,
+    shortened,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +57,11 @@ def test_times_have_two_units_at_most(seconds: float, text: str) -> None:
 
 def test_short_times_have_three_digits() -> None:
     assert [human_seconds(seconds) for seconds in (1.25, 0.34, 0.0042)] == ["1.25 s", "340 ms", "4.2 ms"]
+
+
+def test_the_nearest_name_is_found_by_the_beginning() -> None:
+    known = ("temperature", "top_k")
+    assert nearest("temprature", known) == "temperature"
+    assert nearest("temperature" * 20, ["temperature" * 20]) == "temperature" * 20
+    assert nearest("zzz", known) is None
+    assert nearest("x" * 50_000_000, known) is None  # of any length

@@ -120,7 +120,7 @@ PARTS = [
 @pytest.mark.slow
 def test_an_answer_that_streams_ends_as_if_it_came_at_once() -> None:
     chance = random.Random(3)
-    for _ in range(60):
+    for _ in range(40):
         text = "\n\n".join(chance.choice(PARTS) for _ in range(chance.randrange(1, 6)))
         text = text.replace("\r", "").replace("\x1b", "")
         pieces, at = [], 0

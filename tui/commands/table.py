@@ -1,11 +1,10 @@
 """The table of all commands, from which slash commands, keys, the palette and the help are built."""
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from localllm.text import shortened
+from localllm.text import nearest, shortened
 from tui.commands import answers, sessions, settings
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import key_names
@@ -121,6 +120,6 @@ def unknown_command(text: str) -> str | None:
     match = _COMMAND.fullmatch(text.rstrip())
     if match is None:
         return None
-    near = difflib.get_close_matches(match[1].lower(), _NAMES, n=1)
-    hint = f"Did you mean /{near[0]}?" if near else "/help lists them."
+    near = nearest(match[1].lower(), _NAMES)
+    hint = f"Did you mean /{near}?" if near else "/help lists them."
     return f"Unknown command /{shortened(match[1])}. {hint} Put a space before the slash to send it as a message."

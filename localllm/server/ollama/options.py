@@ -1,6 +1,5 @@
 """Ollama's `options` and defaults, as fields of an AnswerRequest."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,6 +10,7 @@ from localllm.engine.request import SamplingParams
 from localllm.server.bodies import note_ignored, shown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
+from localllm.text import nearest
 
 # Our sampling parameters have Ollama's names.
 _INTEGERS, _NUMBERS = (
@@ -87,5 +87,5 @@ def _number(name: str, value: Any) -> float:
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "lora", "stop"], n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "lora", "stop"])
+    return f"; did you mean {near!r}?" if near else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 
@@ -28,6 +29,14 @@ LEFT_OUT = ["/api/pull", "/api/push", *CHANGES]
 def api(start_server: Any) -> Any:
     with start_server(LOCALLLM_CTX="64") as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Connections that requests share; opening one takes as long as a request."""
+    with requests.Session() as opened:
+        opened.trust_env = False
+        yield opened
 
 
 schema = schemathesis.pytest.from_fixture("api").exclude(path=LEFT_OUT)
@@ -79,20 +88,20 @@ def with_what_this_server_has(body: dict[str, Any], path: str) -> dict[str, Any]
 @llama_oracle.needs_llama
 @llama_schema.parametrize()
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) -> None:
+def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case, session: requests.Session) -> None:
     if isinstance(case.body, dict):
         with_what_this_server_has(case.body, case.path)
-    answer = case.call(timeout=PATIENCE_S)
+    answer = case.call(session=session, timeout=PATIENCE_S)
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:500], case.body)
 
 
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_no_request_meets_a_defect(case: schemathesis.Case) -> None:
+def test_no_request_meets_a_defect(case: schemathesis.Case, session: requests.Session) -> None:
     if isinstance(case.body, dict) and "model" in case.body:
         case.body["model"] = MODEL
-    answer = case.call(timeout=PATIENCE_S)
+    answer = case.call(session=session, timeout=PATIENCE_S)
     if (case.method, case.path) == ("POST", "/props"):
         assert answer.status_code == 501
         return
