@@ -63,6 +63,8 @@ async def streamed(pieces: list[str], columns: int = 80) -> str:
             await stream.write(piece)
             await asyncio.sleep(0)
         await stream.stop()
+        async with app.markdown.lock:  # stop() does not wait for a piece that is being appended
+            pass
         await pilot.pause()
         return app.text()
 

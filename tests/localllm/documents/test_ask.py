@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
+from localllm.engine import file_digest
 from localllm.settings import sessions_path
 from tests.fakes.scripted_model import write_scripted_model
 from tui.sessions import SessionStore
@@ -45,7 +46,8 @@ def test_json_has_everything(folder: Path, model: Path) -> None:
     assert told["timings"]["ttft_s"] > 0
 
 
-def test_asking_again_computes_only_what_is_new(folder: Path, model: Path) -> None:
+def test_asking_again_computes_only_what_is_new(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_digest, "_SETTLED_NS", -(10**9))  # the digest of a new file is stored too
     filler = "The harbour has many ships. " * 40
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"Harbour number {number}. {filler}")
