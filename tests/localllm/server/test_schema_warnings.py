@@ -167,7 +167,7 @@ def test_official_clients_take_the_field(server: Server) -> None:
     assert TOLD in whole.choices[0].model_extra["warnings"][0]  # type: ignore[index]
     assert TOLD in chunks[-1].choices[0].model_extra["warnings"][0]  # type: ignore[index]
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
-        extra = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+        extra = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "temperature": 0}
         said = claude.messages.create(model=MODEL, messages=HI, max_tokens=60, extra_body=extra)  # type: ignore[arg-type]
         with claude.messages.stream(model=MODEL, messages=HI, max_tokens=60, extra_body=extra) as stream:  # type: ignore
             streamed = stream.get_final_message()
