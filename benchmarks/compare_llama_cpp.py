@@ -30,7 +30,7 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.engine_tools import SETTLED
+from benchmarks.engine_tools import SETTLED_S
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
 from localllm.roofline.limits import LimitProbes, Limits
@@ -214,7 +214,7 @@ class Comparison:
 
     def _turn(self, name: str, work: Callable[[], None]) -> float:
         """How long `work` takes once no threads spin; the machine's limits are measured before and after our turns."""
-        time.sleep(SETTLED)
+        time.sleep(SETTLED_S)
         if name == "ours":
             self._probes.sample()
         start = self._clock()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine_tools import SETTLED, medians, table
+from benchmarks.engine_tools import SETTLED_S, medians, table
 from gguf_io import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.text_encoder import LlamaTextEncoder
@@ -49,7 +49,7 @@ def speed(
     """Tokens per second, with `together` texts at a time; few are computed repeatedly."""
     tokens = sum(map(len, texts))
     times = max(1, _TOKENS // tokens)
-    time.sleep(SETTLED)
+    time.sleep(SETTLED_S)
     began = clock()
     for _ in range(times):
         for first in range(0, len(texts), together):

@@ -17,7 +17,7 @@ from models.native_runner import NativeRunner
 
 GREEDY = SamplingParams(temperature=0)
 KV_BYTES = 2 * 2**30
-SETTLED = 0.7
+SETTLED_S = 1.0
 """Seconds after which llama.cpp's threads, and ours, no longer spin for more work."""
 
 

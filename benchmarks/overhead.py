@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.engine_tools import GREEDY, table
+from benchmarks.engine_tools import GREEDY, SETTLED_S, table
 from benchmarks.llama_peer import LlamaPeer
 from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
@@ -42,8 +42,6 @@ from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength
 from localllm.remote.connection import Endpoint
 from localllm.remote.openai import OpenAIServer
-
-SETTLED_S = 1.0  # llama.cpp's threads keep spinning for a while when idle
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,11 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.engine_tools import table
+from benchmarks.engine_tools import SETTLED_S, table
 from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
 
 STRIDE = 977  # characters between the prompts' beginnings
-SETTLED_S = 1.0  # llama.cpp's threads keep spinning for a while when idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Everything that localllm keeps on disk: where, how much, what limits it, and how to free it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,21 +64,24 @@ def cleared(what: str) -> int:
     Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
     names may contain other files.
     """
-    caches: dict[str, tuple[Callable[[], Path], tuple[re.Pattern[str] | None, re.Pattern[str]]]] = {
-        "kernels": (_kernels, _KERNELS),
-        "kv": (disk_cache_folder, _KV),
-        "packed": (packed_folder, _PACKED),
-        "documents": (indexes_folder, _DOCUMENTS),
+    caches = {
+        "kernels": (_kernels, *_KERNELS),
+        "kv": (disk_cache_folder, *_KV),
+        "packed": (packed_folder, *_PACKED),
+        "documents": (indexes_folder, *_DOCUMENTS),
     }
     if what not in caches:
         raise RequestError(
             f"unknown cache {what!r}; choose kernels, kv, packed or documents. Models are removed with `localllm rm`."
         )
-    root, (subfolders, names) = caches[what][0](), caches[what][1]
+    root_of, subfolders, names = caches[what]
+    root = root_of()
     before = size_of(root)
-    for folder in [root] if subfolders is None else [*_entries(root)]:
-        if subfolders and (not subfolders.fullmatch(folder.name) or not folder.is_dir() or folder.is_symlink()):
-            continue
+    folders = [root]
+    if subfolders is not None:
+        found = (each for each in _entries(root) if subfolders.fullmatch(each.name))
+        folders = [each for each in found if each.is_dir() and not each.is_symlink()]
+    for folder in folders:
         try:
             for file in _entries(folder):
                 if names.fullmatch(file.name) and file.is_file() and not file.is_symlink():
@@ -86,7 +89,8 @@ def cleared(what: str) -> int:
             if subfolders and not any(folder.iterdir()):
                 folder.rmdir()
         except OSError as error:
-            raise RequestError(f"{folder} cannot be cleared: {error.strerror}. Remove it by hand.") from error
+            path = error.filename or folder
+            raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
     return before - size_of(root)
 
 

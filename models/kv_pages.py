@@ -70,10 +70,7 @@ class Sequence:
 
 
 class PageStore:
-    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe.
-
-    total: number of pages. free: how many of them no sequence holds.
-    """
+    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
 
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
         """budget_bytes: limits the pool, which takes memory from the system only when pages are first written."""
@@ -115,7 +112,11 @@ class PageStore:
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
-        self.free = self.total
+
+    @property
+    def free(self) -> int:
+        """Number of pages that no sequence holds."""
+        return self.total - self._untouched + len(self._free_again)
 
     @property
     def fixed_bytes(self) -> int:
@@ -326,8 +327,7 @@ class PageStore:
         for sequence in sequences:
             np.add.at(counts, self._numbers(sequence.table[: sequence.pages]), 1)
         idle = set(self._free_again) | set(range(self._untouched, self.total))
-        unused = set(np.flatnonzero(counts == 0).tolist())
-        if not np.array_equal(counts, self._references) or idle != unused or self.free != len(unused):
+        if not np.array_equal(counts, self._references) or idle != set(np.flatnonzero(counts == 0).tolist()):
             raise RuntimeError("KV pages: reference counts disagree with the sequences that hold them")
 
     def _last_is_shared(self, sequence: Sequence) -> bool:
@@ -354,7 +354,6 @@ class PageStore:
         return pages[number // self._group, :, :, number % self._group]
 
     def _take(self) -> int:
-        self.free -= 1
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked positions are multiplied by zero, so their values must be finite.
@@ -372,7 +371,6 @@ class PageStore:
             if self.delta:
                 self.delta.drop(page)
             heapq.heappush(self._free_again, page)
-            self.free += 1
 
 
 def _clear(page: NDArray[np.uint8], planes: Ordered[Plane], slots: NDArray[np.intp]) -> None:

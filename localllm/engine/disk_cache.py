@@ -42,6 +42,7 @@ DEFAULT_BYTES = 4 * 2**30
 DEFAULT_SHARE = 0.05
 
 _DIGEST = 16
+_DIGESTS = "digests.json"  # of model files, below the root
 # Files with other names are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
@@ -84,7 +85,7 @@ class DiskCache:
         self._root = root
         self._identity = identity
         self._whole = whole
-        self.digest = digest or FileDigest((), root)
+        self.digest = digest or FileDigest((), root / _DIGESTS)
         self._opened: Path | None = None
         self._works = True
         try:
@@ -280,7 +281,7 @@ def disk_cache_of(info: RunnerInfo, adapters: AdapterSet) -> DiskCache:
     """The user's disk tier for KV that a runner computes with these adapters."""
     root = disk_cache_folder()
     identity = f"{info.kv_layout}/{adapters}" if adapters else info.kv_layout
-    return DiskCache(root, identity, digest=FileDigest(info.kv_files, root / "digests.json"))
+    return DiskCache(root, identity, digest=FileDigest(info.kv_files, root / _DIGESTS))
 
 
 def disk_cache_folder() -> Path:

@@ -80,9 +80,7 @@ class KVManager:
             handle = self.cache.fork(sequence.space, tokens, computed)
         else:
             handle = self._runner.fork_sequence(source, computed)
-        sequence.handle, sequence.computed = handle, computed
-        if sequence.from_memory is None:
-            sequence.from_memory = computed
+        sequence.attach(handle, computed)
         if not self._can_truncate and not sequence.background:
             self._marks[sequence] = mark_places(len(sequence.tokens), sequence.trunk)
         if self.copies and isinstance(self.cache, PrefixCache):

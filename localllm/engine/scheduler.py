@@ -87,7 +87,7 @@ class Plan:
         self.positions += range(start, start + len(rows))
         self.sequences += [sequence.handle] * len(rows)
         first, end = len(self.tokens) - len(rows), len(self.tokens)
-        last = 1 + len(part.drafts) if start + part.count == len(sequence.tokens) else 0
+        last = 1 + len(part.drafts) if part.count == sequence.pending else 0
         self.logits.append(slice(len(self.wanted), len(self.wanted) + part.scored + last))
         self.wanted += [*range(first, first + part.scored), *range(end - last, end)]
 
@@ -168,9 +168,8 @@ class Scheduler:
         decoding: list[Generation] = []
         prefilling: list[Generation] = []
         for generation in ready:
-            sequence = generation.sequence
-            if sequence not in self._kv.restoring:
-                (decoding if sequence.computed == len(sequence.tokens) - 1 else prefilling).append(generation)
+            if generation.sequence not in self._kv.restoring:
+                (decoding if generation.sequence.pending == 1 else prefilling).append(generation)
         if decoding:
             self._add_decodes(plan, decoding)
         if prefilling:

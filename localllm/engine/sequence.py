@@ -53,10 +53,10 @@ class TokenSequence:
     """A prompt and the tokens generated after it.
 
     The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
-    drafts, until they are verified. The tokens after these are pending: one while decoding, many in prefill. space:
-    requests in it share KV. background, persist and trunk are the request's. from_memory, from_disk: prompt tokens
-    whose KV was reused from memory, and from disk. reusable: how many first tokens may be reused, if the logits of the
-    others are needed; else None.
+    drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
+    it share KV. background, persist and trunk are the request's. from_memory, from_disk: prompt tokens whose KV was
+    reused from memory, and from disk. reusable: how many first tokens may be reused, if the logits of the others are
+    needed; else None.
     """
 
     def __init__(
@@ -80,6 +80,17 @@ class TokenSequence:
         self.from_memory: int | None = None
         self.from_disk = 0
         self._prompt = len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Number of tokens whose KV is not stored yet; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    def attach(self, handle: int, computed: int) -> None:
+        """Attach a runner's sequence that already stores the first `computed` tokens."""
+        self.handle, self.computed = handle, computed
+        if self.from_memory is None:
+            self.from_memory = computed
 
     def restored(self, length: int, from_disk: bool) -> None:
         """Record that the runner's sequence was filled up to `length` tokens, from the disk or copies in memory."""
