@@ -93,11 +93,9 @@ class KVManager:
         if not segments:
             return False
         segment, *others = segments
-        handle, tokens = sequence.handle, segment.stop - segment.start
+        handle = sequence.handle
         assert handle is not None
-        room = self.make_room(self._runner.pages_needed(handle, tokens), sequence.background)
-        data = self._data(segment) if room else None
-        if data is None:
+        if self.make_room(sequence, segment.stop - segment.start) is None or (data := self._data(segment)) is None:
             return True
         try:
             self._runner.import_kv(handle, segment.start, segment.stop, data)
@@ -136,12 +134,17 @@ class KVManager:
             self._runner.truncate_sequence(sequence.handle, length)
             sequence.computed = length
 
-    def make_room(self, pages: int, background: bool) -> bool:
-        """Evict until `pages` pages are free; False if that is impossible."""
-        while (free := self._runner.pages_free()) < pages:
-            if background or not self.cache.evict(pages - free):
-                return False
-        return True
+    def make_room(self, sequence: TokenSequence, rows: int, planned: int = 0) -> int | None:
+        """Evict until rows can be appended to a sequence; return the pages they take, None if that is impossible.
+
+        planned: pages that other rows of the step take.
+        """
+        assert sequence.handle is not None
+        needed = self._runner.pages_needed(sequence.handle, rows)
+        while (free := self._runner.pages_free()) < planned + needed:
+            if sequence.background or not self.cache.evict(planned + needed - free):
+                return None
+        return needed
 
     def release(self, sequence: TokenSequence) -> None:
         """Move the runner's sequence into the cache, or free it after a background request."""

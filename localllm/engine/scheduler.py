@@ -333,12 +333,10 @@ class Scheduler:
 
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if there are pages for them beside the rows already planned; return whether there are."""
-        sequence = part.generation.sequence
-        assert sequence.handle is not None
-        needed = self._runner.pages_needed(sequence.handle, len(part))
-        if not self._kv.make_room(plan.pages + needed, sequence.background):
+        pages = self._kv.make_room(part.generation.sequence, len(part), plan.pages)
+        if pages is None:
             return False
-        plan.add(part, needed)
+        plan.add(part, pages)
         return True
 
     def _preempt(self, plan: Plan) -> Generation:
