@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -179,14 +179,7 @@ class DiskCache:
             if len(tokens) >= SEGMENT_TOKENS and not any(one.stop == len(tokens) for one in self.find(tokens)):
                 yield 0, len(tokens)
             return
-        start = 0
-        for segment in self.find(tokens):
-            if segment.useful == segment.stop and (segment.stop % SEGMENT_TOKENS == 0 or segment.stop == len(tokens)):
-                start = segment.stop
-        while start < len(tokens):
-            stop = min(start + SEGMENT_TOKENS, len(tokens))
-            yield start, stop
-            start = stop
+        yield from missing_segments(((one.stop, one.useful) for one in self.find(tokens)), len(tokens))
 
     def store(self, tokens: Sequence[int], start: int, kv: bytes, state: bytes = b"") -> None:
         """Write the KV of tokens[start:] as a segment, with the state after them, then evict down to the limit.
@@ -275,6 +268,19 @@ class DiskCache:
         if self._works:
             self._works = False
             log.warning("KV is no longer kept on disk: %s: %s", self._root, error.strerror)
+
+
+def missing_segments(stored: Iterable[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the segments to store so that `length` tokens are stored.
+
+    stored: the stop of each segment of the chain that matches the most tokens, and the number of matching tokens up to
+    there. A segment that is not full is stored again once the conversation has grown.
+    """
+    start = 0
+    for stop, useful in stored:
+        if useful == stop and (stop % SEGMENT_TOKENS == 0 or stop == length):
+            start = stop
+    yield from ((at, min(at + SEGMENT_TOKENS, length)) for at in range(start, length, SEGMENT_TOKENS))
 
 
 def disk_cache_of(info: RunnerInfo, adapters: AdapterSet) -> DiskCache:

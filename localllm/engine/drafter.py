@@ -49,6 +49,10 @@ class Drafter(ABC):
     def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
         """Put drafts into `guesses`, for the sequences that have one."""
 
+    def _learn(self, seconds: float) -> None:
+        """Learn from the time that drafting one token took."""
+        self.token_s += (seconds - self.token_s) * (0.1 if self.token_s else 1.0)
+
     def forget(self, sequence: TokenSequence) -> None:  # noqa: B027 - most keep nothing of sequences
         """Stop following a sequence that has ended or waits again; its KV may be kept for the next turn."""
 
@@ -78,8 +82,7 @@ class SelfDrafter(Drafter):
         self.length.reading_s = max(read, 0.9 * self.length.reading_s)
         began += read
         found = self._runner.draft(asked)
-        took = (self._clock() - began) / max(count for _, _, count in asked)
-        self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
+        self._learn((self._clock() - began) / max(count for _, _, count in asked))
         guesses |= zip((sequence for sequence, _ in wanted if sequence.handle is not None), found, strict=True)
 
 
@@ -117,8 +120,7 @@ class DraftModel(Drafter):
             if not self._advance([sequence for sequence, count in ready if at < count], guesses):
                 return
             if at:  # the first pass also reads accepted tokens
-                took = self._clock() - began
-                self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
+                self._learn(self._clock() - began)
 
     def forget(self, sequence: TokenSequence) -> None:
         """Stop following a sequence that has ended or waits again; cache its KV for the next turn."""

@@ -8,7 +8,7 @@ that starts with them. Copies are segments in a tree like the disk tier's, compa
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from localllm.engine.disk_cache import SEGMENT_TOKENS
+from localllm.engine.disk_cache import SEGMENT_TOKENS, missing_segments
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.sequence import KeySpace
 
@@ -63,7 +63,7 @@ class MemoryTier:
         for node, useful in self._follow(space, tokens):
             node.last_used = self._clock
             chain.append(MemorySegment(start, start + len(node.tokens), useful, node.kv))
-            start += len(node.tokens)
+            start = useful
         return chain
 
     def holds(self, space: KeySpace, tokens: Sequence[int]) -> bool:
@@ -72,14 +72,7 @@ class MemoryTier:
 
     def missing(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the segments that must be stored so that all tokens have copies."""
-        start = 0
-        for node, useful in self._follow(space, tokens):
-            if useful == start + len(node.tokens) and (useful % SEGMENT_TOKENS == 0 or useful == len(tokens)):
-                start = useful
-        while start < len(tokens):
-            stop = min(start + SEGMENT_TOKENS, len(tokens))
-            yield start, stop
-            start = stop
+        yield from missing_segments(((one.stop, one.useful) for one in self.find(space, tokens)), len(tokens))
 
     def store(self, space: KeySpace, tokens: Sequence[int], start: int, kv: bytes) -> None:
         """Store the KV of tokens[start:] if all tokens before have copies and there is room."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.engine import memory_tier
+from localllm.engine import disk_cache, memory_tier
 from localllm.engine.engine import Engine
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -120,7 +120,8 @@ def test_without_room_for_copies_all_stays() -> None:
 
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_tier, "SEGMENT_TOKENS", 8)
+    for module in (memory_tier, disk_cache):
+        monkeypatch.setattr(module, "SEGMENT_TOKENS", 8)
 
 
 def copy(tier: MemoryTier, tokens: list[int]) -> None:
@@ -134,7 +135,8 @@ tokens_lists = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=40), mi
 @given(texts=tokens_lists, asked=st.lists(st.integers(1, 3), min_size=1, max_size=40))
 def test_nothing_is_found_for_other_tokens(texts: list[list[int]], asked: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_tier, "SEGMENT_TOKENS", 8)
+        for module in (memory_tier, disk_cache):
+            patch.setattr(module, "SEGMENT_TOKENS", 8)
         tier = MemoryTier(2**20)
         for text in texts:
             copy(tier, text)
