@@ -21,7 +21,6 @@ OUTPUT_ROWS = 64
 
 # enum llama_split_mode. llama.cpp's own "row" (2) is for SYCL only; all other backends reject it and use "tensor" (3).
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 3}
-_FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
 _READ = ctypes.CFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
 _SEEK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_int)
 _FAILED = -1
@@ -92,7 +91,6 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.swa_full = True  # prefixes are truncated and shared far before a sliding window
     params.type_k = type_id(options.type_k)
     params.type_v = type_id(options.type_v)
-    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
     params.n_threads = params.n_threads_batch = options.threads or usable_cores()
     return params
 

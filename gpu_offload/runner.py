@@ -58,25 +58,21 @@ class LlamaCppRunner:
         if not 1 <= options.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
         self._lib = library = llama()
-        self._resources = ExitStack()
-        self._model: Any = load_model(model, options, progress)
-        self._resources.callback(library.llama_model_free, self._model)
-        self._open_context: Any = None
         self.projector: Projector | None = None
-        try:
+        with ExitStack() as opened:
+            self._model: Any = load_model(model, options, progress)
+            opened.callback(library.llama_model_free, self._model)
             if library.llama_model_has_encoder(self._model):
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
             self._adapters = Adapters(self._model, model, options.lora)
             if options.mmproj is not None:
                 self.projector = Projector(options.mmproj, self._model, options)
-                self._resources.callback(self.projector.close)
-            self._open_context = open_context(self._model, options)
-            self._resources.callback(library.llama_free, self._open_context)
+                opened.callback(self.projector.close)
+            self._open_context: Any = open_context(self._model, options)
+            opened.callback(library.llama_free, self._open_context)
             if not library.llama_get_memory(self._context):
                 raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
-        except BaseException:
-            self.close()
-            raise
+            self._resources = opened.pop_all()
         self._pool = CellPool(library.llama_n_ctx(self._context))
         self._alive: dict[int, Stored] = {}
         self._sequences = Sequences(self._context, options)
@@ -86,7 +82,7 @@ class LlamaCppRunner:
         on_cpu = options.gpu_layers == 0 or not library.llama_supports_gpu_offload()
         # On the CPU llama.cpp computes attention over all cells up to the last one in use, even of other sequences.
         moves = on_cpu and self._sequences.can_truncate
-        types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}"
+        types = f"{options.type_k}/{options.type_v}/flash=None"  # llama.cpp chooses
         self.info = RunnerInfo(
             backend="llama.cpp",
             vocab_size=vocabulary,
