@@ -7,9 +7,7 @@ template without .Messages is rendered once per turn, and the last turn ends at 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from localllm.library.errors import LibraryError
 from localllm.text import shortened
@@ -61,23 +59,6 @@ _ALL = """{%- set S = namespace(text='') -%}
 {%- set R = {'System': S.text, 'Messages': messages, 'Tools': tools or [], 'Prompt': '', 'Response': ''} -%}LAST"""
 
 
-@dataclass(slots=True)
-class _Block:
-    """An if or a range: the tags of its branches, their bodies, and the end tag."""
-
-    tags: list[str] = field(default_factory=list)
-    bodies: list[list[Any]] = field(default_factory=list)
-    end: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The Jinja for one action or text. ends_turn: whether it is where the answer goes."""
-
-    jinja: str
-    ends_turn: bool = False
-
-
 def translated(template: str) -> str:
     """A Go template as Jinja. Raises LibraryError naming what is not supported."""
     if len(template) > _LONGEST:
@@ -85,11 +66,10 @@ def translated(template: str) -> str:
     pieces = _pieces(template)
     if ".Messages" not in template and ".Response" not in template:
         pieces.append((True, ".Response"))
-    nodes = _Parser(pieces).body("R", 0)
+    whole, last = _Translation().of(pieces)
     if ".Messages" in template:
-        return _ALL.replace("LAST", _joined(nodes))
-    last = list(_up_to_answer(nodes, [False]))
-    return _TURNS.replace("LAST", _joined(last)).replace("TURN", _joined(nodes))
+        return _ALL.replace("LAST", whole)
+    return _TURNS.replace("LAST", last).replace("TURN", whole)
 
 
 def _pieces(template: str) -> list[tuple[bool, str]]:
@@ -112,105 +92,85 @@ def _pieces(template: str) -> list[tuple[bool, str]]:
     return [piece for piece in found if piece[1] and not (piece[0] and piece[1].startswith("/*"))]
 
 
-def _up_to_answer(nodes: Sequence[Any], found: list[bool]) -> Iterator[Any]:
-    """The nodes up to where the answer goes; sets found[0] once that place is reached."""
-    for node in nodes:
-        if found[0]:
-            return
-        if isinstance(node, _Block):
-            if any("R['Response']" in tag for tag in node.tags[:1]):
-                found[0] = True
-                return
-            bodies = [list(_up_to_answer(body, found)) for body in node.bodies]
-            yield _Block(node.tags, bodies, node.end)
-        elif node.ends_turn:
-            found[0] = True
-        else:
-            yield node
+class _Translation:
+    """Writes the pieces of a template as Jinja, one after another."""
 
-
-def _joined(nodes: Sequence[Any]) -> str:
-    found: list[str] = []
-    for node in nodes:
-        if isinstance(node, _Block):
-            for tag, body in zip(node.tags, node.bodies, strict=True):
-                found += [tag, _joined(body)]
-            found.append(node.end)
-        else:
-            found.append(node.jinja)
-    return "".join(found)
-
-
-class _Parser:
-    """Parses the pieces of a template into Jinja nodes."""
-
-    def __init__(self, pieces: Sequence[tuple[bool, str]]) -> None:
-        self._pieces = pieces
-        self._at = 0
+    def __init__(self) -> None:
+        self._jinja: list[str] = []
+        self._up_to_answer: str | None = None
+        self._open: list[tuple[str, str]] = []  # the open blocks: Jinja's word for each, and what . means outside of it
+        self._dot = "R"
         self._loops = 0
 
-    def body(self, dot: str, depth: int) -> list[Any]:
-        """The nodes up to an else, an end, or the end of the template, which is an error within a block."""
-        if depth > _DEEPEST:
-            raise LibraryError(f"The template is nested deeper than {_DEEPEST} blocks.")
-        nodes: list[Any] = []
-        while self._at < len(self._pieces):
-            is_action, content = self._pieces[self._at]
-            if is_action and re.match(r"(else|end)\b", content):
-                if not depth:
-                    raise LibraryError(f"The template has {{{{ {shortened(content)} }}}} outside of a block.")
-                return nodes
-            self._at += 1
+    def of(self, pieces: Sequence[tuple[bool, str]]) -> tuple[str, str]:
+        """The whole template, and the part of it before the first action that reads .Response."""
+        for is_action, content in pieces:
             if not is_action:
-                nodes.append(_Written(f"{{{{- {_quoted(content)} -}}}}"))
-            elif content.startswith(("if ", "range ")):
-                nodes.append(self._block(content, dot, depth))
+                self._jinja.append(f"{{{{- {_quoted(content)} -}}}}")
+            elif content.startswith("if "):
+                self._begin("if", self._value(content[3:]))
+            elif content.startswith("range "):
+                self._range(content)
+            elif re.match(r"(else|end)\b", content):
+                self._branch(content)
+            elif assigned := re.match(r"\$(\w+)\s*:?=\s*(.+)", content, re.DOTALL):
+                self._set(assigned[1], self._value(assigned[2]))
             else:
-                nodes.append(_written(content, dot))
-        if depth:
+                value = self._value(content)
+                self._jinja.append(f"{{{{- {value} -}}}}")
+        if self._open:
             raise LibraryError("The template has a block without its {{ end }}.")
-        return nodes
+        whole = "".join(self._jinja)
+        return whole, whole if self._up_to_answer is None else self._up_to_answer
 
-    def _block(self, content: str, dot: str, depth: int) -> _Block:
-        word, _, rest = content.partition(" ")
-        block, inner, before = _Block(end=f"{{%- end{'if' if word == 'if' else 'for'} -%}}"), dot, ""
-        if word == "if":
-            block.tags.append(f"{{%- if {_expression(rest, dot)} -%}}")
+    def _value(self, source: str) -> str:
+        value = _expression(source, self._dot)
+        if "R['Response']" in value and self._up_to_answer is None:
+            ends = (f"{{%- end{word} -%}}" for word, _ in reversed(self._open))
+            self._up_to_answer = "".join([*self._jinja, *ends])
+        return value
+
+    def _set(self, name: str, value: str) -> None:
+        self._jinja.append(f"{{%- set V.{name} = {value} -%}}")
+
+    def _begin(self, word: str, head: str) -> None:
+        if len(self._open) == _DEEPEST:
+            raise LibraryError(f"The template is nested deeper than {_DEEPEST} blocks.")
+        self._open.append((word, self._dot))
+        self._jinja.append(f"{{%- {word} {head} -%}}")
+
+    def _range(self, content: str) -> None:
+        names, _, source = content.removeprefix("range ").rpartition(":=")
+        variables = [name.strip().removeprefix("$") for name in names.split(",") if name.strip()]
+        if not all(name.isidentifier() for name in variables) or len(variables) > 2:
+            raise _unsupported(content)
+        self._loops += 1
+        item = f"m{self._loops}"
+        self._begin("for", f"{item} in {self._value(source)}")
+        self._dot = item
+        for name, value in zip(reversed(variables), (item, "loop.index0"), strict=False):
+            if name != "_":
+                self._set(name, value)
+
+    def _branch(self, content: str) -> None:
+        """An else or an end."""
+        if not self._open:
+            raise LibraryError(f"The template has {{{{ {shortened(content)} }}}} outside of a block.")
+        word, self._dot = self._open[-1]
+        if content == "end":
+            self._jinja.append(f"{{%- end{word} -%}}")
+            self._open.pop()
+        elif content == "else":
+            self._jinja.append("{%- else -%}")
+        elif content.startswith("else if ") and word == "if":
+            value = self._value(content[8:])
+            self._jinja.append(f"{{%- elif {value} -%}}")
         else:
-            self._loops += 1
-            inner = f"m{self._loops}"
-            names, _, source = rest.rpartition(":=")
-            variables = [name.strip().removeprefix("$") for name in names.split(",") if name.strip()]
-            if not all(name.isidentifier() for name in variables) or len(variables) > 2:
-                raise LibraryError(f"The template's {{{{ {shortened(content)} }}}} is not supported.")
-            values = ["loop.index0", inner][-len(variables) :] if variables else []
-            pairs = [pair for pair in zip(variables, values, strict=True) if pair[0] != "_"]
-            before = "".join(f"{{%- set V.{name} = {value} -%}}" for name, value in pairs)
-            block.tags.append(f"{{%- for {inner} in {_expression(source, dot)} -%}}")
-        while True:
-            block.bodies.append([*([_Written(before)] if before else []), *self.body(inner, depth + 1)])
-            before = ""
-            if self._at >= len(self._pieces):
-                raise LibraryError("The template has a block without its {{ end }}.")
-            action = self._pieces[self._at][1]
-            self._at += 1
-            if action == "end":
-                return block
-            inner = dot
-            if action == "else":
-                block.tags.append("{%- else -%}")
-            elif action.startswith("else if ") and word == "if":
-                block.tags.append(f"{{%- elif {_expression(action[8:], dot)} -%}}")
-            else:
-                raise LibraryError(f"The template's {{{{ {shortened(action)} }}}} is not supported.")
+            raise _unsupported(content)
 
 
-def _written(content: str, dot: str) -> _Written:
-    """An action that writes a value or sets a variable."""
-    if assigned := re.match(r"\$(\w+)\s*:?=\s*(.+)", content, re.DOTALL):
-        return _Written(f"{{%- set V.{assigned[1]} = {_expression(assigned[2], dot)} -%}}")
-    value = _expression(content, dot)
-    return _Written(f"{{{{- {value} -}}}}", ends_turn="R['Response']" in value)
+def _unsupported(source: str) -> LibraryError:
+    return LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not supported.")
 
 
 def _quoted(text: str) -> str:
@@ -224,10 +184,10 @@ def _expression(source: str, dot: str) -> str:
     while source[at:].strip():
         match = _TOKEN.match(source, at)
         if match is None:
-            raise LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not supported.")
+            raise _unsupported(source)
         tokens.append({name: value for name, value in match.groupdict().items() if value is not None})
         at = match.end()
-    reader = _Expression(tokens, dot, shortened(source))
+    reader = _Expression(tokens, dot, source)
     value = reader.pipeline(0)
     if reader.left:
         raise reader.error()
@@ -244,7 +204,7 @@ class _Expression:
 
     def error(self) -> LibraryError:
         """The error for a pipeline that is not supported."""
-        return LibraryError(f"The template's {{{{ {self._source} }}}} is not supported.")
+        return _unsupported(self._source)
 
     def pipeline(self, depth: int) -> str:
         """One or more commands; each takes the result of the one before as its last argument."""
