@@ -58,9 +58,6 @@ class LibraryModel:
 
     def defaults(self) -> ModelDefaults:
         """Read what the manifest adds. Raises LibraryError for a layer that is missing or damaged."""
-        if self.manifest is None or self.blobs is None:
-            return ModelDefaults()
-        manifest = self.manifest
         template, system = self._texts("template"), self._texts("system")
         return ModelDefaults(
             template=template[-1] if template else None,
@@ -68,16 +65,14 @@ class LibraryModel:
             parameters=self._parameters(),
             messages=self._messages(),
             licenses=tuple(self._texts("license")),
-            adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
+            adapters=tuple(self._layers("adapter")),
             projectors=self.projectors(),
         )
 
     def projectors(self) -> tuple[Path, ...]:
         """The manifest's projectors that exist on this machine: older pulls left them out."""
-        if self.manifest is None or self.blobs is None:
-            return ()
-        paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind("projector")]
-        if self.manifest.projector_link is not None:
+        paths = self._layers("projector")
+        if self.manifest is not None and self.manifest.projector_link is not None:
             paths.append(self.manifest.projector_link)
         return tuple(path for path in paths if path.is_file())
 
@@ -96,10 +91,14 @@ class LibraryModel:
             found.append({"role": role, "content": content})
         return tuple(found)
 
-    def _texts(self, kind: str) -> list[str]:
+    def _layers(self, kind: str) -> list[Path]:
+        """The files of the manifest's layers of one kind."""
         if self.manifest is None or self.blobs is None:
             return []
-        return [_read_text(self.blobs / blob_name(layer.digest)) for layer in self.manifest.of_kind(kind)]
+        return [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind(kind)]
+
+    def _texts(self, kind: str) -> list[str]:
+        return [_read_text(path) for path in self._layers(kind)]
 
     def _json(self, kind: str, wanted: type) -> Any:
         texts = self._texts(kind)

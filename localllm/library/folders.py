@@ -84,7 +84,7 @@ def _of_repository(
     labels = [quantization_of(stem) for stem in stems]
     bases = [repository, *([also] if also else [])]
     for (stem, path), label in zip(stems.items(), labels, strict=True):
-        tag = label if label is not None and labels.count(label) == 1 else stem
+        tag = label if label and labels.count(label) == 1 else stem
         names = [f"{base}:{end}" for end in (tag, stem) for base in bases]
         yield LibraryModel(tuple(dict.fromkeys([*names, stem])), source, path)
 

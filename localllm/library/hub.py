@@ -42,7 +42,7 @@ class HubFile:
     @property
     def label(self) -> str:
         """The quantisation in the file's name, or its folder's; "" for none."""
-        return quantization_of(self.stem) or quantization_of(PurePosixPath(self.path).parent.name) or ""
+        return quantization_of(self.stem) or quantization_of(PurePosixPath(self.path).parent.name)
 
 
 def endpoint() -> str:

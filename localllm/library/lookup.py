@@ -126,11 +126,7 @@ def _preferred(repository: str, models: list[LibraryModel]) -> LibraryModel | No
         for model in models
         if model.source is not Source.OLLAMA and any(known.lower().startswith(repository) for known in model.names)
     ]
-    return min(of_it, key=lambda model: preference(_quantization(model)), default=None)
-
-
-def _quantization(model: LibraryModel) -> str:
-    return quantization_of(model.name.rpartition(":")[2]) or ""
+    return min(of_it, key=lambda model: preference(quantization_of(model.name.rpartition(":")[2])), default=None)
 
 
 def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:

@@ -6,7 +6,7 @@ Format: Docker's image manifest, version 2, with the media types application/vnd
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -100,7 +100,9 @@ def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -
     try:
         content = json.loads(data)
         items = content["layers"]
-        known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
+        if not isinstance(items, list) or len(items) > MAX_LAYERS:
+            raise LibraryError(f"its layers must be a list of at most {MAX_LAYERS}")
+        known = [_layer(item) for item in items if str(item["mediaType"]).startswith(_LAYER_TYPE)]
         links = {item["mediaType"]: Path(item["path"]) for item in items if own and "path" in item}
         title = content.get("annotations", {}).get(_TITLE) if own else None
         if not isinstance(title, str | None):
@@ -122,21 +124,8 @@ def read_manifest(path: Path, *, own: bool = False) -> Manifest:
     return parse_manifest(data, str(path), _OWN_REMEDY if own else _FOREIGN_REMEDY, own=own)
 
 
-def _checked_items(items: Any) -> Iterable[dict[str, Any]]:
-    if not isinstance(items, list) or len(items) > MAX_LAYERS:
-        raise LibraryError(f"its layers must be a list of at most {MAX_LAYERS}")
-    return items
-
-
-def _kind(item: dict[str, Any]) -> str | None:
-    media_type = item["mediaType"]
-    if not isinstance(media_type, str) or not media_type.startswith(_LAYER_TYPE):
-        return None
-    return media_type.removeprefix(_LAYER_TYPE)
-
-
 def _layer(item: dict[str, Any]) -> Layer:
     size = item["size"]
     if type(size) is not int or not 0 <= size <= MAX_LAYER_BYTES:
         raise LibraryError(f"a layer's size is {str(size)[:40]!r}")
-    return Layer(str(_kind(item)), check_digest(item["digest"]), size)
+    return Layer(item["mediaType"].removeprefix(_LAYER_TYPE), check_digest(item["digest"]), size)

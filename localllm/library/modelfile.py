@@ -15,7 +15,7 @@ from localllm.library.errors import LibraryError
 from localllm.text import nearest, shortened
 
 # Supported parameters, and the type of their values. `stop` may occur many times.
-_FOLLOWED: dict[str, type] = {
+SUPPORTED: dict[str, type] = {
     "frequency_penalty": float,
     "min_p": float,
     "mirostat": int,
@@ -43,7 +43,7 @@ _UNUSED: dict[str, type] = {
     "num_gpu": int,
     "tfs_z": float,
 }
-PARAMETERS = _FOLLOWED | _UNUSED
+PARAMETERS = SUPPORTED | _UNUSED
 MAX_NUMBER = 2**63  # JSON parsers agree on integers up to this
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
@@ -158,7 +158,7 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     name, value = name.lower(), _unquoted(raw.strip())
     if name not in PARAMETERS:
         near = nearest(name, PARAMETERS)
-        hint = f"Did you mean {near}?" if near else f"There are {', '.join(_FOLLOWED)}."
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(SUPPORTED)}."
         raise LibraryError(f"there is no parameter {shortened(name)!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)

@@ -89,10 +89,10 @@ class ModelName:
         return f"{self.model if self.namespace == DEFAULT_NAMESPACE else self.repository}:{self.tag}"
 
 
-def quantization_of(stem: str) -> str | None:
-    """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M."""
+def quantization_of(stem: str) -> str:
+    """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M; "" for none."""
     found = _QUANTIZATION.findall(_SPLIT.sub("", stem))
-    return found[-1].upper() if found else None
+    return found[-1].upper() if found else ""
 
 
 def without_part(stem: str) -> str:

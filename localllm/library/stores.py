@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, warn_once
-from localllm.library.manifest import Manifest, blob_name, model_file_names, read_manifest
+from localllm.library.manifest import blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
 
 SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter", "projector")
@@ -34,31 +34,24 @@ def stored_models(
     """All usable models of a store, by name. report is called for each of the others."""
     manifests = root / "manifests"
     for path in sorted(_files(manifests)):
-        model, tag, namespace, host = _reordered(path.relative_to(manifests).parts)
+        host, namespace, model, tag = path.relative_to(manifests).parts
         try:
             name = ModelName(model, tag, namespace, host)
             manifest = read_manifest(path, own=source is Source.OWN)
         except LibraryError as error:
             report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))
             continue
-        if manifest.link is None and not manifest.of_kind("model"):
+        blobs, layers = root / "blobs", manifest.of_kind("model")
+        if manifest.link is None and not layers:
             continue  # a model that runs only on its vendor's servers
-        file, missing = model_path(root / "blobs", manifest)
-        if missing:
+        files = [blobs / name for name in model_file_names(layers)] if manifest.link is None else []
+        if missing := [path for path in files if not os.path.isfile(path)]:  # or in a folder that cannot be read
             remedy = f"`localllm verify {name} --repair`" if source is Source.OWN else f"`ollama pull {name}`"
             message = f"{name}: {missing[0]} is gone or cannot be read. {remedy} pulls it again."
             report(UnusableError(str(name), source, message))
             continue
         titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
-        yield LibraryModel((str(name), name.key, *titled), source, file, manifest, path, root / "blobs")
-
-
-def model_path(blobs: Path, manifest: Manifest) -> tuple[Path, list[Path]]:
-    """The file of a manifest's model, or its first part; and the model's missing files."""
-    if manifest.link is not None:
-        return manifest.link, []
-    files = [blobs / name for name in model_file_names(manifest.of_kind("model"))]
-    return files[0], [path for path in files if not os.path.isfile(path)]  # so does a file in an unreadable folder
+        yield LibraryModel((str(name), name.key, *titled), source, manifest.link or files[0], manifest, path, blobs)
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:
@@ -93,8 +86,3 @@ def _files(manifests: Path) -> Iterator[Path]:
         base = Path(folder)
         if len(base.relative_to(manifests).parts) == 3:
             yield from (base / name for name in names if not name.startswith("."))
-
-
-def _reordered(parts: tuple[str, ...]) -> tuple[str, str, str, str]:
-    host, namespace, model, tag = parts
-    return model, tag, namespace, host
