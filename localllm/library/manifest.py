@@ -19,6 +19,8 @@ MAX_LAYERS = 1024
 MAX_TEXT_BYTES = 1 << 20  # of a text layer
 MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 
+# Kinds of layers that localllm uses: the model's file or parts, and what is added to it.
+KINDS = ("model", "template", "system", "params", "messages", "license", "adapter", "projector")
 _LAYER_TYPE = "application/vnd.ollama.image."
 _TITLE = "org.opencontainers.image.title"
 _LINK_TYPE = "application/vnd.localllm.link"
@@ -28,7 +30,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One blob. kind: model, template, system, params, messages, license, adapter, projector. size: bytes."""
+    """One blob. kind: one of KINDS, or another that is not used. size: bytes."""
 
     kind: str
     digest: str
@@ -83,16 +85,19 @@ def blob_name(digest: str) -> str:
     return check_digest(digest).replace(":", "-")
 
 
-def model_file_names(layers: Sequence[Layer]) -> list[str]:
-    """Blob file names of a model's parts, in order; those of a split model are the names its loader looks for."""
-    if len(layers) == 1:
-        return [blob_name(layers[0].digest)]
-    stem = blob_name(layers[0].digest)
-    return [f"{stem}-{number:05}-of-{len(layers):05}.gguf" for number in range(1, len(layers) + 1)]
+def blob_files(layers: Sequence[Layer]) -> list[str]:
+    """Blob file names of layers, in order; the parts of a split model have the names that its loader looks for."""
+    names = [blob_name(layer.digest) for layer in layers]
+    parts = [index for index, layer in enumerate(layers) if layer.kind == "model"]
+    if len(parts) > 1:
+        stem = names[parts[0]]
+        for number, index in enumerate(parts, start=1):
+            names[index] = f"{stem}-{number:05}-of-{len(parts):05}.gguf"
+    return names
 
 
 def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -> Manifest:
-    """Parse a manifest. Layers of unknown kinds are left out.
+    """Parse a manifest. Items that are no layers of models are left out.
 
     own: whether it is from our own store; links of other manifests are not followed.
     Raises LibraryError naming where it came from, and the remedy.

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from localllm.files import TEMPORARY, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
+from localllm.library.manifest import Layer, Manifest, blob_files, blob_name, read_manifest
 from localllm.library.names import BUILT_IN, ModelName
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class OwnStore:
         """Write the manifest, which makes the model visible. Returns False and writes nothing if a blob is missing."""
         self.prepare()
         with self.locked():
-            if not all((self.blobs / file).is_file() for file in blob_files(manifest)):
+            if not all((self.blobs / file).is_file() for file in blob_files(manifest.layers)):
                 return False
             path = self.manifest_path(name)
             try:
@@ -150,7 +150,7 @@ class OwnStore:
         with self.locked():
             path = self._require(name)
             try:
-                files = blob_files(read_manifest(path, own=True))
+                files = blob_files(read_manifest(path, own=True).layers)
             except LibraryError:
                 files = []  # unknown: its blobs stay for remove_unfinished
             path.unlink()
@@ -183,7 +183,7 @@ class OwnStore:
         used: set[str] = set()
         for path in self.manifests.glob("*/*/*/[!.]*"):
             try:
-                used.update(blob_files(read_manifest(path, own=True)))
+                used.update(blob_files(read_manifest(path, own=True).layers))
             except LibraryError as error:
                 log.warning(
                     "Files of models are kept, because a manifest that cannot be read may need them. %s "
@@ -203,13 +203,6 @@ class OwnStore:
         while folder != self.manifests and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
-
-
-def blob_files(manifest: Manifest) -> list[str]:
-    """File names of all blobs of a manifest."""
-    models = manifest.of_kind("model")
-    others = [blob_name(layer.digest) for layer in manifest.layers if layer.kind != "model"]
-    return [*(model_file_names(models) if models else []), *others]
 
 
 def free_bytes(folder: Path) -> int:

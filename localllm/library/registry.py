@@ -7,13 +7,10 @@ is chosen by the registry, so nothing is sent there.
 import httpx2
 
 from localllm.library.errors import PullError
-from localllm.library.manifest import MAX_MANIFEST_BYTES, MEDIA_TYPE, Layer, blob_name, parse_manifest
+from localllm.library.manifest import KINDS, MAX_MANIFEST_BYTES, MEDIA_TYPE, Layer, blob_name, parse_manifest
 from localllm.library.names import ModelName
 from localllm.library.plan import PullPlan, RemoteFile
-from localllm.library.stores import SMALL_KINDS
 from localllm.library.web import Remote, get_small
-
-KINDS = ("model", *SMALL_KINDS)
 
 _LOOPBACK = ("localhost", "127.0.0.1")
 

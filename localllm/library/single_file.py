@@ -9,7 +9,7 @@ from localllm.library.errors import PullError
 from localllm.library.manifest import MAX_LAYER_BYTES
 from localllm.library.names import ModelName
 from localllm.library.plan import PullPlan, RemoteFile
-from localllm.library.web import Remote, check_status, decimal, get, persistently
+from localllm.library.web import Remote, check_status, get, length_of, persistently
 
 
 def plan(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
@@ -18,10 +18,7 @@ def plan(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
     def ask() -> tuple[int, str]:
         with get(client, Remote(url), {"Range": "bytes=0-0"}) as response:
             check_status(response, url)
-            length = response.headers.get("content-range", "").rpartition("/")[2]
-            if response.status_code == 200:
-                length = response.headers.get("content-length", "")
-            total = decimal(length)
+            total = length_of(response)
             if total is None or not 0 < total <= MAX_LAYER_BYTES:
                 raise PullError(f"{response.url.host} does not say how long {url} is, so it cannot be checked.")
             # A weak ETag may stay the same while bytes change (RFC 9110, 8.8.1).

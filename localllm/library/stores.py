@@ -13,10 +13,8 @@ from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, warn_once
-from localllm.library.manifest import blob_name, model_file_names, read_manifest
+from localllm.library.manifest import KINDS, blob_files, read_manifest
 from localllm.library.names import ModelName
-
-SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter", "projector")
 
 
 class UnusableError(LibraryError):
@@ -44,7 +42,7 @@ def stored_models(
         blobs, layers = root / "blobs", manifest.of_kind("model")
         if manifest.link is None and not layers:
             continue  # a model that runs only on its vendor's servers
-        files = [blobs / name for name in model_file_names(layers)] if manifest.link is None else []
+        files = [blobs / name for name in blob_files(layers)] if manifest.link is None else []
         if missing := [path for path in files if not os.path.isfile(path)]:  # or in a folder that cannot be read
             remedy = f"`localllm verify {name} --repair`" if source is Source.OWN else f"`ollama pull {name}`"
             message = f"{name}: {missing[0]} is gone or cannot be read. {remedy} pulls it again."
@@ -58,25 +56,23 @@ def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> lis
     """Blobs of a model that are missing or do not match their digest. progress: receives the share read."""
     if model.manifest is None or model.blobs is None:
         return []
-    models = model.manifest.of_kind("model")
-    names = model_file_names(models) if models else []
-    others = [layer for layer in model.manifest.layers if layer.kind in SMALL_KINDS]
-    checked = [*zip(names, models, strict=True), *((blob_name(layer.digest), layer) for layer in others)]
+    layers = [layer for layer in model.manifest.layers if layer.kind in KINDS]
+    checked = [(model.blobs / name, layer) for name, layer in zip(blob_files(layers), layers, strict=True)]
     total = sum(layer.size for _, layer in checked) or 1
     read, damaged = 0, []
-    for name, layer in checked:
+    for path, layer in checked:
         digest = hashlib.sha256()
         try:
-            with (model.blobs / name).open("rb") as file:
+            with path.open("rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
                     read += len(piece)
                     progress(min(read / total, 1.0))
         except OSError:
-            damaged.append(model.blobs / name)
+            damaged.append(path)
             continue
         if f"sha256:{digest.hexdigest()}" != layer.digest:
-            damaged.append(model.blobs / name)
+            damaged.append(path)
     return damaged
 
 
