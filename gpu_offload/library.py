@@ -167,11 +167,3 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
     function = getattr(holder, name)
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def type_id(name: str) -> int:
-    """Return ggml's number of a tensor type such as "f16" or "q8_0". Raises ValueError for unknown names."""
-    value = getattr(llama(), f"GGML_TYPE_{name.upper()}", None)
-    if not isinstance(value, int):
-        raise ValueError(f"llama.cpp knows no tensor type {name!r}")
-    return value

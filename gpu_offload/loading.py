@@ -11,7 +11,8 @@ from cpu_kernels.cores import usable_cores
 from gguf_io.layouts import StandardFile
 from gguf_io.model_file import ModelFile
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.library import failure, ggml, llama, route_log, type_id
+from gpu_offload.library import failure, ggml, llama, route_log
+from gpu_offload.memory import block_type
 from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 
@@ -77,7 +78,7 @@ def model_params(options: LlamaOptions) -> Any:
 def context_params(handle: Any, options: LlamaOptions) -> Any:
     """Return the llama_context_params of these options for a llama_model pointer.
 
-    Raises ValueError for a KV type that llama.cpp does not know, and for more sequences than it supports.
+    Raises ValueError for a KV type that does not exist, and for more sequences than it supports.
     """
     numbers = sequence_numbers(options, window_of(handle))
     if numbers > MAX_NUMBERS:
@@ -89,8 +90,8 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.n_outputs_max = max(output_rows(options), numbers)  # llama.cpp aborts if there are more sequences than this
     params.kv_unified = True
     params.swa_full = True  # prefixes are truncated and shared far before a sliding window
-    params.type_k = type_id(options.type_k)
-    params.type_v = type_id(options.type_v)
+    params.type_k = block_type(options.type_k).type_id  # GGUF's numbers are ggml's
+    params.type_v = block_type(options.type_v).type_id
     params.n_threads = params.n_threads_batch = options.threads or usable_cores()
     return params
 

@@ -171,7 +171,7 @@ class _Planner:
         """
         best = None
         for _ in range(_DRY_RUNS):
-            sizes = dry_run(self.needs.model, made.options) or {}
+            sizes = dry_run(self.needs.model, made.options)
             found = [sizes.get(name, Sizes()) for name in (MAIN, *(gpu.name for gpu in self.gpus))]
             if any(guess.weights and not one.weights for one, guess in zip(found, made.uses, strict=True)):
                 break  # no sizes, or those of other devices

@@ -79,7 +79,9 @@ def test_what_has_left_the_window_is_not_overwritten(runner, path):
     first, kept = prefilled(runner, PROMPT), prefilled(runner, PROMPT)
     runner.free_sequence(first)
     prefilled(runner, PROMPT * 2)  # fills the hole before the kept prefix, and continues
-    assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12, SAME)
+    assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(
+        path, [*PROMPT[:50], 9], 12, SAME
+    )
 
 
 def test_windows_leave_numbers_for_half_the_sequences(path):
