@@ -21,7 +21,7 @@ from gguf_io.model_file import open_model
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError, PictureError
 from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
-from gpu_offload.library import complaints, failure, llama, log_callback, route_log
+from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
 
@@ -183,5 +183,5 @@ def _mtmd() -> Any:
         raise LlamaCppError(
             f"This llama-cpp-python cannot read images ({error}). Install version 0.3.36 or newer."
         ) from error
-    mtmd_cpp.mtmd_helper_log_set(log_callback(), ctypes.c_void_p(0))
+    mtmd_cpp.mtmd_helper_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
     return mtmd_cpp
