@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
+from gpu_offload.adapters import check_adapter
 from localllm.files import sync_folder
 from localllm.library.behaviour import own_template
-from localllm.library.entry import LibraryModel, ModelDefaults, Source
+from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.manifest import (
@@ -40,7 +41,10 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     if recipe.template is not None:
         jinja_of(recipe.template, own_template(base))
         template = recipe.template
-    kept = [path.read_bytes() for path in defaults.adapters]
+    try:
+        kept = [path.read_bytes() for path in defaults.adapters]
+    except OSError as error:
+        raise LibraryError(f"{error.filename}: cannot be read: {error.strerror}. {PULL_AGAIN}") from error
     projectors, projector_link = _projectors(store, base)
     stored = base.manifest if base.source is Source.OWN else None
     weights = [*(stored.of_kind("model") if stored else []), *projectors]
@@ -93,14 +97,11 @@ def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path 
 
 
 def _adapter(path: Path, architecture: str) -> bytes:
-    """The content of a LoRA adapter for models of this architecture. Raises LibraryError."""
+    """The content of a LoRA adapter for models of this architecture. Raises LocalLLMError."""
     if not path.is_file():
         raise LibraryError(f"ADAPTER {path}: there is no such file.")
     with open_model(path) as file:
-        if file.metadata.get_str("adapter.type", "") != "lora":
-            raise LibraryError(f"ADAPTER {path}: it is not a LoRA adapter in GGUF.")
-        if file.architecture != architecture:
-            raise LibraryError(f"ADAPTER {path}: it is for {file.architecture!r}, and the model is {architecture!r}.")
+        check_adapter(file, architecture)
     return path.read_bytes()
 
 

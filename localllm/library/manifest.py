@@ -119,14 +119,20 @@ def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -
 
 def read_manifest(path: Path, *, own: bool = False) -> Manifest:
     """Read a manifest's file. Raises LibraryError."""
+    remedy = _OWN_REMEDY if own else _FOREIGN_REMEDY
+    return parse_manifest(read_bounded(path, MAX_MANIFEST_BYTES, remedy), str(path), remedy, own=own)
+
+
+def read_bounded(path: Path, most: int, remedy: str) -> bytes:
+    """The content of a store's file. Raises LibraryError, with the remedy, if it is longer or cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
-        raise LibraryError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise LibraryError(f"{path}: is not a manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
-    return parse_manifest(data, str(path), _OWN_REMEDY if own else _FOREIGN_REMEDY, own=own)
+        raise LibraryError(f"{path}: cannot be read: {error.strerror}. {remedy}") from error
+    if len(data) > most:
+        raise LibraryError(f"{path}: has more than {most} bytes. {remedy}")
+    return data
 
 
 def _layer(item: dict[str, Any]) -> Layer:

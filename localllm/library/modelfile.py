@@ -9,6 +9,7 @@ Instructions may be in any case and order; text between triple quotes may span l
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 from localllm.library.errors import LibraryError
@@ -111,7 +112,7 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 def _instructions(text: str) -> list[tuple[int, str]]:
     """Instructions with the numbers of their first lines; text between triple quotes belongs to one instruction."""
     found: list[tuple[int, str]] = []
-    lines = iter(enumerate(text.splitlines(keepends=True), start=1))
+    lines = iter(enumerate(StringIO(text), start=1))  # str.splitlines would also split at other characters
     for first, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue

@@ -18,7 +18,7 @@ BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
-_HOST_ALIASES = {"huggingface.co": HUGGING_FACE_HOST, "www.huggingface.co": HUGGING_FACE_HOST}
+_HUGGING_FACE_HOSTS = (HUGGING_FACE_HOST, "huggingface.co", "www.huggingface.co")
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:IQ[1-8]_[A-Z0-9]+|T?Q[1-8]_[0-9K](?:_[A-Z]{1,2})?|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-._])",
     re.IGNORECASE,
@@ -61,7 +61,7 @@ class ModelName:
             model=model,
             tag=tag or DEFAULT_TAG,
             namespace=before[-1] if before else DEFAULT_NAMESPACE,
-            host=_HOST_ALIASES.get(host.lower(), host),
+            host=canonical_host(host),
         )
 
     @property
@@ -87,6 +87,11 @@ class ModelName:
         if self.host != OLLAMA_HOST:
             return f"{self.host}/{self.repository}:{self.tag}"
         return f"{self.model if self.namespace == DEFAULT_NAMESPACE else self.repository}:{self.tag}"
+
+
+def canonical_host(host: str) -> str:
+    """The host, or its name here if it is one of Hugging Face's."""
+    return HUGGING_FACE_HOST if host.lower() in _HUGGING_FACE_HOSTS else host
 
 
 def quantization_of(stem: str) -> str:

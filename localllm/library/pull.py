@@ -68,7 +68,10 @@ def pull(
         progress(PullStatus("pulling manifest"))
         plan = files_of(client, name)
         _Pull(client, store, plan, progress, set(damaged)).run()
-    return next(model for model in stored_models(store.root, Source.OWN) if plan.name.key in model.names)
+    for model in stored_models(store.root, Source.OWN):
+        if plan.name.key in model.names:
+            return model
+    raise PullError(f"{plan.name} was removed as soon as it was pulled. Pull it again.")
 
 
 def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> LibraryModel:

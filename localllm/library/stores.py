@@ -49,7 +49,7 @@ def stored_models(
             report(UnusableError(str(name), source, message))
             continue
         titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
-        yield LibraryModel((str(name), name.key, *titled), source, manifest.link or files[0], manifest, path, blobs)
+        yield LibraryModel((str(name), name.key, *titled), source, manifest.link or files[0], manifest, blobs)
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:

@@ -317,7 +317,7 @@ def test_an_unknown_gpu_names_the_nearest():
         imagined_gpu("RTX 4095")
 
 
-@pytest.mark.parametrize("text", ["", "8", "???"])
+@pytest.mark.parametrize("text", ["", "8", "???", "9" * 400 + "GiB"])
 def test_what_resembles_none_is_told_all(text):
     with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: RTX 3070, .*Instinct MI300X"):
         imagined_gpu(text)

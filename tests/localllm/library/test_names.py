@@ -84,6 +84,7 @@ def test_quantisation_of_a_file_name(stem: str, quantization: str) -> None:
         ("https://huggingface.co/user/repo/resolve/main/Repo-Q8_0.gguf", "hf.co/user/repo:Repo-Q8_0"),
         ("https://huggingface.co/user/repo/blob/main/Repo-Q8_0.gguf?download=true", "hf.co/user/repo:Repo-Q8_0"),
         ("https://huggingface.co/user/repo", "hf.co/user/repo:latest"),
+        ("https://www.huggingface.co/user/repo", "hf.co/user/repo:latest"),
         ("https://example.org:8000/models/tiny.gguf", "example.org:8000/web/tiny:latest"),
     ],
 )
