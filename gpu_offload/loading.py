@@ -82,7 +82,9 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     """
     numbers = sequence_numbers(options, window_of(handle))
     if numbers > MAX_NUMBERS:
-        raise ValueError(f"max_sequences is {options.max_sequences}, too many for a model with sliding windows")
+        raise ValueError(
+            f"max_sequences is {options.max_sequences}; llama.cpp has {MAX_NUMBERS} of its own, not {numbers}"
+        )
     params = llama().llama_context_default_params()
     params.n_ctx = options.context_tokens
     params.n_batch = params.n_ubatch = options.batch_rows

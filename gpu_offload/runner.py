@@ -31,11 +31,10 @@ from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.projector import Projector
-from gpu_offload.sequences import MAX_NUMBERS, Sequences
+from gpu_offload.sequences import Sequences
 
 logger = logging.getLogger("localllm.gpu_offload")
 
-MAX_SEQUENCES = MAX_NUMBERS - 1  # one is the scratch sequence
 _ATTEMPTS = 4
 _STEP = 768 * 2**20  # additional bytes kept free on every GPU, per attempt
 _POLL_S = 0.005
@@ -55,8 +54,6 @@ class LlamaCppRunner:
 
         Raises LlamaCppError and its subclasses, or ValueError for a bad option.
         """
-        if not 1 <= options.max_sequences <= MAX_SEQUENCES:
-            raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
         self._lib = library = llama()
         self.projector: Projector | None = None
         with ExitStack() as opened:
