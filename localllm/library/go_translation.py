@@ -17,8 +17,8 @@ _ACTION = re.compile(
     r"""\s*+(?:/\*.*?\*/|-\s+/\*.*?\*/|)(?:[^"`}]|"(?:[^"\\]|\\.)*+"|`[^`]*+`|\}(?!\}))*+""", re.DOTALL
 )
 _TOKEN = re.compile(
-    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<number>-?\d+)|(?P<variable>\$\w*)(?P<of>(?:\.\w+)*)'
-    r"|(?P<field>(?:\.\w+)+)|(?P<dot>\.)|(?P<name>\w+)|(?P<close>\))(?P<then>(?:\.\w+)*)|(?P<mark>:=|=|\||\(|,))"
+    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<number>-?\d+)|(?P<variable>\$\w*(?:\.\w+)*)'
+    r"|(?P<field>(?:\.\w+)+|\.)|(?P<name>\w+)|(?P<close>\)(?:\.\w+)*)|(?P<mark>:=|=|\||\(|,))"
 )
 _LONGEST = 64 * 1024
 _DEEPEST = 50
@@ -179,13 +179,14 @@ def _quoted(text: str) -> str:
 
 def _expression(source: str, dot: str) -> str:
     """A pipeline as Jinja."""
-    tokens: list[dict[str, str]] = []
+    tokens: list[tuple[str, str]] = []
     at = 0
     while source[at:].strip():
         match = _TOKEN.match(source, at)
         if match is None:
             raise _unsupported(source)
-        tokens.append({name: value for name, value in match.groupdict().items() if value is not None})
+        kind = str(match.lastgroup)
+        tokens.append((kind, match[kind]))
         at = match.end()
     reader = _Expression(tokens, dot, source)
     value = reader.pipeline(0)
@@ -195,9 +196,9 @@ def _expression(source: str, dot: str) -> str:
 
 
 class _Expression:
-    """Parses the tokens of one pipeline."""
+    """Parses the tokens of one pipeline, each a name of a group of _TOKEN and its text."""
 
-    def __init__(self, tokens: list[dict[str, str]], dot: str, source: str) -> None:
+    def __init__(self, tokens: list[tuple[str, str]], dot: str, source: str) -> None:
         self.left = tokens
         self._dot = dot
         self._source = source
@@ -211,7 +212,7 @@ class _Expression:
         if depth > _DEEPEST:
             raise self.error()
         value = self._command(depth, None)
-        while self.left and self.left[0].get("mark") == "|":
+        while self.left and self.left[0] == ("mark", "|"):
             self.left.pop(0)
             value = self._command(depth, value)
         return value
@@ -219,35 +220,36 @@ class _Expression:
     def _command(self, depth: int, piped: str | None) -> str:
         if not self.left:
             raise self.error()
-        name = self.left[0].get("name")
-        if name is None or name in _WORDS:
+        kind, name = self.left[0]
+        if kind != "name" or name in _WORDS:
             if piped is not None:
                 raise self.error()
             return self._operand(depth)
         self.left.pop(0)
         arguments: list[str] = []
-        while self.left and self.left[0].get("mark") != "|" and "close" not in self.left[0]:
+        while self.left and self.left[0] != ("mark", "|") and self.left[0][0] != "close":
             arguments.append(self._operand(depth))
         return self._called(name, [*arguments, *([] if piped is None else [piped])])
 
     def _operand(self, depth: int) -> str:
-        token = self.left.pop(0)
-        word = token.get("number") or _WORDS.get(token.get("name", ""))
-        if word:
-            return word
-        if "text" in token:
-            return self._text(token["text"])
-        if "variable" in token:
-            root = token["variable"] == "$"
-            return self._fields("R" if root else f"V.{token['variable'][1:]}", token.get("of", ""))
-        if "field" in token or "dot" in token:
-            return self._fields(self._dot, token.get("field", ""))
-        if token.get("mark") != "(":
+        kind, text = self.left.pop(0)
+        if kind == "number":
+            return text
+        if kind == "name" and text in _WORDS:
+            return _WORDS[text]
+        if kind == "text":
+            return self._text(text)
+        if kind == "variable":
+            name, _, path = text.partition(".")
+            return self._fields("R" if name == "$" else f"V.{name[1:]}", path)
+        if kind == "field":
+            return self._fields(self._dot, text[1:])
+        if text != "(":
             raise self.error()
         value = self.pipeline(depth + 1)
-        if not self.left or "close" not in self.left[0]:
+        if not self.left or self.left[0][0] != "close":
             raise self.error()
-        return self._fields(f"({value})", self.left.pop(0).get("then", ""))
+        return self._fields(f"({value})", self.left.pop(0)[1][2:])
 
     def _text(self, source: str) -> str:
         if source.startswith("`"):
@@ -258,7 +260,7 @@ class _Expression:
             raise self.error() from error
 
     def _fields(self, value: str, path: str) -> str:
-        for name in path.split(".")[1:]:
+        for name in path.split(".") if path else ():
             known = name if value == "R" and name in _ROOT else None if value == "R" else _FIELDS.get(name)
             if known is None:
                 raise LibraryError(f"The template reads .{shortened(name)}, which is not supported.")
