@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
@@ -24,7 +24,7 @@ def hugging_face_models(hub: Path) -> Iterator[LibraryModel]:
         for snapshot in snapshots:
             for file in gguf_files(snapshot):
                 files.setdefault(str(file.relative_to(snapshot)), file)
-        yield from _of_repository(files, f"hf.co/{user}/{repo}", Source.HUGGING_FACE)
+        yield from _of_repository(files, (f"hf.co/{user}/{repo}",), Source.HUGGING_FACE)
 
 
 def lm_studio_models(root: Path) -> Iterator[LibraryModel]:
@@ -33,7 +33,7 @@ def lm_studio_models(root: Path) -> Iterator[LibraryModel]:
         for repository in sorted(_listed(publisher)):
             files = {str(file.relative_to(repository)): file for file in gguf_files(repository)}
             repo = f"{publisher.name}/{repository.name}"
-            yield from _of_repository(files, repo, Source.LM_STUDIO, also=f"hf.co/{repo}")
+            yield from _of_repository(files, (repo, f"hf.co/{repo}"), Source.LM_STUDIO)
 
 
 def llama_cpp_models(cache: Path) -> Iterator[LibraryModel]:
@@ -44,7 +44,7 @@ def llama_cpp_models(cache: Path) -> Iterator[LibraryModel]:
             prefix = f"{user}_{repo}_"
             if file.name.startswith(prefix):
                 plain = file.name.removeprefix(prefix)
-                yield from _of_repository({plain: file}, f"hf.co/{user}/{repo}", Source.LLAMA_CPP)
+                yield from _of_repository({plain: file}, (f"hf.co/{user}/{repo}",), Source.LLAMA_CPP)
                 break
         else:
             yield LibraryModel((without_part(file.stem),), Source.LLAMA_CPP, file)
@@ -76,19 +76,17 @@ def is_projector_name(name: str) -> bool:
     return "mmproj" in name.lower()
 
 
-def _of_repository(
-    files: Mapping[str, Path], repository: str, source: Source, also: str | None = None
-) -> Iterator[LibraryModel]:
+def _of_repository(files: Mapping[str, Path], repositories: Sequence[str], source: Source) -> Iterator[LibraryModel]:
     """Name a repository's files by quantisation, or by their whole names where that is ambiguous.
 
-    files: by their paths in the repository. The quantisation is in a file's name, or in its folder's.
+    files: by their paths in the repository. repositories: its names, the display name first. The quantisation is in a
+    file's name, or in its folder's.
     """
     named = [(without_part(Path(name).stem), Path(name).parent.name, path) for name, path in sorted(files.items())]
     labels = [quantization_of(stem) or quantization_of(folder) for stem, folder, _ in named]
-    bases = [repository, *([also] if also else [])]
     for (stem, _, path), label in zip(named, labels, strict=True):
         tag = label if label and labels.count(label) == 1 else stem
-        names = [f"{base}:{end}" for end in (tag, stem) for base in bases]
+        names = [f"{base}:{end}" for end in (tag, stem) for base in repositories]
         yield LibraryModel(tuple(dict.fromkeys([*names, stem])), source, path)
 
 

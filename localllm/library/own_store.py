@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -171,9 +171,15 @@ class OwnStore:
         with self.locked():
             freed = 0
             for path in self.partial.glob("*"):
-                if _DOWNLOAD.fullmatch(path.name):
-                    with _if_free(FileLock(path.with_suffix(".lock"))) as free:
-                        freed += _unlinked(path) if free else 0
+                if not _DOWNLOAD.fullmatch(path.name):
+                    continue
+                lock = FileLock(path.with_suffix(".lock"))
+                with suppress(OSError):  # another process has it, or it is not our file
+                    lock.acquire(blocking=False)
+                if lock.is_locked:
+                    freed += _unlinked(path)
+                    lock.release()
+                    Path(lock.lock_file).unlink(missing_ok=True)
             hidden = (*self.partial.glob(".*"), *self.blobs.glob(".*"), *self.manifests.glob("*/*/*/.*"))
             freed += sum(_unlinked(path) for path in hidden if _TEMPORARY.fullmatch(path.name) and stale(path))
             return freed + self._remove_unused(path.name for path in self.blobs.glob("*"))
@@ -210,20 +216,6 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-@contextmanager
-def _if_free(lock: FileLock) -> Iterator[bool]:
-    try:
-        lock.acquire(blocking=False)
-    except OSError:  # another process has it, or it is not our file
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _unlinked(path: Path) -> int:

@@ -4,6 +4,7 @@ Find out which files make it up (`hub`, `registry`, or one address), download ea
 write the manifest. An interrupted pull resumes; one download serves all processes that want the file.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,19 +15,19 @@ from filelock import FileLock, Timeout
 
 from gguf_io import open_model
 from localllm.errors import ModelFileError
-from localllm.library import hub, registry, single_file
+from localllm.library import hub, registry
 from localllm.library.download import Download
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
 from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, stored_name, wanted_names
-from localllm.library.manifest import Layer, Manifest, blob_files, blob_name
-from localllm.library.names import HUGGING_FACE_HOST
+from localllm.library.manifest import MAX_LAYER_BYTES, Layer, Manifest, blob_files, blob_name
+from localllm.library.names import HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.partial import PartialFile, bytes_noted, remove_leftovers
 from localllm.library.places import own_store
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.stores import stored_models
-from localllm.library.web import new_client
+from localllm.library.web import Remote, check_status, get, length_of, new_client, persistently
 from localllm.settings import Settings
 
 SPARE_BYTES = 256 << 20  # left free on the disk
@@ -92,8 +93,29 @@ def files_of(client: httpx2.Client, name: str) -> PullPlan:
     if parsed.host == HUGGING_FACE_HOST:
         return hub.plan(client, parsed)
     if "://" in name:
-        return single_file.plan(client, name, parsed)
+        return _single_file(client, name, parsed)
     return registry.plan(client, parsed)
+
+
+def _single_file(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
+    """One GGUF file at any address: its digest is not known beforehand, so only its length and content are checked.
+
+    Raises PullError if the host does not give its length.
+    """
+
+    def ask() -> tuple[int, str]:
+        with get(client, Remote(url), {"Range": "bytes=0-0"}) as response:
+            check_status(response, url)
+            total = length_of(response)
+            if total is None or not 0 < total <= MAX_LAYER_BYTES:
+                raise PullError(f"{response.url.host} does not say how long {url} is, so it cannot be checked.")
+            # A weak ETag may stay the same while bytes change (RFC 9110, 8.8.1).
+            etag = response.headers.get("etag", "")
+            return total, "" if etag.startswith("W/") else etag
+
+    size, etag = persistently(ask, time.sleep)
+    key = f"url-{hashlib.sha256(url.encode()).hexdigest()}"
+    return PullPlan(name, (RemoteFile("model", Remote(url, etag=etag), size, url, key, None),))
 
 
 @dataclass(slots=True)

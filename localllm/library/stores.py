@@ -31,7 +31,9 @@ def stored_models(
 ) -> Iterator[LibraryModel]:
     """All usable models of a store, by name. report is called for each of the others."""
     manifests = root / "manifests"
-    for path in sorted(_files(manifests)):
+    for path in sorted(manifests.glob("*/*/*/[!.]*")):
+        if not path.is_file():
+            continue
         host, namespace, model, tag = path.relative_to(manifests).parts
         try:
             name = ModelName(model, tag, namespace, host)
@@ -74,11 +76,3 @@ def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> lis
         if f"sha256:{digest.hexdigest()}" != layer.digest:
             damaged.append(path)
     return damaged
-
-
-def _files(manifests: Path) -> Iterator[Path]:
-    """Files four folders deep; links to folders are not followed."""
-    for folder, _, names in os.walk(manifests):
-        base = Path(folder)
-        if len(base.relative_to(manifests).parts) == 3:
-            yield from (base / name for name in names if not name.startswith("."))

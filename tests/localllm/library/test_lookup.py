@@ -143,6 +143,13 @@ def test_a_damaged_pointer_of_lm_studio_hides_nobody_else(full_home: Path) -> No
     assert len(list(users_models(SETTINGS))) == 6
 
 
+def test_linked_folders_of_manifests_are_followed(full_home: Path) -> None:
+    manifests = full_home / ".ollama/models/manifests"
+    (manifests / "registry.ollama.ai").rename(full_home / "moved")
+    (manifests / "registry.ollama.ai").symlink_to(full_home / "moved")
+    assert find("qwen3:0.6b", SETTINGS).source is Source.OLLAMA
+
+
 def test_damaged_manifests_hide_nobody_else(
     full_home: Path, tiny_gguf: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
