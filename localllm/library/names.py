@@ -4,6 +4,7 @@ The parts become folders, so each is checked here before any other use. Names co
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -105,9 +106,7 @@ def without_part(stem: str) -> str:
     return _SPLIT.sub("", stem)
 
 
-def preference(quantization: str) -> int:
-    """Rank of a quantisation if none was requested; smaller is better."""
-    try:
-        return PREFERRED_QUANTIZATIONS.index(quantization.upper())
-    except ValueError:
-        return len(PREFERRED_QUANTIZATIONS)
+def preference(quantization: str, best: Sequence[str] = PREFERRED_QUANTIZATIONS) -> int:
+    """Rank of a quantisation if none was requested; smaller is better. best: the preferred ones, best first."""
+    known = quantization.upper()
+    return best.index(known) if known in best else len(best)
