@@ -92,7 +92,7 @@ def ours(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """Our engine on our runner."""
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
-        options = LlamaOptions(context_tokens=context, threads=threads, gpu_layers=gpu_layers, flash_attention=True)
+        options = LlamaOptions(context_tokens=context, threads=threads, gpu_layers=gpu_layers)
         runner = LlamaCppRunner(file, replace(options, split_mode="none"))
     engine = Engine(runner, tokenizer)
     engine.start()

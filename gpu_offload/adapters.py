@@ -40,18 +40,21 @@ class Adapters:
 
     def _load(self, handle: Any, model: ModelFile, path: Path) -> Any:
         with open_model(path) as file:
-            kind = file.metadata.get_str("adapter.type", "")
-            if kind != "lora":
-                raise LlamaCppError(
-                    f"{path} is not a LoRA adapter in GGUF (adapter.type is {kind!r}). "
-                    "Convert one with llama.cpp's convert_lora_to_gguf.py."
-                )
-            if file.architecture != model.architecture:
-                raise LlamaCppError(
-                    f"{path} is an adapter for {file.architecture!r}; {model.path.name} is {model.architecture!r}."
-                )
+            check_adapter(file, model.architecture)
             self.files += file.states
         adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
         if not adapter:
             raise failure(f"llama.cpp cannot apply {path} to {model.path.name}")
         return adapter
+
+
+def check_adapter(file: ModelFile, architecture: str) -> None:
+    """Raise LlamaCppError unless a file is an adapter for models of this architecture."""
+    kind = file.metadata.get_str("adapter.type", "")
+    if kind != "lora":
+        raise LlamaCppError(
+            f"{file.path} is not a LoRA adapter in GGUF (adapter.type is {kind!r}). "
+            "Convert one with llama.cpp's convert_lora_to_gguf.py."
+        )
+    if file.architecture != architecture:
+        raise LlamaCppError(f"{file.path} is an adapter for {file.architecture!r}; the model is {architecture!r}.")

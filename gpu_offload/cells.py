@@ -1,99 +1,105 @@
-"""Which cells of llama.cpp's KV cache are in use, and whether rows may be appended.
+"""The runner's sequences, and the cells of llama.cpp's KV cache that they hold.
 
 llama.cpp does not report which cells are free, so they are tracked here: one cell holds one position, forked sequences
 share cells, and a cell is free when its last sequence releases it. Cell numbers are ours, not llama.cpp's. Rows are
 checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.runner_info import RunnerInfo
+from gpu_offload.adapters import AdapterSet
 from gpu_offload.errors import LlamaCppMemoryError
+from gpu_offload.image_rows import ImageRows
 
 
-class CellBook:
-    """Tracks a cache of `total` cells. Callers check free cells and handles first, so that nothing fails half-way."""
+class CellPool:
+    """The cells of a cache, `free` of `total` of which no sequence holds."""
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.free = total
         self._sharers = np.zeros(total, dtype=np.int32)
         self._free = np.arange(total, dtype=np.int32)  # the first `free` entries are free cells
-        self._cells: dict[int, NDArray[np.int32]] = {}
-        self._lengths: dict[int, int] = {}
-        self.free = total
 
-    def __contains__(self, sequence: int) -> bool:
-        return sequence in self._lengths
-
-    def length(self, sequence: int) -> int:
-        """Positions of a sequence. Raises KeyError for an unknown one."""
-        return self._lengths[sequence]
-
-    def create(self, sequence: int) -> None:
-        """Open an empty sequence."""
-        self._cells[sequence] = np.empty(0, dtype=np.int32)
-        self._lengths[sequence] = 0
-
-    def append(self, sequence: int, count: int) -> None:
-        """Give a sequence `count` more cells, at most as many as are free."""
-        length = self._lengths[sequence]
-        if length + count > len(self._cells[sequence]):
-            grown = np.empty(max(2 * length, length + count, 64), dtype=np.int32)
-            grown[:length] = self._cells[sequence][:length]
-            self._cells[sequence] = grown
-        taken = self._free[self.free - count : self.free]
-        self._cells[sequence][length : length + count] = taken
+    def take(self, count: int) -> NDArray[np.int32]:
+        """Return `count` free cells, which from now on one sequence holds. There must be as many."""
+        taken = self._free[self.free - count : self.free].copy()
         self._sharers[taken] = 1
         self.free -= count
-        self._lengths[sequence] = length + count
+        return taken
 
-    def holders(self) -> NDArray[np.int32]:
-        """How many sequences hold each cell; `append` takes from the end, so the last cell comes first."""
-        return self._sharers[::-1].copy()
+    def share(self, cells: NDArray[np.int32]) -> None:
+        """Let one more sequence hold these cells."""
+        self._sharers[cells] += 1
 
-    def share(self, source: int, target: int, length: int) -> None:
-        """Let an empty sequence share the first `length` cells of another."""
-        self._cells[target] = self._cells[source][:length].copy()
-        self._lengths[target] = length
-        self._sharers[self._cells[target]] += 1
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Release the cells from `length` on."""
-        dropped = self._cells[sequence][length : self._lengths[sequence]]
-        self._sharers[dropped] -= 1
-        released = dropped[self._sharers[dropped] == 0]
+    def release(self, cells: NDArray[np.int32]) -> None:
+        """Let one sequence fewer hold these cells."""
+        self._sharers[cells] -= 1
+        released = cells[self._sharers[cells] == 0]
         self._free[self.free : self.free + len(released)] = released
         self.free += len(released)
-        self._lengths[sequence] = length
 
-    def remove(self, sequence: int) -> None:
-        """Close a sequence and release its cells."""
-        self.truncate(sequence, 0)
-        del self._cells[sequence], self._lengths[sequence]
+    def holders(self) -> NDArray[np.int32]:
+        """How many sequences hold each cell; `take` begins at the end, so the last cell comes first."""
+        return self._sharers[::-1].copy()
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimits:
-    """Maximum rows of a run, vocabulary size, and longest sequence."""
+@dataclass(slots=True, eq=False)
+class Stored:
+    """A sequence: the adapters that it is computed with, and a cell for each of its rows.
 
-    rows: int
-    vocabulary: int
-    context: int
+    images: for each image with a grid, which takes fewer positions than rows: its first row, the row after its last,
+    and the positions saved so far.
+    """
+
+    adapters: AdapterSet = ()
+    cells: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    images: tuple[tuple[int, int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def position(self, row: int) -> int:
+        """The position of a row, or of the next row to append. Raises ValueError for a row within an image."""
+        saved = 0
+        for start, stop, so_far in self.images:
+            if start < row < stop:
+                raise ValueError(f"row {row} is within an image, which cannot be split")
+            if stop <= row:
+                saved = so_far
+        return row - saved
+
+    def up_to(self, length: int) -> "Stored":
+        """Its first `length` rows."""
+        return Stored(self.adapters, self.cells[:length], tuple(image for image in self.images if image[1] <= length))
+
+    def add_image(self, start: int, image: ImageRows) -> None:
+        """Record that the rows from `start` on are an image's."""
+        if image.grid is not None:
+            saved = start - self.position(start) + len(image.ids) - image.grid.count
+            self.images += ((start, start + len(image.ids), saved),)
 
 
-def check_room(cells: int, book: CellBook) -> None:
-    """Raise LlamaCppMemoryError unless `cells` cells are free."""
-    if cells > book.free:
+def check_room(count: int, pool: CellPool) -> None:
+    """Raise LlamaCppMemoryError unless `count` cells are free."""
+    if count > pool.free:
         raise LlamaCppMemoryError(
-            f"{cells} tokens do not fit: {book.free} of {book.total} cells of the KV cache are free."
+            f"{count} tokens do not fit: {pool.free} of {pool.total} cells of the KV cache are free."
         )
 
 
 def check_rows(
-    rows: NDArray[np.int64], outputs: NDArray[np.int64], limits: RowLimits, book: CellBook
+    rows: NDArray[np.int64],
+    outputs: NDArray[np.int64],
+    info: RunnerInfo,
+    alive: Mapping[int, Stored],
+    pool: CellPool,
 ) -> dict[int, int]:
     """Return the number of new rows of each sequence.
 
@@ -102,10 +108,10 @@ def check_rows(
     """
     tokens, positions, sequences = rows.tolist()
     count = len(tokens)
-    if not 1 <= count <= limits.rows:
-        raise ValueError(f"{count} rows, outside 1..{limits.rows}")
-    if min(tokens) < 0 or max(tokens) >= limits.vocabulary:
-        raise ValueError(f"token ids {min(tokens)}..{max(tokens)} are outside 0..{limits.vocabulary - 1}")
+    if not 1 <= count <= info.max_rows:
+        raise ValueError(f"{count} rows, outside 1..{info.max_rows}")
+    if min(tokens) < 0 or max(tokens) >= info.vocab_size:
+        raise ValueError(f"token ids {min(tokens)}..{max(tokens)} are outside 0..{info.vocab_size - 1}")
     wanted = [-1, *outputs.tolist(), count]
     if any(row >= following for row, following in pairwise(wanted)):
         raise ValueError(f"wanted rows must ascend within 0..{count - 1}")
@@ -113,16 +119,16 @@ def check_rows(
     first = 0
     for sequence, group in groupby(sequences):
         length = len(list(group))
-        if sequence not in book:
+        if sequence not in alive:
             raise ValueError(f"there is no sequence {sequence}")
         if sequence in appended:
             raise ValueError(f"the rows of sequence {sequence} are not contiguous")
-        stored = book.length(sequence)
+        stored = len(alive[sequence])
         if positions[first : first + length] != list(range(stored, stored + length)):
             raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")
-        if stored + length > limits.context:
-            raise ValueError(f"sequence {sequence} would grow beyond the model's {limits.context} positions")
+        if stored + length > info.max_context:
+            raise ValueError(f"sequence {sequence} would grow beyond the model's {info.max_context} positions")
         appended[sequence] = length
         first += length
-    check_room(count, book)
+    check_room(count, pool)
     return appended

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_offload.adapters import Adapters, AdapterSet
+from gpu_offload.cells import Stored
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import complaints, llama
@@ -77,18 +78,18 @@ class Decoder:
         self._adapters = adapters
 
     def run(
-        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], chosen: Mapping[int, AdapterSet]
+        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, Stored]
     ) -> NDArray[np.float32]:
         """Compute int64[3, count] rows (tokens, positions, sequences); return the logits of the row indices `outputs`.
 
-        chosen: adapters by sequence, for the sequences that have any. llama.cpp applies one set to a whole batch, so
-        each set takes a pass of its own. Raises LlamaCppError.
+        llama.cpp applies one set of adapters to a whole batch, so each set takes a pass of its own. Raises
+        LlamaCppError.
         """
         if not self._adapters:
             return self._decode(rows, outputs)
         members: dict[AdapterSet, list[int]] = {}
         for index, sequence in enumerate(rows[2].tolist()):
-            members.setdefault(chosen.get(sequence, ()), []).append(index)
+            members.setdefault(alive[sequence].adapters, []).append(index)
         found = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
         for adapters, indices in members.items():
             self._adapters.apply(self._context, adapters)
@@ -96,10 +97,10 @@ class Decoder:
             found[np.isin(outputs, indices)] = self._decode(rows[:, indices], wanted)
         return found
 
-    def append_image(self, sequence: int, image: ImageRows, first: int, chosen: Mapping[int, AdapterSet]) -> None:
+    def append_image(self, sequence: int, image: ImageRows, first: int, adapters: AdapterSet) -> None:
         """Compute an image's rows from position `first` on, in batches of `max_rows`. Raises LlamaCppError."""
         if self._adapters:
-            self._adapters.apply(self._context, chosen.get(sequence, ()))
+            self._adapters.apply(self._context, adapters)
         self._lib.llama_set_causal_attn(self._context, not image.sees_all)
         try:
             for at in range(0, len(image.ids), self._max_rows):

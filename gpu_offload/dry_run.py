@@ -7,16 +7,16 @@ mostly for the vocabulary although the tokenizer is left out, and a context 5 to
 """
 
 import ctypes
-import functools
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from ctypes import c_bool, c_int, c_size_t, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gguf_io.model_file import ModelFile, open_model
+from gguf_io.model_file import ModelFile
 from gpu_offload.devices import DeviceKind, device_kind, device_name
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.estimate import Sizes
@@ -30,6 +30,9 @@ MAIN = ""  # stands for main memory among device names
 _FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"  # llama_get_memory_breakdown(llama_context const*)
 _LONGEST = 100  # characters of an architecture's name; llama.cpp accepts keys of 128 bytes
 _MOST_KINDS = 64  # kinds of memory; there are three or four in practice
+_MOST_KNOWN = 64
+# Earlier results by the file, the time of its last change, and options: a load plans more than once.
+_known: dict[tuple[Path, int, LlamaOptions], dict[str, Sizes]] = {}
 
 
 class _Map(ctypes.Structure):
@@ -51,97 +54,76 @@ class _Node(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The properties of a file that the sizes depend on."""
-
-    path: Path
-    changed_ns: int
-    architecture: str
-    vocabulary: int
-    tensor_bytes: int
-    translated: bool
-
-
-def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
-    """Return what the model needs with these options, by device name and for MAIN memory; None if unknown.
+def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
+    """Return what the model needs with these options, by device name and for MAIN memory; empty if unknown.
 
     It is unknown without llama.cpp, on systems other than Linux, for split mode "row", and if llama.cpp refuses the
     model (loading then says why). Adapters and projector are not counted.
     """
-    table = model.tensors.get("token_embd.weight")
-    if sys.platform != "linux" or options.split_mode == "row" or table is None or len(model.architecture) > _LONGEST:
-        return None
-    changed, translated = model.path.stat().st_mtime_ns, bool(model.notes)
-    file = _File(model.path, changed, model.architecture, table.shape[0], model.weights_bytes, translated)
-    try:
-        return _figures(file, replace(options, lora=(), mmproj=None, threads=None))
-    except LlamaCppMissingError:
-        return None
+    if sys.platform != "linux" or options.split_mode == "row" or len(model.architecture) > _LONGEST:
+        return {}
+    options = replace(options, lora=(), mmproj=None, threads=None)
+    key = model.path, model.path.stat().st_mtime_ns, options
+    if (sizes := _known.get(key)) is None:
+        try:
+            sizes = _reported(model, options)
+        except LlamaCppMissingError:
+            return {}
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = sizes
+    return sizes
 
 
-@functools.lru_cache(maxsize=64)
-def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
-    library = llama()
+def _reported(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
+    library, table = llama(), model.tensors.get("token_embd.weight")
     function = getattr(shared_library("llama"), _FUNCTION, None)
-    if function is None:
-        log.debug("this llama.cpp has no memory breakdown")
-        return None
+    if function is None or table is None:
+        log.debug("this llama.cpp has no memory breakdown, or the model no embeddings")
+        return {}
     function.restype, function.argtypes = _Map, [c_void_p]
     params = model_params(options)
     params.no_alloc, params.load_mode = True, library.LLAMA_LOAD_MODE_NONE
-    overrides = _without_tokenizer(file)
+    overrides = _without_tokenizer(model.architecture, table.shape[0])
     params.kv_overrides = overrides
-    context = None
-    with muted():
-        handle = _open(file, params)
-        try:
-            if handle:
-                context = library.llama_init_from_model(handle, context_params(handle, options))
-            # The map's nodes, some hundred bytes, leak: no function frees them.
-            return _sizes(function(context), file) if context else None
-        finally:
-            if context:
-                library.llama_free(context)
-            if handle:
-                library.llama_model_free(handle)
+    with muted(), ExitStack() as opened:
+        handle = open_handle(model, params)
+        if not handle:
+            return {}
+        opened.callback(library.llama_model_free, handle)
+        context = library.llama_init_from_model(handle, context_params(handle, options))
+        if not context:
+            return {}
+        opened.callback(library.llama_free, context)
+        # The map's nodes, some hundred bytes, leak: no function frees them.
+        return _sizes(function(context), model.weights_bytes)
 
 
-def _open(file: _File, params: Any) -> Any:
-    """A llama_model pointer, null if llama.cpp refuses the file."""
-    if not file.translated:
-        return llama().llama_model_load_from_file(str(file.path).encode(), params)
-    with open_model(file.path) as model:
-        return open_handle(model, params)
-
-
-def _without_tokenizer(file: _File) -> Any:
+def _without_tokenizer(architecture: str, vocabulary: int) -> Any:
     """Metadata overrides that leave the tokenizer out, which takes ten times as long as all the rest."""
     library = llama()
     overrides = (library.llama_model_kv_override * 3)()  # ended by an empty key
     overrides[0].tag = library.LLAMA_KV_OVERRIDE_TYPE_STR
     overrides[0].key, overrides[0].value.val_str = b"tokenizer.ggml.model", b"no_vocab"
     overrides[1].tag = library.LLAMA_KV_OVERRIDE_TYPE_INT
-    overrides[1].key, overrides[1].value.val_i64 = f"{file.architecture}.vocab_size".encode(), file.vocabulary
+    overrides[1].key, overrides[1].value.val_i64 = f"{architecture}.vocab_size".encode(), vocabulary
     return overrides
 
 
-def _sizes(found: _Map, file: _File) -> dict[str, Sizes] | None:
-    """The map's sizes summed up by device, None if they are implausible."""
+def _sizes(found: _Map, in_file: int) -> dict[str, Sizes]:
+    """The map's sizes summed up by device, empty if they are implausible. in_file: bytes of the file's weights."""
     if not 1 <= found.count <= _MOST_KINDS or found.color or found.root < 2**16 or found.root % 8:
         log.warning("llama.cpp's memory breakdown has an unknown layout; plans are estimates.")
-        return None
+        return {}
     sums: dict[str, Sizes] = {}
     for node in _nodes(found.root):
         place = _place(node.kind)
         had = sums.get(place, Sizes())
         sums[place] = Sizes(had.weights + node.model, had.kv + node.context, had.compute + node.compute)
     weights = sum(one.weights for one in sums.values())
-    if not 0.9 * file.tensor_bytes <= weights <= 2.5 * file.tensor_bytes:  # tied embeddings count twice on a GPU
-        log.warning(
-            "llama.cpp reports %d bytes of weights of %d in the file; plans are estimates.", weights, file.tensor_bytes
-        )
-        return None
+    if not 0.9 * in_file <= weights <= 2.5 * in_file:  # tied embeddings count twice on a GPU
+        log.warning("llama.cpp reports %d bytes of weights of %d in the file; plans are estimates.", weights, in_file)
+        return {}
     return sums
 
 

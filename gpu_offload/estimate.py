@@ -97,9 +97,8 @@ class Estimate:
         if sum(self._counts) == last and sum(1 for count in self._counts if count) > 1:
             size += (_PIPELINE_COPIES - 1) * self._mask
         # Matrices of main memory are copied to the GPU for long batches, one at a time.
-        layers, kept = self._needs.layers, self._options.cpu_expert_layers
-        copied = [max(layer.largest, layer.largest_expert) for layer in layers[: self.first]]
-        return size + max([*copied, *(layer.largest_expert for layer in layers[:kept])], default=0)
+        there = self._needs.layers[: max(self.first, self._options.cpu_expert_layers)]
+        return size + max((layer.largest for layer in there), default=0)
 
     @property
     def _rows(self) -> int:

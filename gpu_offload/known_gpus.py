@@ -30,7 +30,7 @@ _NAMES = {
 }
 _MEMORY_GIB = {name: size for size, names in _NAMES.items() for name in names.split(", ")}
 _USABLE = 0.96  # drivers and error correction take some of the stated memory
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])i?b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([gm])i?b?", re.IGNORECASE)
 
 
 def imagined_gpu(text: str) -> Device:

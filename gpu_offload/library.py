@@ -55,7 +55,17 @@ class _Log:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
 
 
+def _report_abort(message: bytes) -> None:
+    """Print one line with the reason of an abort, instead of a debugger's backtrace."""
+    place, colon, reason = message.decode("utf-8", "replace").partition(": ")
+    sys.stderr.write(f"{ABORTED}{os.path.basename(place)}{colon}{reason}\n")
+    sys.stderr.flush()
+
+
 _log = _Log()
+# Callbacks of ggml. C holds bare pointers to them, so they are never freed.
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log.take)
+_ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_report_abort)
 
 
 @functools.cache
@@ -75,33 +85,15 @@ def llama() -> Any:
         from importlib.metadata import version
 
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
-    llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
-    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_abort_callback())
+    llama_cpp.llama_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_ABORT_CALLBACK)
     llama_cpp.llama_backend_init()
     return llama_cpp
 
 
-@functools.cache
-def _abort_callback() -> Any:
-    """A callback for aborts that prints one line with the reason instead of a debugger's backtrace."""
-
-    def report(message: bytes) -> None:
-        place, colon, reason = message.decode("utf-8", "replace").partition(": ")
-        sys.stderr.write(f"{ABORTED}{os.path.basename(place)}{colon}{reason}\n")
-        sys.stderr.flush()
-
-    return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(report)
-
-
-@functools.cache
-def log_callback() -> Any:
-    """Return a ggml_log_callback. C holds a bare pointer to it; the cache keeps it alive."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log.take)
-
-
 def route_log() -> None:
     """Send llama.cpp's log to the logger "localllm.llama_cpp", if it was redirected, and forget complaints."""
-    llama().llama_log_set(log_callback(), ctypes.c_void_p(0))
+    llama().llama_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
     _log.complaints = []
 
 
@@ -161,17 +153,9 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
     ggml's log goes to the logger "localllm.llama_cpp" from then on. Raises LlamaCppMissingError as llama() does.
     """
     base = shared_library("ggml-base")
-    base.ggml_log_set.argtypes, base.ggml_log_set.restype = [type(log_callback()), ctypes.c_void_p], None
-    base.ggml_log_set(log_callback(), None)
+    base.ggml_log_set.argtypes, base.ggml_log_set.restype = [type(LOG_CALLBACK), ctypes.c_void_p], None
+    base.ggml_log_set(LOG_CALLBACK, None)
     holder = next(one for one in map(shared_library, ("ggml-base", "ggml", "ggml-cpu")) if hasattr(one, name))
     function = getattr(holder, name)
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def type_id(name: str) -> int:
-    """Return ggml's number of a tensor type such as "f16" or "q8_0". Raises ValueError for unknown names."""
-    value = getattr(llama(), f"GGML_TYPE_{name.upper()}", None)
-    if not isinstance(value, int):
-        raise ValueError(f"llama.cpp knows no tensor type {name!r}")
-    return value

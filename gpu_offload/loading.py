@@ -11,7 +11,8 @@ from cpu_kernels.cores import usable_cores
 from gguf_io.layouts import StandardFile
 from gguf_io.model_file import ModelFile
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.library import failure, ggml, llama, route_log, type_id
+from gpu_offload.library import failure, ggml, llama, route_log
+from gpu_offload.memory import block_type
 from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 
@@ -21,7 +22,6 @@ OUTPUT_ROWS = 64
 
 # enum llama_split_mode. llama.cpp's own "row" (2) is for SYCL only; all other backends reject it and use "tensor" (3).
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 3}
-_FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
 _READ = ctypes.CFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
 _SEEK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_int)
 _FAILED = -1
@@ -78,11 +78,13 @@ def model_params(options: LlamaOptions) -> Any:
 def context_params(handle: Any, options: LlamaOptions) -> Any:
     """Return the llama_context_params of these options for a llama_model pointer.
 
-    Raises ValueError for a KV type that llama.cpp does not know, and for more sequences than it supports.
+    Raises ValueError for a KV type that does not exist, and for more sequences than it supports.
     """
     numbers = sequence_numbers(options, window_of(handle))
     if numbers > MAX_NUMBERS:
-        raise ValueError(f"max_sequences is {options.max_sequences}, too many for a model with sliding windows")
+        raise ValueError(
+            f"max_sequences is {options.max_sequences}; llama.cpp has {MAX_NUMBERS} of its own, not {numbers}"
+        )
     params = llama().llama_context_default_params()
     params.n_ctx = options.context_tokens
     params.n_batch = params.n_ubatch = options.batch_rows
@@ -90,9 +92,8 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.n_outputs_max = max(output_rows(options), numbers)  # llama.cpp aborts if there are more sequences than this
     params.kv_unified = True
     params.swa_full = True  # prefixes are truncated and shared far before a sliding window
-    params.type_k = type_id(options.type_k)
-    params.type_v = type_id(options.type_v)
-    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
+    params.type_k = block_type(options.type_k).type_id  # GGUF's numbers are ggml's
+    params.type_v = block_type(options.type_v).type_id
     params.n_threads = params.n_threads_batch = options.threads or usable_cores()
     return params
 

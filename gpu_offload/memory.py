@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gguf_io.blocks import BLOCK_TYPES
+from gguf_io.blocks import BLOCK_TYPES, BlockType
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.model_file import ModelFile, open_model
@@ -28,13 +28,12 @@ _MOST_PATCHES = 4 * 4096
 class LayerWeights:
     """Bytes of one repeating layer. experts: expert matrices, which may stay in main memory; rest: all others.
 
-    largest: the largest matrix of the rest; largest_expert: the largest expert matrix.
+    largest: the largest matrix, an expert's if there are any.
     """
 
     rest: int = 0
     experts: int = 0
     largest: int = 0
-    largest_expert: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +79,16 @@ class ModelNeeds:
     @cached_property
     def layers(self) -> list[LayerWeights]:
         """Weights of each repeating layer."""
-        sums = [[0, 0, 0, 0] for _ in range(self.layer_count)]
+        sums = [[0, 0, 0] for _ in range(self.layer_count)]
         for name, tensor in self.model.tensors.items():
             match = _BLOCK.match(name)
             if match is None:
                 continue
             if int(match[1]) >= self.layer_count:
                 raise ModelFileError(f"{self.model.path}: {name}: beyond the {self.layer_count} layers of the model.")
-            part = 1 if _EXPERTS.match(match[2]) else 0
             layer = sums[int(match[1])]
-            layer[part] += tensor.nbytes
-            layer[2 + part] = max(layer[2 + part], tensor.nbytes)
+            layer[1 if _EXPERTS.match(match[2]) else 0] += tensor.nbytes
+            layer[2] = max(layer[2], tensor.nbytes)
         return [LayerWeights(*layer) for layer in sums]
 
     @cached_property
@@ -205,10 +203,15 @@ def _projector_compute(file: ModelFile) -> int:
     return patches * 4 * max(2 * width + inner, 5 * width)
 
 
+def block_type(name: str) -> BlockType:
+    """The block format of a lower-case ggml type, such as "q8_0". Raises ValueError if there is none."""
+    if name not in _BY_NAME:
+        raise ValueError(f"there is no tensor type {name!r}")
+    return _BY_NAME[name]
+
+
 def _stored_bytes(items: int, type_name: str) -> int:
-    block = _BY_NAME.get(type_name)
-    if block is None:
-        raise ValueError(f"there is no tensor type {type_name!r}")
+    block = block_type(type_name)
     if items % block.items:
         raise ValueError(f"heads of {items} numbers do not fit {type_name}, which stores {block.items} together")
     return block.row_bytes(items)

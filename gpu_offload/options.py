@@ -22,8 +22,7 @@ class LlamaOptions:
     ("row") are split across several; tensor_split gives the proportions, empty means by free memory. An image projector
     is always on main_gpu.
     cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
-    type_k, type_v: ggml types of stored keys and values; a quantised type_v needs flash attention.
-    flash_attention: None lets llama.cpp choose.
+    type_k, type_v: ggml types of stored keys and values.
     lora: files of LoRA adapters; sequences select them by number.
     mmproj: file of the projector that turns images into rows for the model.
     """
@@ -39,6 +38,5 @@ class LlamaOptions:
     cpu_expert_layers: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
-    flash_attention: bool | None = None
     lora: tuple[Path, ...] = ()
     mmproj: Path | None = None

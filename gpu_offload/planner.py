@@ -171,7 +171,7 @@ class _Planner:
         """
         best = None
         for _ in range(_DRY_RUNS):
-            sizes = dry_run(self.needs.model, made.options) or {}
+            sizes = dry_run(self.needs.model, made.options)
             found = [sizes.get(name, Sizes()) for name in (MAIN, *(gpu.name for gpu in self.gpus))]
             if any(guess.weights and not one.weights for one, guess in zip(found, made.uses, strict=True)):
                 break  # no sizes, or those of other devices
@@ -196,7 +196,7 @@ class _Planner:
         types = asked.kv_types[0] or "f16", asked.kv_types[1] or "f16"
         choices = [(context, types) for context in contexts]
         heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
-        if not any(asked.kv_types) and asked.base.flash_attention is not False and all(n % 32 == 0 for n in heads):
+        if not any(asked.kv_types) and all(n % 32 == 0 for n in heads):
             long = sum(context >= _CHAT for context in contexts) or 1
             choices[long:long] = [(context, ("q8_0", "q8_0")) for context in contexts]
         experts = min(asked.cpu_expert_layers or 0, self.needs.layer_count if self.mixes else 0)

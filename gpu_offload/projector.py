@@ -21,7 +21,7 @@ from gguf_io.model_file import open_model
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError, PictureError
 from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
-from gpu_offload.library import complaints, failure, llama, log_callback, route_log
+from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
 
@@ -33,15 +33,11 @@ _SECTIONS = [0, 2, 1, 3]
 
 
 class Projector:
-    """The image encoder of one loaded model. Thread-safe; one image is encoded at a time.
-
-    identity: of the file. Close it before freeing the model.
-    """
+    """The image encoder of one loaded model. Thread-safe; one image is encoded at a time. Close it before the model."""
 
     def __init__(self, path: Path, model: Any, options: LlamaOptions) -> None:
         """Load it for a llama_model pointer. Raises ModelFileError, or LlamaCppError if it does not fit the model."""
-        self.identity = _checked_identity(path)
-        self.name = path.name
+        _check_projector(path)
         self._lib = _mtmd()
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, ImagePieces] = OrderedDict()
@@ -163,14 +159,13 @@ def _size(pieces: Sequence[ImageRows | tuple[int, ...]]) -> int:
     return sum(piece.embeddings.nbytes for piece in pieces if isinstance(piece, ImageRows))
 
 
-def _checked_identity(path: Path) -> str:
+def _check_projector(path: Path) -> None:
     with open_model(path) as file:
         if file.architecture != "clip":
             raise LlamaCppError(
                 f"{path} is not a projector (general.architecture is {file.architecture!r}, not 'clip'). "
                 "Name the model's mmproj file with --mmproj."
             )
-        return file.identity()
 
 
 @functools.cache
@@ -183,5 +178,5 @@ def _mtmd() -> Any:
         raise LlamaCppError(
             f"This llama-cpp-python cannot read images ({error}). Install version 0.3.36 or newer."
         ) from error
-    mtmd_cpp.mtmd_helper_log_set(log_callback(), ctypes.c_void_p(0))
+    mtmd_cpp.mtmd_helper_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
     return mtmd_cpp

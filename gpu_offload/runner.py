@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,22 +20,21 @@ from cpu_kernels.limits import available_memory
 from gguf_io.model_file import ModelFile
 from gguf_io.runner_info import RunnerInfo
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.cells import CellBook, RowLimits, check_room, check_rows
+from gpu_offload.cells import CellPool, Stored, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
-from gpu_offload.image_rows import ImageRows, PositionBook
+from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import llama
 from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.projector import Projector
-from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
+from gpu_offload.sequences import Sequences
 
 logger = logging.getLogger("localllm.gpu_offload")
 
-MAX_SEQUENCES = MAX_NUMBERS - 1  # one is the scratch sequence
 _ATTEMPTS = 4
 _STEP = 768 * 2**20  # additional bytes kept free on every GPU, per attempt
 _POLL_S = 0.005
@@ -55,113 +54,96 @@ class LlamaCppRunner:
 
         Raises LlamaCppError and its subclasses, or ValueError for a bad option.
         """
-        if not 1 <= options.max_sequences <= MAX_SEQUENCES:
-            raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
-        self._lib = llama()
-        self._options = options
-        self._model: Any = load_model(model, options, progress)
-        self._open_context: Any = None
+        self._lib = library = llama()
         self.projector: Projector | None = None
-        try:
-            if self._lib.llama_model_has_encoder(self._model):
+        with ExitStack() as opened:
+            self._model: Any = load_model(model, options, progress)
+            opened.callback(library.llama_model_free, self._model)
+            if library.llama_model_has_encoder(self._model):
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
             self._adapters = Adapters(self._model, model, options.lora)
             if options.mmproj is not None:
                 self.projector = Projector(options.mmproj, self._model, options)
-            self._open_context = open_context(self._model, options)
-            if not self._lib.llama_get_memory(self._context):
+                opened.callback(self.projector.close)
+            self._open_context: Any = open_context(self._model, options)
+            opened.callback(library.llama_free, self._open_context)
+            if not library.llama_get_memory(self._context):
                 raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
-        except BaseException:
-            self.close()
-            raise
-        self._book = CellBook(self._lib.llama_n_ctx(self._context))
-        self._positions = PositionBook()
-        self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
-        self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
-        self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
-        self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
-        self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
-        recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
-        self._can_truncate = not recurrent
-        self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
-        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
-        on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
+            self._resources = opened.pop_all()
+        self._pool = CellPool(library.llama_n_ctx(self._context))
+        self._alive: dict[int, Stored] = {}
+        self._sequences = Sequences(self._context, options)
+        vocabulary = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
+        self._decoder = Decoder(self._context, self._sequences, options, vocabulary, self._adapters)
+        kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
+        on_cpu = options.gpu_layers == 0 or not library.llama_supports_gpu_offload()
         # On the CPU llama.cpp computes attention over all cells up to the last one in use, even of other sequences.
-        moves = on_cpu and self._can_truncate
+        moves = on_cpu and self._sequences.can_truncate
+        types = f"{options.type_k}/{options.type_v}/flash=None"  # llama.cpp chooses
         self.info = RunnerInfo(
             backend="llama.cpp",
-            vocab_size=self._vocab_size,
-            max_context=self._max_context,
+            vocab_size=vocabulary,
+            max_context=int(library.llama_model_n_ctx_train(self._model)),
             max_rows=options.batch_rows,
             max_sequences=options.max_sequences,
             page_size=1,  # llama.cpp's cell
-            pages_total=self._book.total,
-            kv_bytes_per_token=self._kv_bytes,
-            kv_layout=self._kv_layout(),
+            pages_total=self._pool.total,
+            kv_bytes_per_token=kv_bytes,
+            kv_layout=f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}",
             kv_files=(*model.states, *self._adapters.files),
-            can_truncate=self._can_truncate,
+            can_truncate=self._sequences.can_truncate,
             can_interrupt=moves,
-            copies_bytes=self._kv_bytes * self._book.total // COPIES_SHARE if moves else 0,
+            copies_bytes=kv_bytes * self._pool.total // COPIES_SHARE if moves else 0,
             adapter_count=len(self._adapters),
         )
 
     def pages_free(self) -> int:
-        return self._book.free
+        return self._pool.free
 
     def page_holders(self) -> NDArray[np.int32]:
-        return self._book.holders()
+        return self._pool.holders()
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Cells that appending `tokens` tokens takes: one each, since a shared cell is never written."""
-        self._check_sequence(sequence)
+        self._stored(sequence)
         return tokens
 
     def create_sequence(self, adapters: AdapterSet = ()) -> int:
         """Return the handle of a new, empty sequence. Raises LlamaCppError when max_sequences are alive."""
         self._adapters.check(adapters)
         sequence = self._new_handle()
-        self._book.create(sequence)
-        if adapters:
-            self._chosen[sequence] = adapters
+        self._alive[sequence] = Stored(adapters)
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
         """Return a new sequence that shares the first `length` tokens of `source`; it takes no cells."""
-        self._check_cut(source, length)
+        stored = self._cuttable(source, length)
         target = self._new_handle()
         if length:
-            whole = length == self._book.length(source)  # the only range that recurrent models copy
-            self._sequences.share(source, target, 0, -1 if whole else self._positions.at(source, length))
-        self._book.create(target)
-        self._book.share(source, target, length)
-        self._positions.share(source, target, length)
-        if source in self._chosen:
-            self._chosen[target] = self._chosen[source]
+            whole = length == len(stored)  # the only range that recurrent models copy
+            self._sequences.share(source, target, 0, -1 if whole else stored.position(length))
+        self._alive[target] = stored.up_to(length)
+        self._pool.share(self._alive[target].cells)
         return target
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
-        self._check_cut(sequence, length)
-        if length < self._book.length(sequence):
+        if length < len(self._cuttable(sequence, length)):
             self._forget(sequence, length)
-            self._book.truncate(sequence, length)
-            self._positions.truncate(sequence, length)
+            self._release(sequence, length)
 
     def free_sequence(self, sequence: int) -> None:
         """Free the handle, and the cells that no other sequence shares."""
-        self._check_sequence(sequence)
+        self._stored(sequence)
         self._forget(sequence, 0)
-        self._book.remove(sequence)
-        self._positions.truncate(sequence, 0)
-        self._chosen.pop(sequence, None)
+        self._release(sequence, 0)
+        del self._alive[sequence]
 
     def check_integrity(self, sequences: set[int]) -> None:
-        alive = {sequence for sequence in range(self.info.max_sequences) if sequence in self._book}
-        if alive != sequences:
-            raise RuntimeError(f"sequences alive: {sorted(alive)}, expected: {sorted(sequences)}")
+        if self._alive.keys() != sequences:
+            raise RuntimeError(f"sequences alive: {sorted(self._alive)}, expected: {sorted(sequences)}")
 
     def sequence_length(self, sequence: int) -> int:
-        self._check_sequence(sequence)
-        return self._book.length(sequence)
+        return len(self._stored(sequence))
 
     def run(
         self,
@@ -178,12 +160,14 @@ class LlamaCppRunner:
         _ = self._context  # raises if the runner is closed
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
-        appended = check_rows(rows, outputs, self._limits, self._book)
-        before = {sequence: self._book.length(sequence) for sequence in appended}
+        appended = check_rows(rows, outputs, self.info, self._alive, self._pool)
+        before = {sequence: len(self._alive[sequence]) for sequence in appended}
         for sequence, count in appended.items():
-            self._book.append(sequence, count)
+            if images := self._alive[sequence].images:
+                rows[1, rows[2] == sequence] -= images[-1][2]
+            self._append(sequence, count)
         try:
-            return self._decoder.run(self._positions.of(rows), outputs, self._chosen)
+            return self._decoder.run(rows, outputs, self._alive)
         except LlamaCppError:
             self._take_back(before)
             raise
@@ -210,29 +194,29 @@ class LlamaCppRunner:
 
         Raises as `run` does, before anything is changed or with the rows removed again.
         """
-        self._check_sequence(sequence)
-        stored, count = self._book.length(sequence), len(image.ids)
+        stored = self._stored(sequence)
+        first, count = len(stored), len(image.ids)
         width, shape = int(self._lib.llama_model_n_embd_inp(self._model)), image.embeddings.shape
         if shape != (count, width) or not count or (image.sees_all and count > self.info.max_rows):
             raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.info.max_rows}")
-        if stored + count > self._max_context:
-            raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
-        check_room(count, self._book)
-        self._book.append(sequence, count)
+        if first + count > self.info.max_context:
+            raise ValueError(f"sequence {sequence} would grow beyond the model's {self.info.max_context} positions")
+        check_room(count, self._pool)
+        self._append(sequence, count)
         try:
-            self._decoder.append_image(sequence, image, self._positions.at(sequence, stored), self._chosen)
+            self._decoder.append_image(sequence, image, stored.position(first), stored.adapters)
         except LlamaCppError:
-            self._take_back({sequence: stored})
+            self._take_back({sequence: first})
             raise
-        self._positions.append(sequence, stored, image)
+        stored.add_image(first, image)
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1."""
-        self._check_cut(sequence, stop)
-        if not 0 <= start < stop or (start and not self._can_truncate):
+        stored = self._cuttable(sequence, stop)
+        if not 0 <= start < stop or (start and not self.info.can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
-        first, end = self._positions.at(sequence, start), self._positions.at(sequence, stop)
-        return self._sequences.save(sequence, first, end, whole=stop == self._book.length(sequence))
+        first, end = stored.position(start), stored.position(stop)
+        return self._sequences.save(sequence, first, end, whole=stop == len(stored))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
@@ -240,28 +224,22 @@ class LlamaCppRunner:
         Raises ValueError for data of other positions, another size, model or KV type, and LlamaCppMemoryError if cells
         run out; the sequence is then unchanged.
         """
-        self._check_sequence(sequence)
-        if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
+        stored = self._stored(sequence)
+        if start != len(stored) or stop <= start or (start and not self.info.can_truncate):
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
-        check_room(stop - start, self._book)
-        first = self._positions.at(sequence, start)
+        check_room(stop - start, self._pool)
+        first = stored.position(start)
         try:
             self._sequences.restore(data, sequence, first, first + stop - start)
         except ValueError:
             self._forget(sequence, start)
             raise
-        self._book.append(sequence, stop - start)
+        self._append(sequence, stop - start)
 
     def close(self) -> None:
         """Free the context, the projector and the model. Idempotent."""
-        if self.projector is not None:
-            self.projector.close()
-        if self._open_context is not None:
-            self._lib.llama_free(self._open_context)
-            self._open_context = None
-        if self._model is not None:
-            self._lib.llama_model_free(self._model)
-            self._model = None
+        self._open_context = None
+        self._resources.close()
 
     @property
     def _context(self) -> Any:
@@ -269,23 +247,26 @@ class LlamaCppRunner:
             raise ValueError("this runner is closed")
         return self._open_context
 
-    def _kv_layout(self) -> str:
-        """KV types, and the layout versions of llama.cpp and of this runner."""
-        options = self._options
-        types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}"
-        return f"llama.cpp/{self._lib.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}"
-
     def _new_handle(self) -> int:
         _ = self._context  # raises if the runner is closed
         for sequence in range(self.info.max_sequences):
-            if sequence not in self._book:
+            if sequence not in self._alive:
                 return sequence
         raise LlamaCppError(f"all {self.info.max_sequences} sequences are in use; free one or raise max_sequences.")
 
+    def _append(self, sequence: int, count: int) -> None:
+        stored = self._alive[sequence]
+        stored.cells = np.concatenate([stored.cells, self._pool.take(count)])
+
+    def _release(self, sequence: int, length: int) -> None:
+        """Release the cells of rows that llama.cpp has forgotten, those from `length` on."""
+        stored = self._alive[sequence]
+        self._pool.release(stored.cells[length:])
+        self._alive[sequence] = stored.up_to(length)
+
     def _forget(self, sequence: int, start: int) -> bool:
         """Remove rows from `start` on, or all if it cannot be truncated there; return whether earlier rows are kept."""
-        first = self._positions.at(sequence, start)
-        if start and self._sequences.remove(sequence, first):
+        if start and self._sequences.remove(sequence, self._alive[sequence].position(start)):
             return True
         self._sequences.remove(sequence, -1)
         return start == 0
@@ -293,23 +274,25 @@ class LlamaCppRunner:
     def _take_back(self, lengths: dict[int, int]) -> None:
         """Truncate sequences to their lengths before a failed computation."""
         for sequence, length in lengths.items():
-            kept = length if self._forget(sequence, length) else 0
-            self._book.truncate(sequence, kept)
+            self._release(sequence, length if self._forget(sequence, length) else 0)
 
-    def _check_sequence(self, sequence: int) -> None:
+    def _stored(self, sequence: int) -> Stored:
+        """Raises ValueError for an unknown sequence, and once the runner is closed."""
         _ = self._context
-        if sequence not in self._book:
+        if sequence not in self._alive:
             raise ValueError(f"there is no sequence {sequence}")
+        return self._alive[sequence]
 
-    def _check_cut(self, sequence: int, length: int) -> None:
-        self._check_sequence(sequence)
-        stored = self._book.length(sequence)
-        if not 0 <= length <= stored:
-            raise ValueError(f"sequence {sequence} has {stored} positions, not {length}")
-        if length not in (0, stored) and not self._can_truncate:
+    def _cuttable(self, sequence: int, length: int) -> Stored:
+        """A sequence that can be truncated to this length. Raises ValueError."""
+        stored = self._stored(sequence)
+        if not 0 <= length <= len(stored):
+            raise ValueError(f"sequence {sequence} has {len(stored)} positions, not {length}")
+        if length not in (0, len(stored)) and not self.info.can_truncate:
             raise ValueError(
-                f"this model's state cannot be truncated: keep {stored} positions of sequence {sequence}, or none"
+                f"this model's state cannot be truncated: keep {len(stored)} positions of sequence {sequence}, or none"
             )
+        return stored
 
 
 @contextmanager

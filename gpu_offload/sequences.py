@@ -24,12 +24,14 @@ MAX_NUMBERS = 256  # LLAMA_MAX_SEQ
 _LENGTH = struct.Struct("<Q")  # before each of llama.cpp's states
 
 
+def has_state(model: Any) -> bool:
+    """Whether a sequence has a state that cannot be truncated, instead of or beside cells."""
+    return bool(llama().llama_model_is_recurrent(model) or llama().llama_model_is_hybrid(model))
+
+
 def window_of(model: Any) -> int:
     """Return the sliding window in positions; 0 without one, and for models with a state."""
-    library = llama()
-    if library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
-        return 0
-    return int(library.llama_model_n_swa(model))
+    return 0 if has_state(model) else int(llama().llama_model_n_swa(model))
 
 
 def sequence_numbers(options: LlamaOptions, window: int) -> int:
@@ -40,19 +42,21 @@ def sequence_numbers(options: LlamaOptions, window: int) -> int:
 class Sequences:
     """The sequences 0..max_sequences-1 of a context, and the scratch sequence after them.
 
-    window: from window_of. can_truncate: False if sequences have a state, which is saved whole; a recurrent sequence
-    knows only its last position, so its first is not checked. shadowed: whether sequences have shadows.
+    can_truncate: False if sequences have a state, which is saved whole; a recurrent sequence knows only its last
+    position, so its first is not checked. shadowed: whether sequences have shadows.
     """
 
-    def __init__(self, context: Any, options: LlamaOptions, window: int, can_truncate: bool) -> None:
+    def __init__(self, context: Any, options: LlamaOptions) -> None:
         self._lib = llama()
         self._context = context
         self._memory = self._lib.llama_get_memory(context)
         self._scratch = options.max_sequences
-        self._can_truncate = can_truncate
+        model = self._lib.llama_get_model(context)
+        window = window_of(model)
         # llama.cpp saves only the last window of a windowed cache.
         self._longest = max(window // 2, 1) if window else None
         self.shadowed = bool(window)
+        self.can_truncate = not has_state(model)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Share positions start..end-1 of one sequence with another; -1 is the first position, or the end."""
@@ -115,7 +119,7 @@ class Sequences:
             taken = self._lib.llama_state_seq_set_data(self._context, data, len(state), self._scratch)
             begin = int(self._lib.llama_memory_seq_pos_min(self._memory, self._scratch))
             end = int(self._lib.llama_memory_seq_pos_max(self._memory, self._scratch)) + 1
-            if taken != len(state) or end <= first or (self._can_truncate and begin != first):
+            if taken != len(state) or end <= first or (self.can_truncate and begin != first):
                 raise ValueError(f"the data is not KV of positions {first} and on of this model: {complaints()}")
             self.share(self._scratch, sequence, -1, -1)
             return end

@@ -1,6 +1,7 @@
 """Embedding models and rerankers on llama.cpp: texts in, one pooled row of numbers each out."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -33,15 +34,13 @@ class LlamaTextEncoder:
         """
         pooling = pooling_of(model)
         self._lib = llama()
-        self._model: Any = load_model(model, options, progress)
-        self._context: Any = None
-        trained = int(self._lib.llama_model_n_ctx_train(self._model))
-        self.max_tokens = min(trained, MAX_TOKENS)
-        try:
-            self._context = self._open(model, options, pooling)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened:
+            self._model: Any = load_model(model, options, progress)
+            opened.callback(self._lib.llama_model_free, self._model)
+            self.max_tokens = min(int(self._lib.llama_model_n_ctx_train(self._model)), MAX_TOKENS)
+            self._context: Any = self._open(model, options, pooling)
+            opened.callback(self._lib.llama_free, self._context)
+            self._resources = opened.pop_all()
         self._memory = self._lib.llama_get_memory(self._context)
         self._compute = self._lib.llama_decode if self._memory else self._lib.llama_encode
         self._batch = Batch(self.max_tokens)
@@ -73,12 +72,8 @@ class LlamaTextEncoder:
 
     def close(self) -> None:
         """Free the context and the model. Idempotent."""
-        if self._context is not None:
-            self._lib.llama_free(self._context)
-            self._context = None
-        if self._model is not None:
-            self._lib.llama_model_free(self._model)
-            self._model = None
+        self._context = None
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self

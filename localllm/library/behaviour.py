@@ -8,28 +8,13 @@ from typing import Any
 from gguf_io import open_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, warn_once
+from localllm.library.modelfile import SUPPORTED
 from localllm.settings import lora_text
 from localllm.text import shortened
 
-# Ollama's parameters by the names of our settings.
-SETTING_OF = {
-    "frequency_penalty": "frequency_penalty",
-    "min_p": "min_p",
-    "mirostat": "mirostat",
-    "mirostat_eta": "mirostat_eta",
-    "mirostat_tau": "mirostat_tau",
-    "num_ctx": "ctx",
-    "num_predict": "max_tokens",
-    "num_thread": "threads",
-    "presence_penalty": "presence_penalty",
-    "repeat_last_n": "repeat_last_n",
-    "repeat_penalty": "repeat_penalty",
-    "seed": "seed",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "typical_p": "typical_p",
-}
+# Names of our settings for the supported parameters of Ollama that have one.
+_RENAMED = {"num_ctx": "ctx", "num_predict": "max_tokens", "num_thread": "threads"}
+SETTING_OF = {name: _RENAMED.get(name, name) for name in SUPPORTED if name not in ("num_keep", "stop")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +44,6 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     Raises LibraryError if ignoring that would change the model: for a chat template of no known family when the file
     has none of its own.
     """
-    return Behaviour() if model.manifest is None else _stated_behaviour(model)
-
-
-def _stated_behaviour(model: LibraryModel) -> Behaviour:
     defaults = model.defaults()
     parameters = dict(defaults.parameters)
     stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)

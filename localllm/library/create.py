@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
+from gpu_offload.adapters import check_adapter
 from localllm.files import sync_folder
 from localllm.library.behaviour import own_template
-from localllm.library.entry import LibraryModel, ModelDefaults, Source
+from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.manifest import (
@@ -17,8 +18,8 @@ from localllm.library.manifest import (
     MAX_TEXT_BYTES,
     Layer,
     Manifest,
+    blob_files,
     blob_name,
-    model_file_names,
 )
 from localllm.library.modelfile import Modelfile, checked_parameters
 from localllm.library.names import ModelName
@@ -40,21 +41,26 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     if recipe.template is not None:
         jinja_of(recipe.template, own_template(base))
         template = recipe.template
-    kept = [path.read_bytes() for path in defaults.adapters]
+    try:
+        kept = [path.read_bytes() for path in defaults.adapters]
+    except OSError as error:
+        raise LibraryError(f"{error.filename}: cannot be read: {error.strerror}. {PULL_AGAIN}") from error
     projectors, projector_link = _projectors(store, base)
-    weights = [*_weights(base), *projectors]
+    stored = base.manifest if base.source is Source.OWN else None
+    weights = [*(stored.of_kind("model") if stored else []), *projectors]
+    link = stored.link if stored else base.path.absolute()
     blobs = [*(("adapter", content) for content in (*kept, *adapters)), *_texts(recipe, defaults, template)]
     if len(weights) + len(blobs) > MAX_LAYERS:
         raise LibraryError(f"{name} would have {len(weights) + len(blobs)} layers, more than {MAX_LAYERS}.")
     store.prepare()
     layers = [*weights, *(store.add_blob(kind, content) for kind, content in blobs)]
-    if not store.add_manifest(name, Manifest(tuple(layers), _link(base), projector_link)):
+    if not store.add_manifest(name, Manifest(tuple(layers), link, projector_link)):
         raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
 
 
 def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
     """The model of uploaded blobs, which are its parts in order. Raises ModelFileError if they are not a model."""
-    names = model_file_names(layers)
+    names = blob_files(layers)
     if len(layers) > 1:
         for layer, name in zip(layers, names, strict=True):
             _name_part(store, store.blobs / blob_name(layer.digest), store.blobs / name)
@@ -80,40 +86,23 @@ def _name_part(store: OwnStore, blob: Path, name: Path) -> None:
             copy.unlink(missing_ok=True)
 
 
-def _weights(base: LibraryModel) -> list[Layer]:
-    if base.source is not Source.OWN or base.manifest is None:
-        return []
-    return base.manifest.of_kind("model")
-
-
 def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path | None]:
     """The base's projectors: their layers if they are in our store, else the file to link to.
 
     Without a manifest, a projector beside the linked model file is found there.
     """
-    if base.manifest is None:
-        return [], None
-    if base.blobs == store.blobs and (found := base.manifest.of_kind("projector")):
+    if base.manifest is not None and base.blobs == store.blobs and (found := base.manifest.of_kind("projector")):
         return found, None
     return [], next(iter(base.projectors()), None)
 
 
 def _adapter(path: Path, architecture: str) -> bytes:
-    """The content of a LoRA adapter for models of this architecture. Raises LibraryError."""
+    """The content of a LoRA adapter for models of this architecture. Raises LocalLLMError."""
     if not path.is_file():
         raise LibraryError(f"ADAPTER {path}: there is no such file.")
     with open_model(path) as file:
-        if file.metadata.get_str("adapter.type", "") != "lora":
-            raise LibraryError(f"ADAPTER {path}: it is not a LoRA adapter in GGUF.")
-        if file.architecture != architecture:
-            raise LibraryError(f"ADAPTER {path}: it is for {file.architecture!r}, and the model is {architecture!r}.")
+        check_adapter(file, architecture)
     return path.read_bytes()
-
-
-def _link(base: LibraryModel) -> Path | None:
-    if base.source is Source.OWN and base.manifest is not None:
-        return base.manifest.link
-    return base.path.absolute()
 
 
 def _texts(recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[tuple[str, bytes]]:

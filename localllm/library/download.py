@@ -14,8 +14,8 @@ from localllm.library.web import (
     PassingError,
     Remote,
     backoff,
+    check_range,
     check_status,
-    decimal,
     get,
     landed,
     persistently,
@@ -69,10 +69,7 @@ class Download:
         def ask() -> bool:
             with get(self._client, self._remote, {"Range": f"bytes={at}-{at}"}) as response:
                 check_status(response, self._what)
-                if response.status_code == 200:
-                    return False
-                self._check_range(response, at, at + 1)
-                return True
+                return check_range(response, (at, at + 1), self._file.size, self._what)
 
         return persistently(ask, self._stop.wait)
 
@@ -138,7 +135,10 @@ class Download:
                 self._direct = None
                 raise PassingError(f"{response.url.host} answers {response.status_code} to a redirect")
             check_status(response, self._what)
-            self._check_range(response, start, stop)
+            if not check_range(response, (start, stop), self._file.size, self._what):
+                raise PullError(
+                    f"{response.url.host} sends all of {self._what} for bytes {start}-{stop - 1}. Pull again."
+                )
             self._direct = landed(self._remote, response)
             left = stop - start
             for piece in response.iter_raw():
@@ -149,40 +149,21 @@ class Download:
         if left:
             raise PassingError(f"{response.url.host} ended the connection early")
 
-    def _check_range(self, response: httpx2.Response, start: int, stop: int) -> None:
-        content_range = response.headers.get("content-range", "")
-        total = decimal(content_range.rpartition("/")[2])
-        if total is not None and total != self._file.size:
-            raise self._wrong_length(response, total)
-        if response.status_code != 206 or content_range != f"bytes {start}-{stop - 1}/{self._file.size}":
-            raise PullError(
-                f"{response.url.host} sends {content_range[:60]!r} of {self._what} for bytes {start}-{stop - 1}. "
-                "Pull again later, or from another host."
-            )
-
     def _fetch_whole(self, progress: Callable[[int], None]) -> None:
         """Download in one piece from a server without ranges; each attempt starts over."""
         at = 0
         self._file.restart()
         with get(self._client, self._remote, {}) as response:
             check_status(response, self._what)
-            length = decimal(response.headers.get("content-length", ""))
-            if length is not None and length != self._file.size:
-                raise self._wrong_length(response, length)
+            check_range(response, (0, self._file.size), self._file.size, self._what)
             for piece in response.iter_raw():
                 if at + len(piece) > self._file.size:
-                    raise self._wrong_length(response, at + len(piece))
+                    raise PullError(f"{response.url.host} sends more of {self._what} than its listing says.")
                 self._file.write(at, piece)
                 at += len(piece)
                 progress(at)
         if at < self._file.size:
             raise PassingError(f"{response.url.host} ended the connection early")
-
-    def _wrong_length(self, response: httpx2.Response, length: int) -> PullError:
-        return PullError(
-            f"{response.url.host} has {length} bytes of {self._what}, but its listing says {self._file.size}. "
-            "Pull again later, or from another host."
-        )
 
 
 def _disk_error(error: OSError) -> PullError:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from localllm.library.errors import LibraryError
-from localllm.library.manifest import MAX_TEXT_BYTES, Manifest, blob_name
+from localllm.library.manifest import MAX_TEXT_BYTES, Manifest, blob_name, read_bounded
 from localllm.library.modelfile import checked_parameters
+
+PULL_AGAIN = "Pull the model again."
 
 
 class Source(StrEnum):
@@ -48,7 +50,6 @@ class LibraryModel:
     source: Source
     path: Path
     manifest: Manifest | None = None
-    manifest_path: Path | None = None
     blobs: Path | None = None
 
     @property
@@ -58,9 +59,6 @@ class LibraryModel:
 
     def defaults(self) -> ModelDefaults:
         """Read what the manifest adds. Raises LibraryError for a layer that is missing or damaged."""
-        if self.manifest is None or self.blobs is None:
-            return ModelDefaults()
-        manifest = self.manifest
         template, system = self._texts("template"), self._texts("system")
         return ModelDefaults(
             template=template[-1] if template else None,
@@ -68,16 +66,14 @@ class LibraryModel:
             parameters=self._parameters(),
             messages=self._messages(),
             licenses=tuple(self._texts("license")),
-            adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
+            adapters=tuple(self._layers("adapter")),
             projectors=self.projectors(),
         )
 
     def projectors(self) -> tuple[Path, ...]:
         """The manifest's projectors that exist on this machine: older pulls left them out."""
-        if self.manifest is None or self.blobs is None:
-            return ()
-        paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind("projector")]
-        if self.manifest.projector_link is not None:
+        paths = self._layers("projector")
+        if self.manifest is not None and self.manifest.projector_link is not None:
             paths.append(self.manifest.projector_link)
         return tuple(path for path in paths if path.is_file())
 
@@ -85,21 +81,25 @@ class LibraryModel:
         try:
             return checked_parameters(self._json("params", dict) or {})
         except LibraryError as error:
-            raise LibraryError(f"{self.name}: {error} Pull the model again.") from error
+            raise LibraryError(f"{self.name}: {error} {PULL_AGAIN}") from error
 
     def _messages(self) -> tuple[dict[str, str], ...]:
         found = []
         for message in self._json("messages", list) or ():
             role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
             if not isinstance(role, str) or not isinstance(content, str):
-                raise LibraryError(f"{self.name}: its messages layer holds an invalid message. Pull the model again.")
+                raise LibraryError(f"{self.name}: its messages layer holds an invalid message. {PULL_AGAIN}")
             found.append({"role": role, "content": content})
         return tuple(found)
 
-    def _texts(self, kind: str) -> list[str]:
+    def _layers(self, kind: str) -> list[Path]:
+        """The files of the manifest's layers of one kind."""
         if self.manifest is None or self.blobs is None:
             return []
-        return [_read_text(self.blobs / blob_name(layer.digest)) for layer in self.manifest.of_kind(kind)]
+        return [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind(kind)]
+
+    def _texts(self, kind: str) -> list[str]:
+        return [_read_text(path) for path in self._layers(kind)]
 
     def _json(self, kind: str, wanted: type) -> Any:
         texts = self._texts(kind)
@@ -108,20 +108,14 @@ class LibraryModel:
         try:
             value = json.loads(texts[-1])
         except (ValueError, RecursionError) as error:
-            raise LibraryError(f"{self.name}: its {kind} layer is not JSON: {error}. Pull the model again.") from error
+            raise LibraryError(f"{self.name}: its {kind} layer is not JSON: {error}. {PULL_AGAIN}") from error
         if not isinstance(value, wanted):
-            raise LibraryError(f"{self.name}: its {kind} layer holds {type(value).__name__}. Pull the model again.")
+            raise LibraryError(f"{self.name}: its {kind} layer holds {type(value).__name__}. {PULL_AGAIN}")
         return value
 
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_TEXT_BYTES + 1)
-        if len(data) > MAX_TEXT_BYTES:
-            raise LibraryError(f"{path}: has more than {MAX_TEXT_BYTES} bytes of text.")
-        return data.decode()
-    except OSError as error:
-        raise LibraryError(f"{path}: cannot be read: {error.strerror}. Pull the model again.") from error
+        return read_bounded(path, MAX_TEXT_BYTES, PULL_AGAIN).decode()
     except UnicodeDecodeError as error:
-        raise LibraryError(f"{path}: is not UTF-8 text. Pull the model again.") from error
+        raise LibraryError(f"{path}: is not UTF-8 text. {PULL_AGAIN}") from error

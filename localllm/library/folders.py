@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
@@ -23,17 +23,17 @@ def hugging_face_models(hub: Path) -> Iterator[LibraryModel]:
         files: dict[str, Path] = {}
         for snapshot in snapshots:
             for file in gguf_files(snapshot):
-                files.setdefault(file.name, file)
-        yield from _of_repository(files, f"hf.co/{user}/{repo}", Source.HUGGING_FACE)
+                files.setdefault(str(file.relative_to(snapshot)), file)
+        yield from _of_repository(files, (f"hf.co/{user}/{repo}",), Source.HUGGING_FACE)
 
 
 def lm_studio_models(root: Path) -> Iterator[LibraryModel]:
     """<publisher>/<repo>/<file>, where publisher and repo are Hugging Face's."""
     for publisher in sorted(_listed(root)):
         for repository in sorted(_listed(publisher)):
-            files = {file.name: file for file in gguf_files(repository)}
+            files = {str(file.relative_to(repository)): file for file in gguf_files(repository)}
             repo = f"{publisher.name}/{repository.name}"
-            yield from _of_repository(files, repo, Source.LM_STUDIO, also=f"hf.co/{repo}")
+            yield from _of_repository(files, (repo, f"hf.co/{repo}"), Source.LM_STUDIO)
 
 
 def llama_cpp_models(cache: Path) -> Iterator[LibraryModel]:
@@ -44,7 +44,7 @@ def llama_cpp_models(cache: Path) -> Iterator[LibraryModel]:
             prefix = f"{user}_{repo}_"
             if file.name.startswith(prefix):
                 plain = file.name.removeprefix(prefix)
-                yield from _of_repository({plain: file}, f"hf.co/{user}/{repo}", Source.LLAMA_CPP)
+                yield from _of_repository({plain: file}, (f"hf.co/{user}/{repo}",), Source.LLAMA_CPP)
                 break
         else:
             yield LibraryModel((without_part(file.stem),), Source.LLAMA_CPP, file)
@@ -76,16 +76,17 @@ def is_projector_name(name: str) -> bool:
     return "mmproj" in name.lower()
 
 
-def _of_repository(
-    files: Mapping[str, Path], repository: str, source: Source, also: str | None = None
-) -> Iterator[LibraryModel]:
-    """Name a repository's files by quantisation, or by their whole names where that is ambiguous."""
-    stems = {without_part(Path(name).stem): path for name, path in sorted(files.items())}
-    labels = [quantization_of(stem) for stem in stems]
-    bases = [repository, *([also] if also else [])]
-    for (stem, path), label in zip(stems.items(), labels, strict=True):
-        tag = label if label is not None and labels.count(label) == 1 else stem
-        names = [f"{base}:{end}" for end in (tag, stem) for base in bases]
+def _of_repository(files: Mapping[str, Path], repositories: Sequence[str], source: Source) -> Iterator[LibraryModel]:
+    """Name a repository's files by quantisation, or by their whole names where that is ambiguous.
+
+    files: by their paths in the repository. repositories: its names, the display name first. The quantisation is in a
+    file's name, or in its folder's.
+    """
+    named = [(without_part(Path(name).stem), Path(name).parent.name, path) for name, path in sorted(files.items())]
+    labels = [quantization_of(stem) or quantization_of(folder) for stem, folder, _ in named]
+    for (stem, _, path), label in zip(named, labels, strict=True):
+        tag = label if label and labels.count(label) == 1 else stem
+        names = [f"{base}:{end}" for end in (tag, stem) for base in repositories]
         yield LibraryModel(tuple(dict.fromkeys([*names, stem])), source, path)
 
 
@@ -93,7 +94,7 @@ def _listed(folder: Path) -> list[Path]:
     """The entries of a folder; none if it is missing or not readable: other programs need not be installed."""
     try:
         return [Path(entry.path) for entry in os.scandir(folder)]
-    except OSError:
+    except (OSError, ValueError):  # a ValueError for a null character, as in a damaged pointer file
         return []
 
 

@@ -52,7 +52,7 @@ def jinja_of(template: str, own: str | None) -> str | None:
     text = _literal_text(template)
     if not text.strip():
         return own
-    family = _family_of(text)
+    family = next((known for known in GO_FAMILIES if all(token in text for token in known.family.tokens)), None)
     if family is None:
         raise LibraryError(
             "The chat template is written in Go's language and is not of a known family "
@@ -75,13 +75,6 @@ def _literal_text(template: str) -> str:
         kept.append(template[at:opened])
         at = closed + 2
     return "".join([*kept, template[at:]])
-
-
-def _family_of(text: str) -> GoFamily | None:
-    for known in GO_FAMILIES:
-        if all(token in text for token in known.family.tokens):
-            return known
-    return None
 
 
 def _writes_nothing_else(text: str, known: GoFamily) -> bool:

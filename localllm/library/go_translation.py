@@ -7,9 +7,7 @@ template without .Messages is rendered once per turn, and the last turn ends at 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from localllm.library.errors import LibraryError
 from localllm.text import shortened
@@ -19,8 +17,8 @@ _ACTION = re.compile(
     r"""\s*+(?:/\*.*?\*/|-\s+/\*.*?\*/|)(?:[^"`}]|"(?:[^"\\]|\\.)*+"|`[^`]*+`|\}(?!\}))*+""", re.DOTALL
 )
 _TOKEN = re.compile(
-    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<number>-?\d+)|(?P<variable>\$\w*)(?P<of>(?:\.\w+)*)'
-    r"|(?P<field>(?:\.\w+)+)|(?P<dot>\.)|(?P<name>\w+)|(?P<close>\))(?P<then>(?:\.\w+)*)|(?P<mark>:=|=|\||\(|,))"
+    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<number>-?\d+)|(?P<variable>\$\w*(?:\.\w+)*)'
+    r"|(?P<field>(?:\.\w+)+|\.)|(?P<name>\w+)|(?P<close>\)(?:\.\w+)*)|(?P<mark>:=|=|\||\(|,))"
 )
 _LONGEST = 64 * 1024
 _DEEPEST = 50
@@ -61,23 +59,6 @@ _ALL = """{%- set S = namespace(text='') -%}
 {%- set R = {'System': S.text, 'Messages': messages, 'Tools': tools or [], 'Prompt': '', 'Response': ''} -%}LAST"""
 
 
-@dataclass(slots=True)
-class _Block:
-    """An if or a range: the tags of its branches, their bodies, and the end tag."""
-
-    tags: list[str] = field(default_factory=list)
-    bodies: list[list[Any]] = field(default_factory=list)
-    end: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The Jinja for one action or text. ends_turn: whether it is where the answer goes."""
-
-    jinja: str
-    ends_turn: bool = False
-
-
 def translated(template: str) -> str:
     """A Go template as Jinja. Raises LibraryError naming what is not supported."""
     if len(template) > _LONGEST:
@@ -85,11 +66,10 @@ def translated(template: str) -> str:
     pieces = _pieces(template)
     if ".Messages" not in template and ".Response" not in template:
         pieces.append((True, ".Response"))
-    nodes = _Parser(pieces).body("R", 0)
+    whole, last = _Translation().of(pieces)
     if ".Messages" in template:
-        return _ALL.replace("LAST", _joined(nodes))
-    last = list(_up_to_answer(nodes, [False]))
-    return _TURNS.replace("LAST", _joined(last)).replace("TURN", _joined(nodes))
+        return _ALL.replace("LAST", whole)
+    return _TURNS.replace("LAST", last).replace("TURN", whole)
 
 
 def _pieces(template: str) -> list[tuple[bool, str]]:
@@ -112,105 +92,85 @@ def _pieces(template: str) -> list[tuple[bool, str]]:
     return [piece for piece in found if piece[1] and not (piece[0] and piece[1].startswith("/*"))]
 
 
-def _up_to_answer(nodes: Sequence[Any], found: list[bool]) -> Iterator[Any]:
-    """The nodes up to where the answer goes; sets found[0] once that place is reached."""
-    for node in nodes:
-        if found[0]:
-            return
-        if isinstance(node, _Block):
-            if any("R['Response']" in tag for tag in node.tags[:1]):
-                found[0] = True
-                return
-            bodies = [list(_up_to_answer(body, found)) for body in node.bodies]
-            yield _Block(node.tags, bodies, node.end)
-        elif node.ends_turn:
-            found[0] = True
-        else:
-            yield node
+class _Translation:
+    """Writes the pieces of a template as Jinja, one after another."""
 
-
-def _joined(nodes: Sequence[Any]) -> str:
-    found: list[str] = []
-    for node in nodes:
-        if isinstance(node, _Block):
-            for tag, body in zip(node.tags, node.bodies, strict=True):
-                found += [tag, _joined(body)]
-            found.append(node.end)
-        else:
-            found.append(node.jinja)
-    return "".join(found)
-
-
-class _Parser:
-    """Parses the pieces of a template into Jinja nodes."""
-
-    def __init__(self, pieces: Sequence[tuple[bool, str]]) -> None:
-        self._pieces = pieces
-        self._at = 0
+    def __init__(self) -> None:
+        self._jinja: list[str] = []
+        self._up_to_answer: str | None = None
+        self._open: list[tuple[str, str]] = []  # the open blocks: Jinja's word for each, and what . means outside of it
+        self._dot = "R"
         self._loops = 0
 
-    def body(self, dot: str, depth: int) -> list[Any]:
-        """The nodes up to an else, an end, or the end of the template, which is an error within a block."""
-        if depth > _DEEPEST:
-            raise LibraryError(f"The template is nested deeper than {_DEEPEST} blocks.")
-        nodes: list[Any] = []
-        while self._at < len(self._pieces):
-            is_action, content = self._pieces[self._at]
-            if is_action and re.match(r"(else|end)\b", content):
-                if not depth:
-                    raise LibraryError(f"The template has {{{{ {shortened(content)} }}}} outside of a block.")
-                return nodes
-            self._at += 1
+    def of(self, pieces: Sequence[tuple[bool, str]]) -> tuple[str, str]:
+        """The whole template, and the part of it before the first action that reads .Response."""
+        for is_action, content in pieces:
             if not is_action:
-                nodes.append(_Written(f"{{{{- {_quoted(content)} -}}}}"))
-            elif content.startswith(("if ", "range ")):
-                nodes.append(self._block(content, dot, depth))
+                self._jinja.append(f"{{{{- {_quoted(content)} -}}}}")
+            elif content.startswith("if "):
+                self._begin("if", self._value(content[3:]))
+            elif content.startswith("range "):
+                self._range(content)
+            elif re.match(r"(else|end)\b", content):
+                self._branch(content)
+            elif assigned := re.match(r"\$(\w+)\s*:?=\s*(.+)", content, re.DOTALL):
+                self._set(assigned[1], self._value(assigned[2]))
             else:
-                nodes.append(_written(content, dot))
-        if depth:
+                value = self._value(content)
+                self._jinja.append(f"{{{{- {value} -}}}}")
+        if self._open:
             raise LibraryError("The template has a block without its {{ end }}.")
-        return nodes
+        whole = "".join(self._jinja)
+        return whole, whole if self._up_to_answer is None else self._up_to_answer
 
-    def _block(self, content: str, dot: str, depth: int) -> _Block:
-        word, _, rest = content.partition(" ")
-        block, inner, before = _Block(end=f"{{%- end{'if' if word == 'if' else 'for'} -%}}"), dot, ""
-        if word == "if":
-            block.tags.append(f"{{%- if {_expression(rest, dot)} -%}}")
+    def _value(self, source: str) -> str:
+        value = _expression(source, self._dot)
+        if "R['Response']" in value and self._up_to_answer is None:
+            ends = (f"{{%- end{word} -%}}" for word, _ in reversed(self._open))
+            self._up_to_answer = "".join([*self._jinja, *ends])
+        return value
+
+    def _set(self, name: str, value: str) -> None:
+        self._jinja.append(f"{{%- set V.{name} = {value} -%}}")
+
+    def _begin(self, word: str, head: str) -> None:
+        if len(self._open) == _DEEPEST:
+            raise LibraryError(f"The template is nested deeper than {_DEEPEST} blocks.")
+        self._open.append((word, self._dot))
+        self._jinja.append(f"{{%- {word} {head} -%}}")
+
+    def _range(self, content: str) -> None:
+        names, _, source = content.removeprefix("range ").rpartition(":=")
+        variables = [name.strip().removeprefix("$") for name in names.split(",") if name.strip()]
+        if not all(name.isidentifier() for name in variables) or len(variables) > 2:
+            raise _unsupported(content)
+        self._loops += 1
+        item = f"m{self._loops}"
+        self._begin("for", f"{item} in {self._value(source)}")
+        self._dot = item
+        for name, value in zip(reversed(variables), (item, "loop.index0"), strict=False):
+            if name != "_":
+                self._set(name, value)
+
+    def _branch(self, content: str) -> None:
+        """An else or an end."""
+        if not self._open:
+            raise LibraryError(f"The template has {{{{ {shortened(content)} }}}} outside of a block.")
+        word, self._dot = self._open[-1]
+        if content == "end":
+            self._jinja.append(f"{{%- end{word} -%}}")
+            self._open.pop()
+        elif content == "else":
+            self._jinja.append("{%- else -%}")
+        elif content.startswith("else if ") and word == "if":
+            value = self._value(content[8:])
+            self._jinja.append(f"{{%- elif {value} -%}}")
         else:
-            self._loops += 1
-            inner = f"m{self._loops}"
-            names, _, source = rest.rpartition(":=")
-            variables = [name.strip().removeprefix("$") for name in names.split(",") if name.strip()]
-            if not all(name.isidentifier() for name in variables) or len(variables) > 2:
-                raise LibraryError(f"The template's {{{{ {shortened(content)} }}}} is not supported.")
-            values = ["loop.index0", inner][-len(variables) :] if variables else []
-            pairs = [pair for pair in zip(variables, values, strict=True) if pair[0] != "_"]
-            before = "".join(f"{{%- set V.{name} = {value} -%}}" for name, value in pairs)
-            block.tags.append(f"{{%- for {inner} in {_expression(source, dot)} -%}}")
-        while True:
-            block.bodies.append([*([_Written(before)] if before else []), *self.body(inner, depth + 1)])
-            before = ""
-            if self._at >= len(self._pieces):
-                raise LibraryError("The template has a block without its {{ end }}.")
-            action = self._pieces[self._at][1]
-            self._at += 1
-            if action == "end":
-                return block
-            inner = dot
-            if action == "else":
-                block.tags.append("{%- else -%}")
-            elif action.startswith("else if ") and word == "if":
-                block.tags.append(f"{{%- elif {_expression(action[8:], dot)} -%}}")
-            else:
-                raise LibraryError(f"The template's {{{{ {shortened(action)} }}}} is not supported.")
+            raise _unsupported(content)
 
 
-def _written(content: str, dot: str) -> _Written:
-    """An action that writes a value or sets a variable."""
-    if assigned := re.match(r"\$(\w+)\s*:?=\s*(.+)", content, re.DOTALL):
-        return _Written(f"{{%- set V.{assigned[1]} = {_expression(assigned[2], dot)} -%}}")
-    value = _expression(content, dot)
-    return _Written(f"{{{{- {value} -}}}}", ends_turn="R['Response']" in value)
+def _unsupported(source: str) -> LibraryError:
+    return LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not supported.")
 
 
 def _quoted(text: str) -> str:
@@ -219,15 +179,16 @@ def _quoted(text: str) -> str:
 
 def _expression(source: str, dot: str) -> str:
     """A pipeline as Jinja."""
-    tokens: list[dict[str, str]] = []
+    tokens: list[tuple[str, str]] = []
     at = 0
     while source[at:].strip():
         match = _TOKEN.match(source, at)
         if match is None:
-            raise LibraryError(f"The template's {{{{ {shortened(source)} }}}} is not supported.")
-        tokens.append({name: value for name, value in match.groupdict().items() if value is not None})
+            raise _unsupported(source)
+        kind = str(match.lastgroup)
+        tokens.append((kind, match[kind]))
         at = match.end()
-    reader = _Expression(tokens, dot, shortened(source))
+    reader = _Expression(tokens, dot, source)
     value = reader.pipeline(0)
     if reader.left:
         raise reader.error()
@@ -235,23 +196,23 @@ def _expression(source: str, dot: str) -> str:
 
 
 class _Expression:
-    """Parses the tokens of one pipeline."""
+    """Parses the tokens of one pipeline, each a name of a group of _TOKEN and its text."""
 
-    def __init__(self, tokens: list[dict[str, str]], dot: str, source: str) -> None:
+    def __init__(self, tokens: list[tuple[str, str]], dot: str, source: str) -> None:
         self.left = tokens
         self._dot = dot
         self._source = source
 
     def error(self) -> LibraryError:
         """The error for a pipeline that is not supported."""
-        return LibraryError(f"The template's {{{{ {self._source} }}}} is not supported.")
+        return _unsupported(self._source)
 
     def pipeline(self, depth: int) -> str:
         """One or more commands; each takes the result of the one before as its last argument."""
         if depth > _DEEPEST:
             raise self.error()
         value = self._command(depth, None)
-        while self.left and self.left[0].get("mark") == "|":
+        while self.left and self.left[0] == ("mark", "|"):
             self.left.pop(0)
             value = self._command(depth, value)
         return value
@@ -259,35 +220,36 @@ class _Expression:
     def _command(self, depth: int, piped: str | None) -> str:
         if not self.left:
             raise self.error()
-        name = self.left[0].get("name")
-        if name is None or name in _WORDS:
+        kind, name = self.left[0]
+        if kind != "name" or name in _WORDS:
             if piped is not None:
                 raise self.error()
             return self._operand(depth)
         self.left.pop(0)
         arguments: list[str] = []
-        while self.left and self.left[0].get("mark") != "|" and "close" not in self.left[0]:
+        while self.left and self.left[0] != ("mark", "|") and self.left[0][0] != "close":
             arguments.append(self._operand(depth))
         return self._called(name, [*arguments, *([] if piped is None else [piped])])
 
     def _operand(self, depth: int) -> str:
-        token = self.left.pop(0)
-        word = token.get("number") or _WORDS.get(token.get("name", ""))
-        if word:
-            return word
-        if "text" in token:
-            return self._text(token["text"])
-        if "variable" in token:
-            root = token["variable"] == "$"
-            return self._fields("R" if root else f"V.{token['variable'][1:]}", token.get("of", ""))
-        if "field" in token or "dot" in token:
-            return self._fields(self._dot, token.get("field", ""))
-        if token.get("mark") != "(":
+        kind, text = self.left.pop(0)
+        if kind == "number":
+            return text
+        if kind == "name" and text in _WORDS:
+            return _WORDS[text]
+        if kind == "text":
+            return self._text(text)
+        if kind == "variable":
+            name, _, path = text.partition(".")
+            return self._fields("R" if name == "$" else f"V.{name[1:]}", path)
+        if kind == "field":
+            return self._fields(self._dot, text[1:])
+        if text != "(":
             raise self.error()
         value = self.pipeline(depth + 1)
-        if not self.left or "close" not in self.left[0]:
+        if not self.left or self.left[0][0] != "close":
             raise self.error()
-        return self._fields(f"({value})", self.left.pop(0).get("then", ""))
+        return self._fields(f"({value})", self.left.pop(0)[1][2:])
 
     def _text(self, source: str) -> str:
         if source.startswith("`"):
@@ -298,7 +260,7 @@ class _Expression:
             raise self.error() from error
 
     def _fields(self, value: str, path: str) -> str:
-        for name in path.split(".")[1:]:
+        for name in path.split(".") if path else ():
             known = name if value == "R" and name in _ROOT else None if value == "R" else _FIELDS.get(name)
             if known is None:
                 raise LibraryError(f"The template reads .{shortened(name)}, which is not supported.")

@@ -23,7 +23,9 @@ from localllm.library.web import Remote, get_small
 
 MAX_LISTING_BYTES = 16 << 20
 _PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-_REVISION_CHARS = frozenset("0123456789abcdef")
+_REVISION = re.compile(r"[0-9a-f]+")
+# Image encoders are small and lose quality when quantised; F32 doubles the size for no gain.
+_PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class HubFile:
     @property
     def label(self) -> str:
         """The quantisation in the file's name, or its folder's; "" for none."""
-        return quantization_of(self.stem) or quantization_of(PurePosixPath(self.path).parent.name) or ""
+        return quantization_of(self.stem) or quantization_of(PurePosixPath(self.path).parent.name)
 
 
 def endpoint() -> str:
@@ -112,7 +114,7 @@ def parse_listing(data: bytes, where: str) -> tuple[str, list[HubFile]]:
     try:
         content = json.loads(data)
         revision = content["sha"]
-        if not isinstance(revision, str) or not revision or not _REVISION_CHARS.issuperset(revision):
+        if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
             raise LibraryError(f"its revision is {str(revision)[:60]!r}")
         items = [item for item in content["siblings"] if str(item["rfilename"]).endswith(".gguf")]
         files = [_hub_file(item) for item in items if item.get("lfs")]  # small files have no SHA-256
@@ -160,13 +162,7 @@ def projectors(files: list[HubFile], model: HubFile) -> list[HubFile]:
     """The projectors for a model, best first: those in its folder, else those of the whole repository."""
     every = [file for file in files if is_projector_name(PurePosixPath(file.path).name)]
     beside = [file for file in every if PurePosixPath(file.path).parent == PurePosixPath(model.path).parent]
-    return sorted(beside or every, key=lambda file: (_projector_rank(file.label), file.size, file.path))
-
-
-def _projector_rank(label: str) -> int:
-    """Image encoders are small and lose quality when quantised; F32 doubles the size for no gain."""
-    ranks = ("F16", "BF16", "Q8_0", "F32")
-    return ranks.index(label) if label in ranks else len(ranks)
+    return sorted(beside or every, key=lambda file: (preference(file.label, _PROJECTORS), file.size, file.path))
 
 
 def _hub_file(item: dict[str, Any]) -> HubFile:

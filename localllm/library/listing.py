@@ -38,14 +38,12 @@ class Listed:
 
 def describe(
     model: LibraryModel,
-    available: int | None = None,
-    speed: Callable[[ModelFile], float | None] = lambda _file: None,
-    projector: Callable[[ModelFile], Path | None] = lambda _file: None,
+    speed: Callable[[ModelFile], float | None],
+    projector: Callable[[ModelFile], Path | None],
 ) -> Listed:
     """Read a model's header. A file that cannot be read gets a row that says why.
 
-    available: bytes of free memory; None means measure it. speed: expected speed of a file, see Listed. projector: the
-    projector that would be loaded with it.
+    speed: expected speed of a file, see Listed. projector: the projector that would be loaded with it.
     """
     try:
         with open_model(model.path) as file:
@@ -60,19 +58,19 @@ def describe(
                 architecture=summary.architecture,
                 context=summary.context,
                 memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-                fits=fits(summary, available),
+                fits=_fits(summary),
                 speed=speed(file),
             )
     except LocalLLMError as error:
         return Listed(model.name, model.source, str(model.path), problem=str(error))
 
 
-def fits(summary: ModelSummary, available: int | None = None) -> bool | None:
+def _fits(summary: ModelSummary) -> bool | None:
     """Whether the model and a short conversation fit into main memory; None for a file without layers."""
     if summary.memory is None:
         return None
     try:
-        plan_memory(summary.memory, summary.context or 0, available=available)
+        plan_memory(summary.memory, summary.context or 0)
     except OutOfMemoryError:
         return False
     return True

@@ -8,7 +8,15 @@ from localllm.files import user_path
 from localllm.library import folders, places
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.names import BUILT_IN, DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
+from localllm.library.names import (
+    BUILT_IN,
+    DEFAULT_TAG,
+    HUGGING_FACE_HOST,
+    ModelName,
+    canonical_host,
+    preference,
+    quantization_of,
+)
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
 from localllm.text import nearest, shortened
@@ -94,7 +102,7 @@ def name_of_url(url: str) -> ModelName:
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     if parts.scheme not in ("http", "https") or not parts.hostname or not segments:
         raise LibraryError(f"{shortened(url)!r} is not the address of a model: give http(s)://host/.../file.gguf.")
-    if parts.hostname in ("huggingface.co", HUGGING_FACE_HOST) and segments[0] != "api" and len(segments) >= 2:
+    if canonical_host(parts.hostname) == HUGGING_FACE_HOST and segments[0] != "api" and len(segments) >= 2:
         file = segments[-1] if len(segments) > 4 and segments[-1].endswith(".gguf") else ""
         stem = file.removesuffix(".gguf")
         return ModelName(segments[1], stem or DEFAULT_TAG, segments[0], HUGGING_FACE_HOST)
@@ -126,11 +134,7 @@ def _preferred(repository: str, models: list[LibraryModel]) -> LibraryModel | No
         for model in models
         if model.source is not Source.OLLAMA and any(known.lower().startswith(repository) for known in model.names)
     ]
-    return min(of_it, key=lambda model: preference(_quantization(model)), default=None)
-
-
-def _quantization(model: LibraryModel) -> str:
-    return quantization_of(model.name.rpartition(":")[2]) or ""
+    return min(of_it, key=lambda model: preference(quantization_of(model.name.rpartition(":")[2])), default=None)
 
 
 def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:

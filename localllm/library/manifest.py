@@ -6,7 +6,7 @@ Format: Docker's image manifest, version 2, with the media types application/vnd
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ MAX_LAYERS = 1024
 MAX_TEXT_BYTES = 1 << 20  # of a text layer
 MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 
+# Kinds of layers that localllm uses: the model's file or parts, and what is added to it.
+KINDS = ("model", "template", "system", "params", "messages", "license", "adapter", "projector")
 _LAYER_TYPE = "application/vnd.ollama.image."
 _TITLE = "org.opencontainers.image.title"
 _LINK_TYPE = "application/vnd.localllm.link"
@@ -28,7 +30,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One blob. kind: model, template, system, params, messages, license, adapter, projector. size: bytes."""
+    """One blob. kind: one of KINDS, or another that is not used. size: bytes."""
 
     kind: str
     digest: str
@@ -83,16 +85,19 @@ def blob_name(digest: str) -> str:
     return check_digest(digest).replace(":", "-")
 
 
-def model_file_names(layers: Sequence[Layer]) -> list[str]:
-    """Blob file names of a model's parts, in order; those of a split model are the names its loader looks for."""
-    if len(layers) == 1:
-        return [blob_name(layers[0].digest)]
-    stem = blob_name(layers[0].digest)
-    return [f"{stem}-{number:05}-of-{len(layers):05}.gguf" for number in range(1, len(layers) + 1)]
+def blob_files(layers: Sequence[Layer]) -> list[str]:
+    """Blob file names of layers, in order; the parts of a split model have the names that its loader looks for."""
+    names = [blob_name(layer.digest) for layer in layers]
+    parts = [index for index, layer in enumerate(layers) if layer.kind == "model"]
+    if len(parts) > 1:
+        stem = names[parts[0]]
+        for number, index in enumerate(parts, start=1):
+            names[index] = f"{stem}-{number:05}-of-{len(parts):05}.gguf"
+    return names
 
 
 def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -> Manifest:
-    """Parse a manifest. Layers of unknown kinds are left out.
+    """Parse a manifest. Items that are no layers of models are left out.
 
     own: whether it is from our own store; links of other manifests are not followed.
     Raises LibraryError naming where it came from, and the remedy.
@@ -100,7 +105,9 @@ def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -
     try:
         content = json.loads(data)
         items = content["layers"]
-        known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
+        if not isinstance(items, list) or len(items) > MAX_LAYERS:
+            raise LibraryError(f"its layers must be a list of at most {MAX_LAYERS}")
+        known = [_layer(item) for item in items if str(item["mediaType"]).startswith(_LAYER_TYPE)]
         links = {item["mediaType"]: Path(item["path"]) for item in items if own and "path" in item}
         title = content.get("annotations", {}).get(_TITLE) if own else None
         if not isinstance(title, str | None):
@@ -112,31 +119,24 @@ def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -
 
 def read_manifest(path: Path, *, own: bool = False) -> Manifest:
     """Read a manifest's file. Raises LibraryError."""
+    remedy = _OWN_REMEDY if own else _FOREIGN_REMEDY
+    return parse_manifest(read_bounded(path, MAX_MANIFEST_BYTES, remedy), str(path), remedy, own=own)
+
+
+def read_bounded(path: Path, most: int, remedy: str) -> bytes:
+    """The content of a store's file. Raises LibraryError, with the remedy, if it is longer or cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
-        raise LibraryError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise LibraryError(f"{path}: is not a manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
-    return parse_manifest(data, str(path), _OWN_REMEDY if own else _FOREIGN_REMEDY, own=own)
-
-
-def _checked_items(items: Any) -> Iterable[dict[str, Any]]:
-    if not isinstance(items, list) or len(items) > MAX_LAYERS:
-        raise LibraryError(f"its layers must be a list of at most {MAX_LAYERS}")
-    return items
-
-
-def _kind(item: dict[str, Any]) -> str | None:
-    media_type = item["mediaType"]
-    if not isinstance(media_type, str) or not media_type.startswith(_LAYER_TYPE):
-        return None
-    return media_type.removeprefix(_LAYER_TYPE)
+        raise LibraryError(f"{path}: cannot be read: {error.strerror}. {remedy}") from error
+    if len(data) > most:
+        raise LibraryError(f"{path}: has more than {most} bytes. {remedy}")
+    return data
 
 
 def _layer(item: dict[str, Any]) -> Layer:
     size = item["size"]
     if type(size) is not int or not 0 <= size <= MAX_LAYER_BYTES:
         raise LibraryError(f"a layer's size is {str(size)[:40]!r}")
-    return Layer(str(_kind(item)), check_digest(item["digest"]), size)
+    return Layer(item["mediaType"].removeprefix(_LAYER_TYPE), check_digest(item["digest"]), size)

@@ -9,13 +9,14 @@ Instructions may be in any case and order; text between triple quotes may span l
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 from localllm.library.errors import LibraryError
 from localllm.text import nearest, shortened
 
 # Supported parameters, and the type of their values. `stop` may occur many times.
-_FOLLOWED: dict[str, type] = {
+SUPPORTED: dict[str, type] = {
     "frequency_penalty": float,
     "min_p": float,
     "mirostat": int,
@@ -43,7 +44,7 @@ _UNUSED: dict[str, type] = {
     "num_gpu": int,
     "tfs_z": float,
 }
-PARAMETERS = _FOLLOWED | _UNUSED
+PARAMETERS = SUPPORTED | _UNUSED
 MAX_NUMBER = 2**63  # JSON parsers agree on integers up to this
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
@@ -111,7 +112,7 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 def _instructions(text: str) -> list[tuple[int, str]]:
     """Instructions with the numbers of their first lines; text between triple quotes belongs to one instruction."""
     found: list[tuple[int, str]] = []
-    lines = iter(enumerate(text.splitlines(keepends=True), start=1))
+    lines = iter(enumerate(StringIO(text), start=1))  # str.splitlines would also split at other characters
     for first, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -158,7 +159,7 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     name, value = name.lower(), _unquoted(raw.strip())
     if name not in PARAMETERS:
         near = nearest(name, PARAMETERS)
-        hint = f"Did you mean {near}?" if near else f"There are {', '.join(_FOLLOWED)}."
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(SUPPORTED)}."
         raise LibraryError(f"there is no parameter {shortened(name)!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)

@@ -4,6 +4,7 @@ The parts become folders, so each is checked here before any other use. Names co
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,7 +19,7 @@ BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
-_HOST_ALIASES = {"huggingface.co": HUGGING_FACE_HOST, "www.huggingface.co": HUGGING_FACE_HOST}
+_HUGGING_FACE_HOSTS = (HUGGING_FACE_HOST, "huggingface.co", "www.huggingface.co")
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:IQ[1-8]_[A-Z0-9]+|T?Q[1-8]_[0-9K](?:_[A-Z]{1,2})?|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-._])",
     re.IGNORECASE,
@@ -61,7 +62,7 @@ class ModelName:
             model=model,
             tag=tag or DEFAULT_TAG,
             namespace=before[-1] if before else DEFAULT_NAMESPACE,
-            host=_HOST_ALIASES.get(host.lower(), host),
+            host=canonical_host(host),
         )
 
     @property
@@ -89,10 +90,15 @@ class ModelName:
         return f"{self.model if self.namespace == DEFAULT_NAMESPACE else self.repository}:{self.tag}"
 
 
-def quantization_of(stem: str) -> str | None:
-    """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M."""
+def canonical_host(host: str) -> str:
+    """The host, or its name here if it is one of Hugging Face's."""
+    return HUGGING_FACE_HOST if host.lower() in _HUGGING_FACE_HOSTS else host
+
+
+def quantization_of(stem: str) -> str:
+    """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M; "" for none."""
     found = _QUANTIZATION.findall(_SPLIT.sub("", stem))
-    return found[-1].upper() if found else None
+    return found[-1].upper() if found else ""
 
 
 def without_part(stem: str) -> str:
@@ -100,9 +106,7 @@ def without_part(stem: str) -> str:
     return _SPLIT.sub("", stem)
 
 
-def preference(quantization: str) -> int:
-    """Rank of a quantisation if none was requested; smaller is better."""
-    try:
-        return PREFERRED_QUANTIZATIONS.index(quantization.upper())
-    except ValueError:
-        return len(PREFERRED_QUANTIZATIONS)
+def preference(quantization: str, best: Sequence[str] = PREFERRED_QUANTIZATIONS) -> int:
+    """Rank of a quantisation if none was requested; smaller is better. best: the preferred ones, best first."""
+    known = quantization.upper()
+    return best.index(known) if known in best else len(best)

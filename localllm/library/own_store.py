@@ -14,14 +14,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
 
 from localllm.files import TEMPORARY, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
+from localllm.library.manifest import Layer, Manifest, blob_files, blob_name, read_manifest
 from localllm.library.names import BUILT_IN, ModelName
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class OwnStore:
         """Write the manifest, which makes the model visible. Returns False and writes nothing if a blob is missing."""
         self.prepare()
         with self.locked():
-            if not all((self.blobs / file).is_file() for file in blob_files(manifest)):
+            if not all((self.blobs / file).is_file() for file in blob_files(manifest.layers)):
                 return False
             path = self.manifest_path(name)
             try:
@@ -150,7 +150,7 @@ class OwnStore:
         with self.locked():
             path = self._require(name)
             try:
-                files = blob_files(read_manifest(path, own=True))
+                files = blob_files(read_manifest(path, own=True).layers)
             except LibraryError:
                 files = []  # unknown: its blobs stay for remove_unfinished
             path.unlink()
@@ -171,9 +171,15 @@ class OwnStore:
         with self.locked():
             freed = 0
             for path in self.partial.glob("*"):
-                if _DOWNLOAD.fullmatch(path.name):
-                    with _if_free(FileLock(path.with_suffix(".lock"))) as free:
-                        freed += _unlinked(path) if free else 0
+                if not _DOWNLOAD.fullmatch(path.name):
+                    continue
+                lock = FileLock(path.with_suffix(".lock"))
+                with suppress(OSError):  # another process has it, or it is not our file
+                    lock.acquire(blocking=False)
+                if lock.is_locked:
+                    freed += _unlinked(path)
+                    lock.release()
+                    Path(lock.lock_file).unlink(missing_ok=True)
             hidden = (*self.partial.glob(".*"), *self.blobs.glob(".*"), *self.manifests.glob("*/*/*/.*"))
             freed += sum(_unlinked(path) for path in hidden if _TEMPORARY.fullmatch(path.name) and stale(path))
             return freed + self._remove_unused(path.name for path in self.blobs.glob("*"))
@@ -183,7 +189,7 @@ class OwnStore:
         used: set[str] = set()
         for path in self.manifests.glob("*/*/*/[!.]*"):
             try:
-                used.update(blob_files(read_manifest(path, own=True)))
+                used.update(blob_files(read_manifest(path, own=True).layers))
             except LibraryError as error:
                 log.warning(
                     "Files of models are kept, because a manifest that cannot be read may need them. %s "
@@ -205,32 +211,11 @@ class OwnStore:
             folder = folder.parent
 
 
-def blob_files(manifest: Manifest) -> list[str]:
-    """File names of all blobs of a manifest."""
-    models = manifest.of_kind("model")
-    others = [blob_name(layer.digest) for layer in manifest.layers if layer.kind != "model"]
-    return [*(model_file_names(models) if models else []), *others]
-
-
 def free_bytes(folder: Path) -> int:
     """Free disk space where a folder is, or will be."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-@contextmanager
-def _if_free(lock: FileLock) -> Iterator[bool]:
-    try:
-        lock.acquire(blocking=False)
-    except OSError:  # another process has it, or it is not our file
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _unlinked(path: Path) -> int:

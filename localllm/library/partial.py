@@ -126,11 +126,6 @@ class PartialFile:
         sync_folder(target.parent)
         self._state.unlink(missing_ok=True)
 
-    def discard(self) -> None:
-        """Remove the file and its note."""
-        self._path.unlink(missing_ok=True)
-        self._state.unlink(missing_ok=True)
-
     def close(self) -> None:
         """Close the file; later writes fail. Idempotent."""
         with self._saving, self._lock:
@@ -165,7 +160,7 @@ class PartialFile:
 
 
 def remove_leftovers(folder: Path, key: str) -> None:
-    """Remove what a download left if it was killed after moving its file to the store. The caller holds its lock."""
+    """Remove a partial file and its note. The caller holds its lock."""
     for suffix in (".part", ".json"):
         (folder / f"{key}{suffix}").unlink(missing_ok=True)
 

@@ -1,8 +1,6 @@
 """Where each program keeps its models on this machine. Only our own store is ever written to, by its module."""
 
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -42,22 +40,16 @@ def lm_studio_models() -> list[Path]:
     except OSError:  # LM Studio is not here
         named = ""
     homes = [Path(named), *homes] if named else homes
-    return list(_once(home / "models" for home in homes))
+    return list(dict.fromkeys(home / "models" for home in homes))
 
 
 def llama_cpp_cache() -> Path:
     """llama.cpp's downloads: LLAMA_CACHE or the platform's cache folder. Newer versions use the Hugging Face cache."""
     if chosen := os.environ.get("LLAMA_CACHE"):
         return user_path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "llama.cpp"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+    return Path(platformdirs.user_cache_dir("llama.cpp", appauthor=False, opinion=False))
 
 
 def configured_folders(settings: Settings) -> list[Path]:
     """The folders of the setting model_folders, separated as in PATH."""
     return [user_path(folder) for folder in settings.model_folders.split(os.pathsep) if folder]
-
-
-def _once(paths: Iterator[Path]) -> Iterator[Path]:
-    yield from dict.fromkeys(paths)

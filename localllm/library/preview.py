@@ -22,7 +22,7 @@ from localllm.library.lookup import stored_name
 from localllm.library.names import HUGGING_FACE_HOST
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.pull import files_of
-from localllm.library.web import PassingError, check_status, decimal, get, new_client, persistently
+from localllm.library.web import PassingError, check_range, check_status, get, new_client, persistently
 
 FIRST_BYTES = 1 << 20  # of the first range; each further one doubles the total
 
@@ -103,21 +103,8 @@ class _Beginning:
         start, size = len(self.data), self.file.size
         with get(self._client, self.file.remote, {"Range": f"bytes={start}-{stop - 1}"}) as response:
             check_status(response, self.file.what)
-            content_range = response.headers.get("content-range", "")
-            if response.status_code == 200:  # no ranges: the whole file is sent, and reading stops early
-                start, total = 0, decimal(response.headers.get("content-length", ""))
-            else:
-                total = decimal(content_range.rpartition("/")[2])
-                if content_range != f"bytes {start}-{stop - 1}/{size}" and total in (None, size):
-                    raise PullError(
-                        f"{response.url.host} sends {content_range[:60]!r} of {self.file.what} for bytes "
-                        f"{start}-{stop - 1}. Try again later, or from another host."
-                    )
-            if total not in (None, size):
-                raise PullError(
-                    f"{response.url.host} has {total} bytes of {self.file.what}, but its listing says {size}. "
-                    "Try again later, or from another host."
-                )
+            if not check_range(response, (start, stop), size, self.file.what):
+                start = 0  # no ranges: the whole file is sent, and reading stops early
             del self.data[start:]
             for piece in response.iter_raw():
                 self.data += piece[: stop - len(self.data)]

@@ -4,6 +4,7 @@ Find out which files make it up (`hub`, `registry`, or one address), download ea
 write the manifest. An interrupted pull resumes; one download serves all processes that want the file.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,19 +15,19 @@ from filelock import FileLock, Timeout
 
 from gguf_io import open_model
 from localllm.errors import ModelFileError
-from localllm.library import hub, registry, single_file
+from localllm.library import hub, registry
 from localllm.library.download import Download
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
-from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, name_of_url, wanted_names
-from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
+from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, stored_name, wanted_names
+from localllm.library.manifest import MAX_LAYER_BYTES, Layer, Manifest, blob_files, blob_name
 from localllm.library.names import HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.partial import PartialFile, bytes_noted, remove_leftovers
 from localllm.library.places import own_store
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.stores import stored_models
-from localllm.library.web import new_client
+from localllm.library.web import Remote, check_status, get, length_of, new_client, persistently
 from localllm.settings import Settings
 
 SPARE_BYTES = 256 << 20  # left free on the disk
@@ -67,8 +68,11 @@ def pull(
     with new_client() as client:
         progress(PullStatus("pulling manifest"))
         plan = files_of(client, name)
-        _Pull(client, store, plan, progress, damaged).run()
-    return next(model for model in stored_models(store.root, Source.OWN) if plan.name.key in model.names)
+        _Pull(client, store, plan, progress, set(damaged)).run()
+    for model in stored_models(store.root, Source.OWN):
+        if plan.name.key in model.names:
+            return model
+    raise PullError(f"{plan.name} was removed as soon as it was pulled. Pull it again.")
 
 
 def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> LibraryModel:
@@ -85,31 +89,48 @@ def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> Libra
 
 def files_of(client: httpx2.Client, name: str) -> PullPlan:
     """The files that make up a model, according to its source. Raises PullError and LibraryError."""
-    parsed = name_of_url(name) if "://" in name else ModelName.parse(name)
+    parsed = stored_name(name)
     if parsed.host == HUGGING_FACE_HOST:
         return hub.plan(client, parsed)
     if "://" in name:
-        return single_file.plan(client, name, parsed)
+        return _single_file(client, name, parsed)
     return registry.plan(client, parsed)
 
 
+def _single_file(client: httpx2.Client, url: str, name: ModelName) -> PullPlan:
+    """One GGUF file at any address: its digest is not known beforehand, so only its length and content are checked.
+
+    Raises PullError if the host does not give its length.
+    """
+
+    def ask() -> tuple[int, str]:
+        with get(client, Remote(url), {"Range": "bytes=0-0"}) as response:
+            check_status(response, url)
+            total = length_of(response)
+            if total is None or not 0 < total <= MAX_LAYER_BYTES:
+                raise PullError(f"{response.url.host} does not say how long {url} is, so it cannot be checked.")
+            # A weak ETag may stay the same while bytes change (RFC 9110, 8.8.1).
+            etag = response.headers.get("etag", "")
+            return total, "" if etag.startswith("W/") else etag
+
+    size, etag = persistently(ask, time.sleep)
+    key = f"url-{hashlib.sha256(url.encode()).hexdigest()}"
+    return PullPlan(name, (RemoteFile("model", Remote(url, etag=etag), size, url, key, None),))
+
+
+@dataclass(slots=True)
 class _Pull:
-    def __init__(
-        self,
-        client: httpx2.Client,
-        store: OwnStore,
-        plan: PullPlan,
-        progress: PullProgress,
-        damaged: Collection[Path],
-    ) -> None:
-        self.client = client
-        self.store = store
-        self.plan = plan
-        self.progress = progress
-        self.damaged = set(damaged)
-        self.total = sum(file.size for file in plan.files)
-        self.before = 0
-        self.told_at = 0.0
+    client: httpx2.Client
+    store: OwnStore
+    plan: PullPlan
+    progress: PullProgress
+    damaged: set[Path]
+    before: int = 0  # bytes of the files that are complete
+    told_at: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return sum(file.size for file in self.plan.files)
 
     def run(self) -> None:
         self._check_disk()
@@ -137,20 +158,16 @@ class _Pull:
 
     def _targets(self) -> list[tuple[RemoteFile, str]]:
         """Each file with its name in the store; "" if the digest is only known once the file is downloaded."""
-        models = [file for file in self.plan.files if file.kind == "model"]
-        if any(file.digest is None for file in models):
-            return [(file, "") for file in self.plan.files]
-        names = iter(model_file_names([file.layer(str(file.digest)) for file in models]))
-        return [
-            (file, next(names) if file.kind == "model" else blob_name(str(file.digest))) for file in self.plan.files
-        ]
+        files = self.plan.files
+        if any(file.digest is None for file in files):
+            return [(file, "") for file in files]
+        return list(zip(files, blob_files([file.layer(str(file.digest)) for file in files]), strict=True))
 
     def _fetch_all(self) -> tuple[Layer, ...]:
         self.before = 0
         layers = []
         for file, name in self._targets():
-            digest = self._fetch(file, name)
-            layers.append(file.layer(digest))
+            layers.append(file.layer(self._fetch(file, name)))
             self.before += file.size
         self._check_model(layers)
         return tuple(layers)
@@ -188,7 +205,7 @@ class _Pull:
             download = Download(self.client, file.remote, partial, file.what)
             digest = download.run(lambda done: self._tell("pulling", file, done))
             if file.digest is not None and digest != file.digest:
-                partial.discard()
+                remove_leftovers(self.store.partial, file.key)
                 raise PullError(
                     f"{file.what} does not match its listing: its digest is {digest} instead of {file.digest}. "
                     "It was removed. Pull again, or from another host."
@@ -209,7 +226,7 @@ class _Pull:
 
     def _check_model(self, layers: list[Layer]) -> None:
         """Raise PullError if the files are not a model, which a matching digest does not rule out."""
-        names = model_file_names([layer for layer in layers if layer.kind == "model"])
+        names = blob_files([layer for layer in layers if layer.kind == "model"])
         try:
             with open_model(self.store.blobs / names[0]):
                 pass

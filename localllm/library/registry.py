@@ -7,13 +7,10 @@ is chosen by the registry, so nothing is sent there.
 import httpx2
 
 from localllm.library.errors import PullError
-from localllm.library.manifest import MAX_MANIFEST_BYTES, MEDIA_TYPE, Layer, blob_name, parse_manifest
+from localllm.library.manifest import KINDS, MAX_MANIFEST_BYTES, MEDIA_TYPE, blob_name, parse_manifest
 from localllm.library.names import ModelName
 from localllm.library.plan import PullPlan, RemoteFile
-from localllm.library.stores import SMALL_KINDS
 from localllm.library.web import Remote, get_small
-
-KINDS = ("model", *SMALL_KINDS)
 
 _LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -27,16 +24,18 @@ def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
     manifest = parse_manifest(data, url, "Check the model's name; a proxy may have answered instead of the registry.")
     if not manifest.of_kind("model"):
         raise PullError(f"{name} has no GGUF file in its manifest. Choose another model or tag.")
-    layers = [layer for layer in manifest.layers if layer.kind in KINDS]
-    return PullPlan(name, tuple(_remote_file(name, base, layer) for layer in layers))
-
-
-def _remote_file(name: ModelName, base: str, layer: Layer) -> RemoteFile:
-    return RemoteFile(
-        kind=layer.kind,
-        remote=Remote(f"{base}/blobs/{layer.digest}"),
-        size=layer.size,
-        what=f"{name}'s {layer.kind}",
-        key=blob_name(layer.digest),
-        digest=layer.digest,
+    return PullPlan(
+        name,
+        tuple(
+            RemoteFile(
+                kind=layer.kind,
+                remote=Remote(f"{base}/blobs/{layer.digest}"),
+                size=layer.size,
+                what=f"{name}'s {layer.kind}",
+                key=blob_name(layer.digest),
+                digest=layer.digest,
+            )
+            for layer in manifest.layers
+            if layer.kind in KINDS
+        ),
     )

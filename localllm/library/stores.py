@@ -13,10 +13,8 @@ from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, warn_once
-from localllm.library.manifest import Manifest, blob_name, model_file_names, read_manifest
+from localllm.library.manifest import KINDS, blob_files, read_manifest
 from localllm.library.names import ModelName
-
-SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter", "projector")
 
 
 class UnusableError(LibraryError):
@@ -33,68 +31,48 @@ def stored_models(
 ) -> Iterator[LibraryModel]:
     """All usable models of a store, by name. report is called for each of the others."""
     manifests = root / "manifests"
-    for path in sorted(_files(manifests)):
-        model, tag, namespace, host = _reordered(path.relative_to(manifests).parts)
+    for path in sorted(manifests.glob("*/*/*/[!.]*")):
+        if not path.is_file():
+            continue
+        host, namespace, model, tag = path.relative_to(manifests).parts
         try:
             name = ModelName(model, tag, namespace, host)
             manifest = read_manifest(path, own=source is Source.OWN)
         except LibraryError as error:
             report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))
             continue
-        if manifest.link is None and not manifest.of_kind("model"):
+        blobs, layers = root / "blobs", manifest.of_kind("model")
+        if manifest.link is None and not layers:
             continue  # a model that runs only on its vendor's servers
-        file, missing = model_path(root / "blobs", manifest)
-        if missing:
+        files = [blobs / name for name in blob_files(layers)] if manifest.link is None else []
+        if missing := [path for path in files if not os.path.isfile(path)]:  # or in a folder that cannot be read
             remedy = f"`localllm verify {name} --repair`" if source is Source.OWN else f"`ollama pull {name}`"
             message = f"{name}: {missing[0]} is gone or cannot be read. {remedy} pulls it again."
             report(UnusableError(str(name), source, message))
             continue
         titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
-        yield LibraryModel((str(name), name.key, *titled), source, file, manifest, path, root / "blobs")
-
-
-def model_path(blobs: Path, manifest: Manifest) -> tuple[Path, list[Path]]:
-    """The file of a manifest's model, or its first part; and the model's missing files."""
-    if manifest.link is not None:
-        return manifest.link, []
-    files = [blobs / name for name in model_file_names(manifest.of_kind("model"))]
-    return files[0], [path for path in files if not os.path.isfile(path)]  # so does a file in an unreadable folder
+        yield LibraryModel((str(name), name.key, *titled), source, manifest.link or files[0], manifest, blobs)
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:
     """Blobs of a model that are missing or do not match their digest. progress: receives the share read."""
     if model.manifest is None or model.blobs is None:
         return []
-    models = model.manifest.of_kind("model")
-    names = model_file_names(models) if models else []
-    others = [layer for layer in model.manifest.layers if layer.kind in SMALL_KINDS]
-    checked = [*zip(names, models, strict=True), *((blob_name(layer.digest), layer) for layer in others)]
+    layers = [layer for layer in model.manifest.layers if layer.kind in KINDS]
+    checked = [(model.blobs / name, layer) for name, layer in zip(blob_files(layers), layers, strict=True)]
     total = sum(layer.size for _, layer in checked) or 1
     read, damaged = 0, []
-    for name, layer in checked:
+    for path, layer in checked:
         digest = hashlib.sha256()
         try:
-            with (model.blobs / name).open("rb") as file:
+            with path.open("rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
                     read += len(piece)
                     progress(min(read / total, 1.0))
         except OSError:
-            damaged.append(model.blobs / name)
+            damaged.append(path)
             continue
         if f"sha256:{digest.hexdigest()}" != layer.digest:
-            damaged.append(model.blobs / name)
+            damaged.append(path)
     return damaged
-
-
-def _files(manifests: Path) -> Iterator[Path]:
-    """Files four folders deep; links to folders are not followed."""
-    for folder, _, names in os.walk(manifests):
-        base = Path(folder)
-        if len(base.relative_to(manifests).parts) == 3:
-            yield from (base / name for name in names if not name.startswith("."))
-
-
-def _reordered(parts: tuple[str, ...]) -> tuple[str, str, str, str]:
-    host, namespace, model, tag = parts
-    return model, tag, namespace, host

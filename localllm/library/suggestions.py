@@ -17,21 +17,24 @@ class Suggestion:
 
     loaded: approximate bytes that the CPU engine loads: vision, audio, and embeddings that are read token by token stay
     in the file. read: approximate bytes read per decoded token; for a mixture of experts, of the chosen ones only.
-    main_type: of most weights. kv_bytes_per_token: f16 keys and values of all layers. suits: what it is good at, in a
-    few words.
+    kv_bytes_per_token: f16 keys and values of all layers. suits: what it is good at, in a few words.
     """
 
     name: str
     architecture: str
     quantization: str
-    main_type: str
     size: int
     loaded: int
     read: int
     context: int
     kv_bytes_per_token: int
     suits: str
-    licence: str
+    licence: str = "Apache 2.0"
+
+    @property
+    def main_type(self) -> str:
+        """The block format of most weights."""
+        return self.quantization.removesuffix("_M")
 
     @property
     def memory(self) -> int:
@@ -39,52 +42,28 @@ class Suggestion:
         return self.loaded + CHAT_TOKENS * self.kv_bytes_per_token
 
 
-def _of(
-    quantization: str,
-    name: str,
-    architecture: str,
-    size: float,
-    context: int,
-    kv_bytes: int,
-    suits: str,
-    licence: str,
-    *,
-    loaded: float = 0,
-    read: float = 0,
-) -> Suggestion:
-    """size, loaded and read in 10^9 bytes; loaded defaults to size, read to loaded."""
-    loaded = loaded or size
-    return Suggestion(
-        name,
-        architecture,
-        quantization,
-        main_type=quantization.removesuffix("_M"),
-        size=round(size * 1e9),
-        loaded=round(loaded * 1e9),
-        read=round((read or loaded) * 1e9),
-        context=context,
-        kv_bytes_per_token=kv_bytes,
-        suits=suits,
-        licence=licence,
-    )
+# Best answers first, whatever memory they need. Every architecture among them runs on the CPU engine. Size, loaded and
+# read are in 10^6 bytes.
+_TABLE = """\
+qwen3.5:35b-a3b  qwen35moe  Q4_K_M  24000  22900   2400  262144   20480  the hardest questions, quickly
+gpt-oss:20b      gpt-oss    MXFP4   13800  13800   3700  131072   49152  reasoning and tools
+qwen3.5:9b       qwen35     Q4_K_M   6600   5700   5200  262144   32768  reasoning, tools, code
+gemma4:e4b       gemma4     Q4_K_M   9600   3800   3800  131072   57344  everyday chat, many languages
+qwen3.5:4b       qwen35     Q4_K_M   3400   2800   2800  262144   32768  reasoning on small machines
+granite4.1:3b    granite    Q4_K_M   2100   2100   2100  131072   81920  summaries, tools, code
+qwen3.5:2b       qwen35     Q8_0     2700   2100   2100  262144   12288  short questions
+qwen3:0.6b       qwen3      Q4_K_M    523    523    523   40960  114688  quick answers on any machine
+"""
 
 
-_Q4, _Q8, _APACHE = "Q4_K_M", "Q8_0", "Apache 2.0"
-# Best answers first, whatever memory they need. Every architecture among them runs on the CPU engine.
-SUGGESTIONS = (
-    _of(
-        *(_Q4, "qwen3.5:35b-a3b", "qwen35moe", 24.0, 262_144, 20_480, "the hardest questions, quickly", _APACHE),
-        loaded=22.9,
-        read=2.4,
-    ),
-    _of("MXFP4", "gpt-oss:20b", "gpt-oss", 13.8, 131_072, 49_152, "reasoning and tools", _APACHE, read=3.7),
-    _of(_Q4, "qwen3.5:9b", "qwen35", 6.6, 262_144, 32_768, "reasoning, tools, code", _APACHE, loaded=5.7, read=5.2),
-    _of(_Q4, "gemma4:e4b", "gemma4", 9.6, 131_072, 57_344, "everyday chat, many languages", _APACHE, loaded=3.8),
-    _of(_Q4, "qwen3.5:4b", "qwen35", 3.4, 262_144, 32_768, "reasoning on small machines", _APACHE, loaded=2.8),
-    _of(_Q4, "granite4.1:3b", "granite", 2.1, 131_072, 81_920, "summaries, tools, code", _APACHE),
-    _of(_Q8, "qwen3.5:2b", "qwen35", 2.7, 262_144, 12_288, "short questions", _APACHE, loaded=2.1),
-    _of(_Q4, "qwen3:0.6b", "qwen3", 0.523, 40_960, 114_688, "quick answers on any machine", _APACHE),
-)
+def _suggestion(row: str) -> Suggestion:
+    name, architecture, quantization, *numbers, suits = row.split(maxsplit=8)
+    size, loaded, read, context, kv_bytes = map(int, numbers)
+    sizes = size * 10**6, loaded * 10**6, read * 10**6
+    return Suggestion(name, architecture, quantization, *sizes, context, kv_bytes, suits)
+
+
+SUGGESTIONS = tuple(map(_suggestion, _TABLE.splitlines()))
 
 
 def ranked(available: int) -> list[Suggestion]:

@@ -22,6 +22,7 @@ STALL_S = 30.0  # a connection that is silent for this long is dropped
 
 ResultT = TypeVar("ResultT")
 
+_ELSEWHERE = "Try again later, or from another host."
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -103,6 +104,27 @@ def check_status(response: httpx2.Response, what: str) -> None:
         410: f"{host} no longer has {what}.",
     }
     raise PullError(reasons.get(status, f"{host} answers {status} {response.reason_phrase} for {what}."))
+
+
+def length_of(response: httpx2.Response) -> int | None:
+    """Bytes of the whole file of which a response has a range or everything; None if it does not say."""
+    if response.status_code == 200:
+        return decimal(response.headers.get("content-length", ""))
+    return decimal(response.headers.get("content-range", "").rpartition("/")[2])
+
+
+def check_range(response: httpx2.Response, span: tuple[int, int], size: int, what: str) -> bool:
+    """Return whether a response has bytes span[0]..span[1]-1 of a file of `size` bytes; False if it has all of them.
+
+    Raises PullError for other bytes and for a file of another length.
+    """
+    host, content_range = response.url.host, response.headers.get("content-range", "")
+    wanted = f"bytes {span[0]}-{span[1] - 1}"
+    if (length := length_of(response)) not in (None, size):
+        raise PullError(f"{host} has {length} bytes of {what}, but its listing says {size}. {_ELSEWHERE}")
+    if response.status_code != 200 and content_range != f"{wanted}/{size}":
+        raise PullError(f"{host} sends {content_range[:60]!r} of {what} for {wanted}. {_ELSEWHERE}")
+    return response.status_code != 200
 
 
 def get_small(client: httpx2.Client, remote: Remote, headers: Mapping[str, str], what: str, limit: int) -> bytes:

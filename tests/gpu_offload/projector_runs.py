@@ -19,7 +19,7 @@ BEFORE, AFTER = "Once upon a time", "there was a dog"
 
 def opened(path: Path, projector: Path, **more) -> LlamaCppRunner:
     options = LlamaOptions(
-        **{"context_tokens": 512, "max_sequences": 4, "threads": 1, "flash_attention": True, "batch_rows": 64} | more,
+        **{"context_tokens": 512, "max_sequences": 4, "threads": 1, "batch_rows": 64} | more,
         gpu_layers=0,
         mmproj=projector,
     )

@@ -1,9 +1,10 @@
 """The accounting of KV cells, against a model that keeps a set of cells for every sequence."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_offload.cells import CellBook
+from gpu_offload.cells import CellPool
 
 TOTAL = 40
 STEPS = st.lists(st.tuples(st.sampled_from(["append", "fork", "truncate", "remove"]), st.integers(0, 99)), max_size=60)
@@ -11,31 +12,26 @@ STEPS = st.lists(st.tuples(st.sampled_from(["append", "fork", "truncate", "remov
 
 @given(STEPS)
 def test_free_cells_are_those_that_no_sequence_holds(steps):
-    book = CellBook(TOTAL)
+    pool = CellPool(TOTAL)
     held: dict[int, list[int]] = {0: []}
-    book.create(0)
     names = iter(range(1, 1000))
-    cells = iter(range(10000))
     for step, number in steps:
-        chosen = sorted(held)[number % len(held)] if held else None
-        if chosen is None or (step == "fork" and not held):
-            chosen = next(names)
-            book.create(chosen)
-            held[chosen] = []
+        if not held:
+            held[next(names)] = []
+        chosen = sorted(held)[number % len(held)]
+        length = number % (len(held[chosen]) + 1)
         if step == "append":
-            count = min(number % 9, book.free)
-            book.append(chosen, count)
-            held[chosen] += [next(cells) for _ in range(count)]
+            taken = pool.take(min(number % 9, pool.free)).tolist()
+            assert not set(taken) & {cell for cells in held.values() for cell in cells}
+            held[chosen] += taken
         elif step == "fork":
-            length, fork = number % (len(held[chosen]) + 1), next(names)
-            book.share(chosen, fork, length)
-            held[fork] = held[chosen][:length]
+            fork = held[next(names)] = held[chosen][:length]
+            pool.share(np.array(fork, dtype=np.int32))
         elif step == "truncate":
-            length = number % (len(held[chosen]) + 1)
-            book.truncate(chosen, length)
+            pool.release(np.array(held[chosen][length:], dtype=np.int32))
             del held[chosen][length:]
         else:
-            book.remove(chosen)
-            del held[chosen]
-        assert book.free == TOTAL - len({cell for cells_of in held.values() for cell in cells_of})
-        assert {name: book.length(name) for name in held} == {name: len(of) for name, of in held.items()}
+            pool.release(np.array(held.pop(chosen), dtype=np.int32))
+        sharers = [sum(cell in cells for cells in held.values()) for cell in range(TOTAL)]
+        assert pool.free == sharers.count(0)
+        assert pool.holders().tolist() == sharers[::-1]

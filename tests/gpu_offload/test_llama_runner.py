@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 MODEL = "stories260K-F32.gguf"
 # The runner's own settings, so that results are bit-exact.
 SAME = llama_oracle.Setup(threads=1, flash_attention=True)
-OPTIONS = LlamaOptions(
-    context_tokens=512, max_sequences=4, batch_rows=128, threads=1, gpu_layers=0, flash_attention=True
-)
+OPTIONS = LlamaOptions(context_tokens=512, max_sequences=4, batch_rows=128, threads=1, gpu_layers=0)
 
 
 @pytest.fixture(autouse=True)
@@ -323,7 +321,7 @@ def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir, 
     with pytest.raises(ValueError, match="no tensor type"):
         open_runner(path, LlamaOptions(type_k="f17", gpu_layers=0))
     with pytest.raises(LlamaCppError, match="cannot make a context"):
-        open_runner(path, LlamaOptions(type_v="q8_0", flash_attention=False, gpu_layers=0))
+        open_runner(path, LlamaOptions(type_v="q8_0", gpu_layers=0))
     with pytest.raises(LlamaCppError, match="cannot load"):
         open_runner(data_dir / "vocab/ggml-vocab-llama-spm.gguf", OPTIONS)
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory, path) -> Path:
 @pytest.fixture
 def opened(open_runner) -> Callable[..., LlamaCppRunner]:
     """Open a model with adapters."""
-    options = LlamaOptions(context_tokens=512, max_sequences=4, threads=1, gpu_layers=0, flash_attention=True)
+    options = LlamaOptions(context_tokens=512, max_sequences=4, threads=1, gpu_layers=0)
     return lambda path, *adapters: open_runner(path, replace(options, lora=adapters))
 
 

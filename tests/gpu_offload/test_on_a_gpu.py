@@ -62,7 +62,7 @@ def test_any_number_of_layers_gives_the_same_story(gpu, data_dir, open_runner):
 @pytest.mark.parametrize("layers", [None, 15])
 def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
     path = sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "model.gguf")
-    base = LlamaOptions(split_mode="none", flash_attention=True)
+    base = LlamaOptions(split_mode="none")
     request = PlanRequest(context_tokens=8192, gpu_layers=layers, base=base)
     with open_model(path) as model, caplog.at_level(logging.DEBUG, "localllm.llama_cpp"):
         planned = plan(model, gpus(), 2**40, replace(request, dry_run=True))
@@ -88,7 +88,7 @@ def test_a_gpu_that_filled_up_meanwhile_gets_less_and_it_is_said(gpu, tmp_path, 
     with open_model(sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "small.gguf")) as small:
         cells = (gpu.free_bytes - LEFT) // kv_bytes_per_token(small, "f16", "f16")
         # Few rows at once: masks for so many cells would use up the memory to be left free.
-        options = LlamaOptions(context_tokens=cells, batch_rows=32, split_mode="none", flash_attention=True)
+        options = LlamaOptions(context_tokens=cells, batch_rows=32, split_mode="none")
         hog = LlamaCppRunner(small, options)
     told = iter([before])
     monkeypatch.setattr(opening, "gpus", lambda: next(told, None) or gpus())

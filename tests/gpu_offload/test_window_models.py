@@ -15,7 +15,8 @@ from tests.oracle import llama_oracle
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 PROMPT = [(7 * position * position + 3) % 290 + 5 for position in range(100)]
-OPTIONS = LlamaOptions(context_tokens=512, max_sequences=3, gpu_layers=0, threads=1, flash_attention=False)
+SAME = llama_oracle.Setup(flash_attention=True)
+OPTIONS = LlamaOptions(context_tokens=512, max_sequences=3, gpu_layers=0, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def continued(runner: LlamaCppRunner, sequence: int, token: int, count: int = 12
 
 @pytest.mark.parametrize("length", [1, 15, 30, 99])
 def test_cut_and_shared_far_behind_the_window(runner, path, length):
-    expected = llama_oracle.greedy(path, [*PROMPT[:length], 9], 12)
+    expected = llama_oracle.greedy(path, [*PROMPT[:length], 9], 12, SAME)
     sequence = prefilled(runner, PROMPT)
     fork = runner.fork_sequence(sequence, length)
     runner.truncate_sequence(sequence, length)
@@ -59,9 +60,9 @@ def test_restored_piece_by_piece(runner, path):
     target = runner.create_sequence()
     for start, stop, data in saved:
         runner.import_kv(target, start, stop, data)
-    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT, 9], 12)
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT, 9], 12, SAME)
     runner.truncate_sequence(target, 50)
-    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12)
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12, SAME)
 
 
 def test_a_damaged_end_leaves_the_sequence_as_it_was(runner, path):
@@ -70,7 +71,7 @@ def test_a_damaged_end_leaves_the_sequence_as_it_was(runner, path):
     with pytest.raises(ValueError, match="not KV of positions"):
         runner.import_kv(target, 30, 100, runner.export_kv(source, 30, 100)[:-1])
     assert runner.sequence_length(target) == 30
-    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:30], 9], 12)
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:30], 9], 12, SAME)
 
 
 def test_what_has_left_the_window_is_not_overwritten(runner, path):
@@ -78,7 +79,9 @@ def test_what_has_left_the_window_is_not_overwritten(runner, path):
     first, kept = prefilled(runner, PROMPT), prefilled(runner, PROMPT)
     runner.free_sequence(first)
     prefilled(runner, PROMPT * 2)  # fills the hole before the kept prefix, and continues
-    assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12)
+    assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(
+        path, [*PROMPT[:50], 9], 12, SAME
+    )
 
 
 def test_windows_leave_numbers_for_half_the_sequences(path):

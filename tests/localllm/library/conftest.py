@@ -79,7 +79,7 @@ def write_hugging_face_model(hub: Path, repository: str, file: str, data: bytes,
     blob = write_file(folder / "blobs" / hashlib.sha256(data).hexdigest(), data)
     link = folder / "snapshots" / revision / file
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(Path("../../blobs") / blob.name)
+    link.symlink_to(Path("../" * (2 + file.count("/"))) / "blobs" / blob.name)
     return link
 
 

@@ -50,6 +50,12 @@ def test_a_recipe_is_read() -> None:
     assert recipe.licenses == ["MIT"]
 
 
+def test_only_newlines_end_a_line() -> None:
+    recipe = parse_modelfile("FROM a\r\nSYSTEM Be\u2028kind,\x0cand\x85brief.\r\nMESSAGE user Hi\x1e!")
+    assert recipe.source == "a" and recipe.system == "Be\u2028kind,\x0cand\x85brief."
+    assert recipe.messages == [{"role": "user", "content": "Hi\x1e!"}]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -182,7 +188,9 @@ def test_a_created_model_behaves_as_its_recipe_says(
     assert "recipes/tiny.gguf" in capsys.readouterr().err
 
 
-def test_an_adapter_is_kept_with_the_model(home: Path, tiny_gguf: bytes, command: Callable[..., int]) -> None:
+def test_an_adapter_is_kept_with_the_model(
+    home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     write_file(home / "recipes/tiny.gguf", tiny_gguf)
     with open_model(home / "recipes/tiny.gguf") as file:
         architecture = file.architecture
@@ -198,6 +206,9 @@ def test_an_adapter_is_kept_with_the_model(home: Path, tiny_gguf: bytes, command
         assert (kept.read_bytes(), weight) == (content, 1.0)
     lora_files.write(adapter, {}, "another")
     assert command("create", "wrong", "-f", "recipes/Modelfile") == 2
+    kept.unlink()
+    assert command("create", "third", "-f", "recipes/Again") == 2
+    assert f"{kept}: cannot be read: No such file or directory. Pull the model again." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from gguf_io import open_model
 from localllm.files import STALE_S
 from localllm.library.lookup import find, users_models
-from localllm.library.manifest import Manifest
+from localllm.library.manifest import Manifest, blob_files
 from localllm.library.names import ModelName
-from localllm.library.own_store import OwnStore, blob_files
+from localllm.library.own_store import OwnStore
 from localllm.library.places import own_store
 from localllm.settings import Settings
 from tests.forking import Nursery
@@ -68,7 +68,7 @@ def names() -> set[str]:
     found = [model for model in users_models(SETTINGS) if model.manifest is not None]
     for model in found:
         assert model.manifest is not None
-        assert all((store.blobs / file).is_file() for file in blob_files(model.manifest))
+        assert all((store.blobs / file).is_file() for file in blob_files(model.manifest.layers))
         with open_model(model.path):
             model.defaults()
     return {model.name for model in found}
@@ -78,7 +78,7 @@ def tidy() -> None:
     """The clean-up command frees what was left behind."""
     store = OwnStore(own_store(SETTINGS))
     store.remove_unfinished()
-    used = {file for model in users_models(SETTINGS) if model.manifest for file in blob_files(model.manifest)}
+    used = {file for model in users_models(SETTINGS) if model.manifest for file in blob_files(model.manifest.layers)}
     assert {path.name for path in store.blobs.iterdir() if not path.name.startswith(".")} == used
 
 

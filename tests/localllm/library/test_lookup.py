@@ -127,6 +127,29 @@ def test_two_files_of_one_quantisation_keep_their_whole_names(home: Path, tiny_g
     assert {model.name for model in users_models(SETTINGS)} == {"hf.co/u/r:small-Q8_0", "hf.co/u/r:large-Q8_0"}
 
 
+def test_a_quantisation_may_be_in_the_folders_name(home: Path, tiny_gguf: bytes) -> None:
+    for kind in ("Q4_K_M", "Q8_0"):
+        write_hugging_face_model(
+            home / ".cache/huggingface/hub", "u/r", f"{kind}/model.gguf", tiny_gguf + kind.encode()
+        )
+        write_file(home / f".lmstudio/models/p/q/{kind}/model.gguf", tiny_gguf)
+    names = {"hf.co/u/r:Q4_K_M", "hf.co/u/r:Q8_0", "p/q:Q4_K_M", "p/q:Q8_0"}
+    assert {model.name for model in users_models(SETTINGS)} == names
+    assert find("hf.co/u/r:Q8_0", SETTINGS).path.read_bytes().endswith(b"Q8_0")
+
+
+def test_a_damaged_pointer_of_lm_studio_hides_nobody_else(full_home: Path) -> None:
+    write_file(full_home / ".lmstudio-home-pointer", b"/home/x\0y")
+    assert len(list(users_models(SETTINGS))) == 6
+
+
+def test_linked_folders_of_manifests_are_followed(full_home: Path) -> None:
+    manifests = full_home / ".ollama/models/manifests"
+    (manifests / "registry.ollama.ai").rename(full_home / "moved")
+    (manifests / "registry.ollama.ai").symlink_to(full_home / "moved")
+    assert find("qwen3:0.6b", SETTINGS).source is Source.OLLAMA
+
+
 def test_damaged_manifests_hide_nobody_else(
     full_home: Path, tiny_gguf: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,11 +70,11 @@ def test_no_name_leaves_its_folder(text: str) -> None:
         ("Qwen3-8B-UD-Q4_K_XL", "UD-Q4_K_XL"),
         ("tinyllama-1.1b-chat-v1.0.Q4_K_M", "Q4_K_M"),
         ("big-BF16-00001-of-00002", "BF16"),
-        ("Llama-3-8B", None),
-        ("phi-2", None),
+        ("Llama-3-8B", ""),
+        ("phi-2", ""),
     ],
 )
-def test_quantisation_of_a_file_name(stem: str, quantization: str | None) -> None:
+def test_quantisation_of_a_file_name(stem: str, quantization: str) -> None:
     assert quantization_of(stem) == quantization
 
 
@@ -84,6 +84,7 @@ def test_quantisation_of_a_file_name(stem: str, quantization: str | None) -> Non
         ("https://huggingface.co/user/repo/resolve/main/Repo-Q8_0.gguf", "hf.co/user/repo:Repo-Q8_0"),
         ("https://huggingface.co/user/repo/blob/main/Repo-Q8_0.gguf?download=true", "hf.co/user/repo:Repo-Q8_0"),
         ("https://huggingface.co/user/repo", "hf.co/user/repo:latest"),
+        ("https://www.huggingface.co/user/repo", "hf.co/user/repo:latest"),
         ("https://example.org:8000/models/tiny.gguf", "example.org:8000/web/tiny:latest"),
     ],
 )

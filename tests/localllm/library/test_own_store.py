@@ -6,6 +6,7 @@ import pytest
 
 from localllm.library.errors import LibraryError, PullError
 from localllm.library.lookup import find, users_models
+from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
 from localllm.library.places import own_store
 from localllm.library.pull import pull
@@ -208,19 +209,19 @@ def test_a_manifest_that_cannot_be_read_keeps_all_weights(
     server.add_ollama("library/y", "latest", {"model": tiny_gguf, "system": b"Be long."})
     model = pull(f"{server.host}/library/x", SETTINGS)
     pull(f"{server.host}/library/y", SETTINGS)
-    assert model.manifest_path is not None
-    manifest = model.manifest_path.read_bytes()
-    model.manifest_path.write_bytes(manifest[:100])
+    path = OwnStore(own_store(SETTINGS)).manifest_path(ModelName.parse(model.name))
+    manifest = path.read_bytes()
+    path.write_bytes(manifest[:100])
     for call in (("rm", f"{server.host}/library/y"), ("rm", "--unfinished")):
         assert command(*call) == 0
         assert "Files of models are kept" in capsys.readouterr().err
     assert command("verify") == 2
     err = capsys.readouterr().err
     assert "is not a model's manifest" in err and "1 of 1 model damaged" in err
-    model.manifest_path.write_bytes(manifest)
+    path.write_bytes(manifest)
     assert command("verify") == 0
     assert find(model.name, SETTINGS).defaults().system == "Be brief."
-    model.manifest_path.write_bytes(b"")
+    path.write_bytes(b"")
     assert command("verify", "--repair") == 0  # pulled again, although its files are here
     assert find(model.name, SETTINGS).defaults().system == "Be brief."
     assert command("rm", "--unfinished") == 0

@@ -39,6 +39,15 @@ def test_a_model_of_an_ollama_registry(server: ModelServer, big_gguf: bytes) -> 
     assert not list((model.path.parents[1] / "partial").iterdir())
 
 
+def test_a_model_that_is_removed_at_once_is_told(
+    server: ModelServer, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add_ollama("library/a", "latest", {"model": tiny_gguf})
+    monkeypatch.setattr("localllm.library.pull.stored_models", lambda *_: iter(()))
+    with pytest.raises(PullError, match="was removed as soon as it was pulled"):
+        pull(f"{server.host}/library/a", SETTINGS)
+
+
 def test_parts_come_in_parallel_ranges(server: ModelServer, big_gguf: bytes) -> None:
     digests = server.add_ollama("library/big", "latest", {"model": big_gguf})
     pull(f"{server.host}/library/big", SETTINGS)
