@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 
 from localllm.cli.options import (
-    Debug,
+    PLACEMENT,
     Remote,
-    computing_flags,
     model_names,
-    with_computing_flags,
+    setting_flags,
+    with_flags,
 )
 from localllm.errors import RequestError
 
 
-@with_computing_flags()
+@with_flags(PLACEMENT, after="threads")
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -30,14 +30,13 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     persona: Annotated[str | None, typer.Option(metavar="NAME", help="Use a saved persona.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Store the sessions in this file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
     import sys
 
     from tui.web import in_browser, serve_chat
 
-    flags = computing_flags(given) | {"remote": remote}
+    flags = {**setting_flags(given), "host": None}  # here the address of a server, not where to listen
     if web:
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Remote, computing_flags, model_names
+from localllm.cli.options import AsJson, Backend, GpuLayers, Remote, model_names, setting_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     gpu_layers: GpuLayers = None,
     remote: Remote = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Answer a question from a folder's documents. Every quotation comes with file and line.
 
@@ -73,14 +72,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     if prompt is None and not index_only:
         raise RequestError('No question. Try: localllm ask FOLDER "QUESTION". --index alone only indexes.')
-    flags = {
-        **computing_flags(given),
-        "mmproj": None,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "remote": remote,
-        "draft": None,
-    }
+    flags = setting_flags(given)
     settings = load_settings(flags)
     question = "" if index_only else prompt or ""
     name = "" if index_only else model or _usual_model(settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names, numbers
+from localllm.cli.options import AsJson, Backend, GpuLayers, Rpc, model_names, numbers, setting_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     gpu_layers: GpuLayers = None,
     rpc: Rpc = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Compare a model's speed with this machine's limits.
 
@@ -53,7 +52,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.settings import load_settings
 
     request = BenchRequest(prompt, numbers(depth, "--depth", int, 0), tokens, rounds)
-    settings = load_settings({**computing_flags(given), "threads": None})
+    settings = load_settings({**setting_flags(given), "threads": None})
     counts = (settings.threads,) if threads is None else numbers(threads, "--threads", int, 1)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, request, status)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli.local_server import server_of
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.options import AsJson
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.text import table
 
@@ -45,7 +45,6 @@ def cost(
         float | None, typer.Option(metavar="P", min=0, help="Its price per million cached prompt tokens.")
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show the energy and cost of what a server has served.
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug
 from localllm.cli.terminal import StatusLine, note
 from localllm.files import user_path
 
@@ -29,7 +28,6 @@ def create(
     kind: Annotated[
         str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise to this type: Q8_0, Q4_K_M, ...")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Create a model from another one. With your own system text, parameters, template, messages, adapters.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug, model_names
+from localllm.cli.options import model_names
 from localllm.cli.terminal import StatusLine, note
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def launch(
     write: Annotated[
         bool, typer.Option("--write", help="Write the program's own configuration instead, if there is none.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Start a coding agent with a model on this machine.
 

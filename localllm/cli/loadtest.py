@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import AsJson, Debug, numbers
+from localllm.cli.options import AsJson, numbers
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.text import table
 
@@ -89,7 +89,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT and TPOT in the terminal.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure a server under load. TTFT, ITL, TPOT, E2E, throughput, goodput.
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug, model_names
+from localllm.cli.options import model_names
 from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
 from localllm.text import counted, human_bytes
 
@@ -20,7 +20,6 @@ def remove(
         list[str] | None, typer.Argument(metavar="NAME", help="Models in localllm's store.", autocompletion=model_names)
     ] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Remove models from localllm's own store. Other programs' models are never changed."""
     from localllm.errors import RequestError
@@ -44,7 +43,6 @@ def copy(
         str, typer.Argument(help="A model in localllm's store.", show_default=False, autocompletion=model_names)
     ],
     target: Annotated[str, typer.Argument(help="Second name of the model.", show_default=False)],
-    debug: Debug = False,
 ) -> None:
     """Give a stored model a second name. No file is copied."""
     from localllm.library.lookup import stored_name
@@ -62,7 +60,6 @@ def verify(
         typer.Argument(metavar="NAME", help="Models to verify (all stored ones).", autocompletion=model_names),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Pull damaged files again.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Compare stored models with their SHA-256. Every file is read in full.
 

@@ -38,7 +38,7 @@ Rpc = Annotated[
 ]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Use a server with OpenAI's protocol.")]
 # Flags that only an in-process engine can honour: where and how it computes.
-_PLACEMENT: dict[str, object] = {
+PLACEMENT: dict[str, object] = {
     "backend": Backend,
     "gpu_layers": GpuLayers,
     "main_gpu": Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")],
@@ -64,26 +64,27 @@ _PLACEMENT: dict[str, object] = {
         str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
     ],
 }
-_COMPUTING = ("ctx", "threads", *_PLACEMENT)
-_ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
+_ONLY_HERE = ("ctx", "threads", *PLACEMENT, "draft", "disk_cache")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
-]
+DEBUG: dict[str, object] = {
+    "debug": Annotated[
+        bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
+    ]
+}
 
 
-def with_computing_flags(
-    *left_out: str, after: str = "threads"
+def with_flags(
+    flags: Mapping[str, object], *left_out: str, after: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add all placement flags except those left out to a command, behind the parameter `after`.
+    """Add all flags except those left out to a command, behind its parameter `after`, or behind all of them.
 
-    Their values are not passed to the command: computing_flags reads them from its context.
+    Their values are not passed to the command, which reads them from its context (`given.params`).
     """
-    flags = {name: flag for name, flag in _PLACEMENT.items() if name not in left_out}
+    flags = {name: flag for name, flag in flags.items() if name not in left_out}
 
-    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
-        place = [one.name for one in own].index(after) + 1
+        place = [one.name for one in own].index(after) + 1 if after else len(own)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         added = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()]
 
@@ -94,12 +95,14 @@ def with_computing_flags(
         called.__signature__ = inspect.Signature([*own[:place], *added, *own[place:]])  # type: ignore[attr-defined]
         return called
 
-    return with_flags
+    return extended
 
 
-def computing_flags(given: typer.Context) -> dict[str, object]:
-    """The command's computing flags (ctx, threads, placement) by setting name; None for those not given."""
-    values = {name: given.params[name] for name in _COMPUTING if name in given.params}
+def setting_flags(given: typer.Context) -> dict[str, object]:
+    """The values of the command's flags that are settings, by name; None for those not given."""
+    from localllm.settings import Settings
+
+    values = {name: value for name, value in given.params.items() if name in Settings.__dataclass_fields__}
     return {
         name: ",".join(value) or None if isinstance(value, list | tuple) else value for name, value in values.items()
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import AsJson, Debug, Model, computing_flags, with_computing_flags
+from localllm.cli.options import PLACEMENT, AsJson, Model, setting_flags, with_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer
 from localllm.text import human_bytes, human_speed, table
 
@@ -27,13 +27,12 @@ COMPARED_TOKENS = 4096  # context with which every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
-@with_computing_flags("gpu_layers", "lora", after="gpu_layers")
+@with_flags(PLACEMENT, "gpu_layers", "lora", after="gpu_layers")
 def plan(
     given: typer.Context,
     model: Model,
-    context: Annotated[
-        int | None,
-        typer.Option("--ctx", metavar="N", min=1, help="Tokens of context; by default as many as fit."),
+    ctx: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens of context; by default as many as fit.")
     ] = None,
     gpu_memory: Annotated[
         list[str] | None,
@@ -54,7 +53,6 @@ def plan(
         bool, typer.Option("--explain", help="Show the formulas behind memory and speed, with this model's numbers.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show a model's memory, GPU layers and speed. It is not loaded.
 
@@ -68,7 +66,7 @@ def plan(
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 
-    settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
+    settings = load_settings(setting_flags(given))
     if gpu_memory and settings.backend == "native":
         raise RequestError("The native engine has no GPUs to plan for. Leave out --gpu-memory, or --backend native.")
     if every and explain:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import (
+    PLACEMENT,
     AsJson,
-    Debug,
     Model,
-    computing_flags,
-    with_computing_flags,
+    setting_flags,
+    with_flags,
 )
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.text import human_bytes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SPARE_TOKENS = 1024
 
 
-@with_computing_flags("mmproj", "rpc")
+@with_flags(PLACEMENT, "mmproj", "rpc", after="threads")
 def perplexity(
     given: typer.Context,
     model: Model,
@@ -39,7 +39,6 @@ def perplexity(
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure how well a model predicts a text. Lower is better; figures are comparable with llama.cpp's tool.
 
@@ -54,7 +53,7 @@ def perplexity(
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
-    settings = load_settings(computing_flags(given))
+    settings = load_settings(setting_flags(given))
     content = read_text(text)
     with ExitStack() as stack, StatusLine() as status:
         file = stack.enter_context(open_model(obtain(model, settings).path))
@@ -109,7 +108,6 @@ def quantize(
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
     kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q8_0, Q4_K_M, F16 and others (Q8_0).")] = "Q8_0",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one per core).")] = None,
-    debug: Debug = False,
 ) -> None:
     """Write a model in fewer bits. Measure the loss with `localllm perplexity --reference`.
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli.options import (
+    PLACEMENT,
     AsJson,
-    Debug,
     Model,
     Remote,
-    computing_flags,
     refuse_beside_remote,
-    with_computing_flags,
+    setting_flags,
+    with_flags,
 )
 from localllm.cli.terminal import ExitCode
 
@@ -42,7 +42,7 @@ def _without_collector() -> "Iterator[None]":
         gc.enable()
 
 
-@with_computing_flags()
+@with_flags(PLACEMENT, after="threads")
 @_without_collector()
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
@@ -100,7 +100,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-sequence token.")] = False,
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Answer one prompt.
 
@@ -114,21 +113,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 
-    flags: dict[str, object] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-        **computing_flags(given),
-        "remote": remote,
-        "draft": draft,
-        "disk_cache": False if no_cache else None,
-    }
+    flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
     settings = load_settings(flags)
     check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
@@ -226,7 +211,7 @@ def _started_here(
     behaviour = behaviour_of(found)
     if behaviour.settings:
         settings = load_settings(flags, model=behaviour.settings)
-    if not has_images(request.messages) and flags["mmproj"] is None:  # lets the native engine run it
+    if not has_images(request.messages) and flags.get("mmproj") is None:  # lets the native engine run it
         settings = replace(settings, mmproj=WITHOUT)
     sampling = changed(SamplingParams.of(settings))
     request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli.options import (
-    Debug,
+    PLACEMENT,
     Remote,
-    computing_flags,
     refuse_beside_remote,
-    with_computing_flags,
+    setting_flags,
+    with_flags,
 )
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localllm.server.served import ServedModels
 
 
-@with_computing_flags()
+@with_flags(PLACEMENT, after="threads")
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -43,7 +43,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
-    debug: Debug = False,
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.
 
@@ -60,18 +59,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.server.serve import serve as run_server
     from localllm.settings import load_settings
 
-    flags = {
-        "host": host,
-        "port": port,
-        "api_key_file": api_key_file,
-        "allow_hosts": allow_hosts,
-        "origins": origins,
-        "keep_alive": keep_alive,
-        "max_models": max_models,
-        "slo": slo,
-        **computing_flags(given),
-        "remote": remote,
-    }
+    flags = setting_flags(given)
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)
     if not is_local(settings.host) and options.api_key is None and not without_key:

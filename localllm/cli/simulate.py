@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import loadtest
-from localllm.cli.options import AsJson, Debug, model_names
+from localllm.cli.options import AsJson, model_names
 from localllm.cli.terminal import StatusLine, answer
 from localllm.text import table
 
@@ -86,7 +86,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT, TPOT and the queue in the terminal.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Simulate a server under load. The real engine runs on a virtual clock.
 

@@ -20,7 +20,6 @@ from localllm.cli.launch import (
     served_model,
     write_files,
 )
-from localllm.cli.options import Debug
 from localllm.cli.terminal import StatusLine, note
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def warm(
     model: ModelName = None,
     port: Port = None,
     ctx: Ctx = None,
-    debug: Debug = False,
 ) -> None:
     """Compute an agent's system text and tools in advance. They are stored on disk.
 
