@@ -66,6 +66,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     the index is stored in localllm's data folder. Quotations are checked word for word before they are shown; those
     that are not found are marked.
     """
+    from localllm.answer.request import AnswerRequest
+    from localllm.cli.run import begin_answer
+    from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
     from localllm.errors import RequestError
     from localllm.settings import load_settings
@@ -85,8 +88,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             return
         if not found:
             raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
-        with contextlib.ExitStack() as stack:
-            started = _started(stack, name, found, question, settings, flags, status)
+        request = AnswerRequest(messages=messages_for(found, question))
+        with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
     _end(last, checker, found)
     if as_json:
@@ -167,23 +170,6 @@ def _found(
         if left:
             note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
         return find_excerpts(index, question, meaning, *bounds) if question else []
-
-
-def _started(
-    stack: contextlib.ExitStack,
-    name: str,
-    excerpts: "Sequence[Excerpt]",
-    question: str,
-    settings: "Settings",
-    flags: "dict[str, object]",
-    status: StatusLine,
-) -> "Started":
-    from localllm.answer.request import AnswerRequest
-    from localllm.cli.run import begin_answer
-    from localllm.documents.answer import messages_for
-
-    request = AnswerRequest(messages=messages_for(excerpts, question))
-    return stack.enter_context(begin_answer(name, request, settings, flags, status.share))
 
 
 def _read(

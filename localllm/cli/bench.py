@@ -80,6 +80,7 @@ def _measure(
     from localllm.roofline.bench import bench as run_bench
     from localllm.roofline.bench import bench_limits
     from localllm.roofline.expected import main_type
+    from localllm.roofline.kept import keep, kept_path
 
     if model is None:
         report, name, weights = bench_limits(counts, request.rounds, status.show), "", ""
@@ -87,14 +88,8 @@ def _measure(
         with open_model(obtain(model, settings).path) as file:
             report, name, weights = run_bench(file, settings, counts, request, status.show), file.name, main_type(file)
     status.clear()
-    _keep(report, name, weights)
-    return report
-
-
-def _keep(report: "Report", name: str, weights: str) -> None:
-    from localllm.roofline.kept import keep, kept_path
-
     try:
         keep(report, name, weights)
     except OSError as error:
         note(f"The results were not stored: {kept_path()} cannot be written: {error.strerror}.")
+    return report

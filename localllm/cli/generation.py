@@ -3,7 +3,7 @@
 import contextlib
 import json
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
@@ -87,18 +87,19 @@ def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
-    """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
+def read(stream: AnswerStream, status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
+    """Read an answer to its end; Ctrl-C cancels it. Unless silent, stream its text to stdout, with a final newline.
 
     status: shows prefill progress. shows_calls: see Printed.
     """
     printed, written = Printed(shows_calls=shows_calls), ""
-    for event in events:
-        show_progress(event, status)
-        text = printed.add(event)
-        if text and not silent:
-            answer(text)
-            written = text
+    with interrupt_cancels(stream):
+        for event in stream:
+            show_progress(event, status)
+            text = printed.add(event)
+            if text and not silent:
+                answer(text)
+                written = text
     if written and not written.endswith("\n"):
         answer("\n")
     return printed

@@ -145,8 +145,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if allowed:
             printed = answer_with_tools(started, allowed, status, silent=as_json)
         else:
-            with generation.interrupt_cancels(started.stream):
-                printed = generation.read(started.stream, status, silent=as_json)
+            printed = generation.read(started.stream, status, silent=as_json)
         last = printed.answer.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")

@@ -2,14 +2,14 @@
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli import loadtest
-from localllm.cli.options import AsJson, model_names
+from localllm.cli.options import AsJson, model_names, with_flags
 from localllm.cli.terminal import StatusLine, answer
 from localllm.text import table
 
@@ -26,7 +26,9 @@ _ROUNDS = 3
 _GIGA = 1e9
 
 
+@with_flags(loadtest.Given.__annotations__, after="kv_type")
 def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="Name or path of a model (Llama-3-8B's shape).", autocompletion=model_names),
@@ -68,15 +70,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option(metavar="C", min=0, max=1, help="Time of a draft model's step as a share of the model's."),
     ] = 0.1,
     kv_type: Annotated[str | None, typer.Option(metavar="TYPE", help="KV type: f16 (default), q8_0 or q4_0.")] = None,
-    trace: loadtest.Trace = None,
-    scale: loadtest.Scale = None,
-    speedup: loadtest.Speedup = None,
-    prompt_tokens: loadtest.PromptTokens = None,
-    answer_tokens: loadtest.AnswerTokens = None,
-    shared_prefix: loadtest.SharedPrefix = None,
-    prefixes: loadtest.Prefixes = None,
-    rate: loadtest.Rate = None,
-    concurrency: loadtest.Concurrency = None,
     requests: Annotated[int, typer.Option(metavar="N", min=1, max=loadtest.MOST_REQUESTS, help="Requests.")] = 100,
     slo: loadtest.Bounds = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of lengths, tokens and arrivals.")] = 1,
@@ -109,7 +102,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     loadtest.check_drawing(plot, as_json, svg)
     if sum((machine is not None, measure, bench is not None)) > 1:
         raise RequestError("--machine, --measure and --bench exclude each other.")
-    figures = _Figures(machine, bench, bandwidth, compute, memory, overhead)
+    rates = (None if value is None else value * _GIGA for value in (bandwidth, compute, memory))
+    figures = _Figures(machine, bench, *rates, overhead / 1e3)
     with StatusLine() as status:
         shape, computer, times = _costs(model, measure, kv_type, figures, status)
     connection = Link(link * _GIGA, link_latency / 1e6)
@@ -125,13 +119,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         prefix_cache=prefix_cache,
         draft=None if acceptance is None else Draft(scaled(shared, draft_cost), acceptance),
     )
-    given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
+    workload = loadtest.Given.of(given)
     if experiment is not None:
         loadtest.refuse(
             "--experiment, which defines its own load",
-            **asdict(given),
-            rate=rate,
-            concurrency=concurrency,
+            **asdict(workload),
             slo=slo,
             svg=svg,
             plot=plot or None,
@@ -142,11 +134,10 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
         return
     goal = None if slo is None else Slo.parse(slo)
-    wanted = loadtest.loads(rate, concurrency, False, trace is not None)
-    source = given.source(requests, seed)
+    source = workload.source(requests, seed)
     runs = []
     with StatusLine() as status:
-        for number, load in enumerate(wanted, 1):
+        for number, load in enumerate(workload.loads(), 1):
             status.show(f"simulating {load}")
             asked = source.requests(requests, number, load)
             runs.append(report.Run(load, len(asked), play(setup, asked, load, f"{seed} {number}")))
@@ -154,23 +145,16 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     _print(head, runs, goal, as_json, plot, svg)
 
 
+@dataclass(frozen=True)
 class _Figures:
     """The machine's figures from the flags, in SI units; None for those not given."""
 
-    def __init__(
-        self,
-        name: str | None,
-        bench: Path | None,
-        bandwidth: float | None,
-        compute: float | None,
-        memory: float | None,
-        overhead: float,
-    ) -> None:
-        self.name, self.bench = name, bench
-        self.bandwidth, self.peak, self.memory = (
-            None if value is None else value * _GIGA for value in (bandwidth, compute, memory)
-        )
-        self.overhead = overhead / 1e3
+    name: str | None
+    bench: Path | None
+    bandwidth: float | None
+    peak: float | None
+    memory: float | None
+    overhead: float
 
     def machine(self) -> "Machine":
         """The machine to simulate. Raises RequestError if figures are missing."""
