@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_TOKENS = 512
+_SAME = "(?! (?:Ti|SUPER|D|Laptop|PCIe|NVL)\\b)"
+"""No variant of the GPU named before, which has other figures."""
 _NAME = re.compile(r"\{(\w+)\}")
 _SHOWN: Mapping[str, Callable[[float], str]] = {
     "B": lambda value: human_bytes(round(value)),
@@ -108,7 +110,7 @@ def machine_here(kept: "KeptLimits", work: "ModelWork", memory_bytes: float) -> 
 
 def machine_named(label: str, memory_bytes: float) -> Machine | None:
     """The machine from HARDWARE whose name is in a GPU's label; None if it or its peak is not in the table."""
-    found = next((each for each in HARDWARE if each.name in label), None)
+    found = next((each for each in HARDWARE if re.search(rf"\b{re.escape(each.name)}\b{_SAME}", label)), None)
     if found is None or found.f16_peak is None:
         return None
     return Machine(found.name, found.bandwidth, found.f16_peak, memory_bytes)

@@ -4,11 +4,11 @@ TTFT: from when a request was due to its first text. ITL: each gap between two p
 token after the first. E2E: from when a request was due to the end of its answer.
 """
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from statistics import fmean
 from typing import Self
 
 from localllm.errors import RequestError
@@ -117,19 +117,10 @@ class Percentiles:
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
         """The percentiles of values; None if there are none."""
-        ordered = sorted(values)
-        if not ordered:
-            return None
-        p50, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.95, 0.99))
-        return cls(p50, p95, p99, math.fsum(ordered) / len(ordered))
+        import numpy as np  # not for commands that only read bounds
 
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value at a share, 0 to 1, of ascending values, interpolated linearly, as in numpy.percentile."""
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+        found = list(values)
+        return cls(*np.percentile(found, (50, 95, 99)).tolist(), fmean(found)) if found else None
 
 
 @dataclass(frozen=True, slots=True)
