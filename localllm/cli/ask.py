@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import AsJson, Backend, GpuLayers, Remote, model_names, setting_flags
+from localllm.cli.pull import obtain
+from localllm.cli.run import begin_answer
 from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +70,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     that are not found are marked.
     """
     from localllm.answer.request import AnswerRequest
-    from localllm.cli.run import begin_answer
     from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     if prompt is None and not index_only:
@@ -108,7 +109,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def _room(name: str, settings: "Settings") -> int:
     """The token budget for excerpts: half the context, which leaves the rest for question and answer."""
     from gguf_io import open_model
-    from localllm.cli.pull import obtain
 
     context = settings.ctx or ASSUMED_CONTEXT
     if not settings.remote:
@@ -227,7 +227,6 @@ def _usual_model(settings: "Settings") -> str:
     import sqlite3
     from urllib.parse import quote
 
-    from localllm.errors import RequestError
     from localllm.settings import sessions_path
 
     path = sessions_path()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import AsJson, Backend, GpuLayers, Rpc, model_names, numbers, setting_flags
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def _measure(
     status: StatusLine,
 ) -> "Report":
     from gguf_io import open_model
-    from localllm.cli.pull import obtain
     from localllm.roofline.bench import bench as run_bench
     from localllm.roofline.bench import bench_limits
     from localllm.roofline.expected import main_type

@@ -12,6 +12,7 @@ import typer
 from localllm.cli.local_server import LocalServer, server_of
 from localllm.cli.options import AsJson
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.errors import RequestError, reason
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def cost(
     processor's own counters (RAPL) if they are readable; otherwise state the power with --watts. Money is in the
     currency of the given prices.
     """
-    from localllm.errors import RequestError
     from localllm.measure.served import Prices, Receipt
 
     if (api_prompt is None) != (api_generated is None) or (api_cached is not None and api_prompt is None):
@@ -72,8 +72,6 @@ _Measured = tuple["Mapping[str, Tokens]", float, float | None, str]
 
 
 def _since_start(server: LocalServer) -> _Measured:
-    from localllm.errors import RequestError
-
     reading = _read(server)
     if reading.started is None:
         raise RequestError(f"{server.url} does not say when it started; measure from now on with --for.")
@@ -107,7 +105,6 @@ def _read(server: LocalServer) -> "Reading":
     """Read the server's counters. Raises RequestError."""
     import httpx2
 
-    from localllm.errors import RequestError, reason
     from localllm.measure.served import read_metrics
 
     try:

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.prompt import read_text
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import RequestError
 from localllm.files import user_path
 
 if TYPE_CHECKING:
@@ -35,7 +38,6 @@ def create(
     folder of safetensors with config.json and tokenizer.json, as on Hugging Face, and convert it to a GGUF file in the
     store. With --from no Modelfile is needed.
     """
-    from localllm.cli.prompt import read_text
     from localllm.library.create import create as create_model
     from localllm.library.modelfile import Modelfile, parse_modelfile
     from localllm.library.names import ModelName
@@ -58,8 +60,6 @@ def create(
 
 def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
     """The model for a source: imported from safetensors, or found or pulled; quantised if kind is given."""
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.importing.convert import imported_model
     from localllm.library.lookup import is_path
     from localllm.quality.quantize import quantized_model

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.local_server import LOAD_S, local_server, started
 from localllm.cli.options import model_names
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import LocalLLMError, RequestError
+from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program, Setup
@@ -68,8 +72,6 @@ def launch(
 
 def executable(agent: "Program") -> str:
     """The program's path. Raises RequestError with the command that installs it."""
-    from localllm.errors import RequestError
-
     if (path := shutil.which(agent.command)) is None:
         raise RequestError(f"{agent.command} is not installed. Install it with `{agent.install}`.")
     return path
@@ -85,9 +87,6 @@ def served_model(
     model is named and none is loaded, LibraryError if the model cannot be found or pulled.
     """
     from localllm.agents.programs import NO_KEY, Endpoint
-    from localllm.cli.local_server import LOAD_S, local_server, started
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     server = local_server(port)
@@ -115,8 +114,6 @@ def served_model(
 
 def check_context(agent: "Program", endpoint: "Endpoint") -> None:
     """Raise RequestError if the model's context is too short for the program's prompts."""
-    from localllm.errors import RequestError
-
     if endpoint.context < agent.least_context:
         raise RequestError(
             f"{agent.name} begins with about {agent.first_prompt:,} tokens and needs a context of "
@@ -129,11 +126,9 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
     """Report what the first prompt costs on this machine, and which prefixes are on disk already."""
     from gguf_io import open_model
     from localllm.engine.disk_cache import stored_trunks
-    from localllm.errors import LocalLLMError
     from localllm.library.lookup import find
     from localllm.roofline.expected import expected_prompt_s
     from localllm.settings import load_settings
-    from localllm.text import human_time
 
     settings = load_settings({})
     tokens = _recorded_tokens(agent.name, endpoint.model) or agent.first_prompt
@@ -172,8 +167,6 @@ def _recorded_tokens(name: str, model: str) -> int | None:
 
 
 def _ago(trunk: "Trunk") -> str:
-    from localllm.text import human_time
-
     return f"used {human_time(max(time.time() - trunk.used, 0))} ago"
 
 
@@ -213,8 +206,6 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
 
 def _write(agent: "Program", endpoint: "Endpoint") -> None:
     """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
-    from localllm.errors import RequestError
-
     if agent.own_file is None:
         raise RequestError(
             f"{agent.name} writes its own configuration: `cline auth --provider openai-compatible --apikey KEY "

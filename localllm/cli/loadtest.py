@@ -12,6 +12,7 @@ import typer
 
 from localllm.cli.options import AsJson, numbers, with_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
+from localllm.errors import RequestError
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ class Given:
 
     def loads(self, knee: bool = False) -> "tuple[Load, ...]":
         """The load of each trial; empty for the search for the knee. Raises RequestError for conflicting options."""
-        from localllm.errors import RequestError
         from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
 
         if sum((self.rate is not None, self.concurrency is not None, knee)) > 1:
@@ -89,7 +89,6 @@ class Given:
         return self._made_up(seed, prompts)
 
     def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
-        from localllm.errors import RequestError
         from localllm.measure.loadtest.session import Source
         from localllm.measure.workload.traces import read_trace, scaled
 
@@ -101,7 +100,6 @@ class Given:
 
     def _made_up(self, seed: int, prompts: Path | None) -> "Source":
         """Requests of random lengths; with a prompts file, its prompts are sent and only the answer lengths apply."""
-        from localllm.errors import RequestError
         from localllm.measure.loadtest.session import Source
         from localllm.measure.workload.requests import Lengths, Shape
         from localllm.measure.workload.texts import read_prompts
@@ -156,7 +154,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.errors import RequestError
     from localllm.measure.latency import Slo
     from localllm.measure.loadtest.server import Target
     from localllm.measure.loadtest.session import Plan, Session
@@ -227,8 +224,6 @@ def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) 
 
 def refuse(other: str, **flags: object) -> None:
     """Raise RequestError if any of the flags is given (not None), because it cannot be combined with `other`."""
-    from localllm.errors import RequestError
-
     given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
     if given:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
@@ -236,8 +231,6 @@ def refuse(other: str, **flags: object) -> None:
 
 def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
     """Raise RequestError if charts cannot be drawn with these options."""
-    from localllm.errors import RequestError
-
     if plot and as_json:
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
@@ -245,14 +238,14 @@ def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
 
 
 def _fields(body: str | None) -> dict[str, Any]:
-    from localllm.errors import RequestError
-
     try:
         fields = json.loads(body or "{}")
     except ValueError as error:
         raise RequestError(f"--body is not JSON ({error}).") from error
     if not isinstance(fields, dict):
         raise RequestError('--body must be a JSON object, such as {"ignore_eos": true}.')
+    if not isinstance(fields.get("options", {}), dict):
+        raise RequestError('--body has "options" that are not a JSON object.')
     misplaced: Sequence[str] = [name for name in ("model", "messages", "prompt", "stream") if name in fields]
     if misplaced:
         raise RequestError(f"--body must not set {', '.join(misplaced)}: the load test does.")

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import model_names
+from localllm.cli.pull import with_progress
 from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
+from localllm.errors import RequestError
 from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ def remove(
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
 ) -> None:
     """Remove models from localllm's own store. Other programs' models are never changed."""
-    from localllm.errors import RequestError
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
@@ -104,7 +105,6 @@ def verify(
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
     """Pull a model's damaged files again; on failure, report it and return False."""
-    from localllm.cli.pull import with_progress
     from localllm.library.errors import LibraryError
     from localllm.library.pull import pull
 

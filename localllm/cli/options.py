@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from localllm.cli.terminal import log_to_stderr
+from localllm.errors import LocalLLMError, RequestError
 
 N = TypeVar("N", int, float)
 
@@ -18,7 +19,6 @@ PROGRAM, COMPLETION_VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
 
 def model_names(incomplete: str) -> list[str]:
     """Names of local models for shell completion. If none match, the shell completes paths itself."""
-    from localllm.errors import LocalLLMError
     from localllm.library.lookup import all_models
     from localllm.settings import load_settings
 
@@ -110,8 +110,6 @@ def setting_flags(given: typer.Context) -> dict[str, object]:
 
 def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) -> None:
     """Raise RequestError if flags are given that only an in-process engine can honour. more: further such flags."""
-    from localllm.errors import RequestError
-
     misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]
     if misplaced:
         raise RequestError(f"{', '.join(misplaced)} cannot be used with --remote: the server decides that.")
@@ -119,8 +117,6 @@ def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) 
 
 def numbers(text: str, option: str, kind: type[N], least: float, most: float = math.inf) -> tuple[N, ...]:
     """The distinct numbers of a comma-separated list, in its order. Raises RequestError."""
-    from localllm.errors import RequestError
-
     try:
         found = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:

@@ -11,6 +11,7 @@ import typer
 
 from localllm.cli.options import PLACEMENT, AsJson, Model, setting_flags, with_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer
+from localllm.errors import LocalLLMError, RequestError
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def plan(
     the table are MiB.
     """
     from gpu_offload.known_gpus import imagined_gpu
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     settings = load_settings(setting_flags(given))
@@ -173,7 +173,6 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
     """Show all quantisations of a repository; return whether one fits."""
     from gguf_io import open_model
     from localllm.advice import advise, best_of
-    from localllm.errors import LocalLLMError
     from localllm.library.preview import every_preview
 
     settings = settings if settings.ctx else replace(settings, ctx=COMPARED_TOKENS)

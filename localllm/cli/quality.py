@@ -14,7 +14,10 @@ from localllm.cli.options import (
     setting_flags,
     with_flags,
 )
+from localllm.cli.prompt import read_text
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.errors import RequestError
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:
@@ -47,9 +50,6 @@ def perplexity(
     from contextlib import ExitStack
 
     from gguf_io import load_tokenizer, open_model
-    from localllm.cli.prompt import read_text
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
@@ -113,7 +113,6 @@ def quantize(
 
     localllm itself writes Q8_0, F16 and BF16; the other types need the extra `llama`.
     """
-    from localllm.cli.pull import obtain
     from localllm.quality.quantize import quantize as quantize_model
     from localllm.settings import load_settings
 

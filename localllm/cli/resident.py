@@ -10,7 +10,7 @@ import typer
 from localllm.cli.local_server import server_of
 from localllm.cli.options import AsJson
 from localllm.cli.terminal import answer, note
-from localllm.text import human_bytes
+from localllm.text import human_bytes, table
 
 FOREVER_S = 365 * 86400  # servers report an expiry far in the future for models that stay loaded
 
@@ -19,8 +19,6 @@ Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Add
 
 def ps(host: Host = None, as_json: AsJson = False) -> None:
     """List the models in a running server's memory. Those that stay longest come first."""
-    from localllm.text import table
-
     models = server_of(host).ask("GET", "/api/ps")["models"]
     if as_json:
         answer(json.dumps(models, ensure_ascii=False) + "\n")

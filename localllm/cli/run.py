@@ -19,7 +19,10 @@ from localllm.cli.options import (
     setting_flags,
     with_flags,
 )
+from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -108,9 +111,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
     from localllm.engine.request import FinishReason, SamplingParams, check_ranges
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
@@ -198,7 +199,6 @@ def _started_here(
     from localllm.answer.placeholders import has_images
     from localllm.answer.request import changed
     from localllm.cli import generation
-    from localllm.cli.pull import obtain
     from localllm.engine.companions import WITHOUT
     from localllm.engine.loaded_model import load_model
     from localllm.engine.request import SamplingParams

@@ -11,6 +11,8 @@ from localllm.cli.options import (
     setting_flags,
     with_flags,
 )
+from localllm.cli.terminal import note
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,8 +54,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     import os
 
-    from localllm.cli.terminal import note
-    from localllm.errors import RequestError
     from localllm.remote.connection import is_local
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.server.serve import serve as run_server

@@ -11,6 +11,7 @@ import typer
 from localllm.cli import loadtest
 from localllm.cli.options import AsJson, model_names, with_flags
 from localllm.cli.terminal import StatusLine, answer
+from localllm.errors import RequestError
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be simulated.
     """
-    from localllm.errors import RequestError
     from localllm.measure.latency import Slo
     from localllm.measure.simulate import report
     from localllm.measure.simulate.costs import scaled, shared_by
@@ -180,7 +180,6 @@ def _costs(
     """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
     from localllm.engine.backends import open_runner
-    from localllm.errors import RequestError
     from localllm.library import resolve
     from localllm.measure.formulas.memory import KV_TYPES
     from localllm.measure.simulate.costs import roofline
@@ -215,7 +214,6 @@ def _costs(
 
 
 def _experiments(name: str, server: "Server", as_json: bool) -> None:
-    from localllm.errors import RequestError
     from localllm.measure.simulate.experiments import EXPERIMENTS, as_text
 
     if name != "all" and name not in EXPERIMENTS:

@@ -20,7 +20,10 @@ from localllm.cli.launch import (
     served_model,
     write_files,
 )
+from localllm.cli.local_server import LOAD_S
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import RequestError
+from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program
@@ -49,9 +52,6 @@ def warm(
     """
     from localllm.agents.programs import program
     from localllm.agents.recording import Recording, tokens_of
-    from localllm.cli.local_server import LOAD_S
-    from localllm.errors import RequestError
-    from localllm.text import human_time
 
     if (name is None) == (request is None):
         raise RequestError("Name a program, such as claude, or use --request FILE.")
@@ -82,7 +82,6 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
     from dataclasses import replace
 
     from localllm.agents.recording import record
-    from localllm.errors import RequestError
 
     path = executable(agent)
     log = folder_of(agent.name) / "log"
