@@ -120,7 +120,10 @@ class Percentiles:
         import numpy as np  # not for commands that only read bounds
 
         found = list(values)
-        return cls(*np.percentile(found, (50, 95, 99)).tolist(), fmean(found)) if found else None
+        if not found:
+            return None
+        p50, p95, p99 = np.percentile(found, (50, 95, 99)).tolist()
+        return cls(p50, p95, p99, fmean(found))
 
 
 @dataclass(frozen=True, slots=True)

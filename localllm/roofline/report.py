@@ -5,8 +5,7 @@ from typing import Any
 
 from localllm.roofline.decode_step import DecodeStep
 from localllm.roofline.formats import FormatRates
-from localllm.roofline.limits import Limits
-from localllm.roofline.spread import Spread
+from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.work import Work
 from localllm.text import counted, table
 
