@@ -69,11 +69,12 @@ def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
     def curve(read_once: float, operations: float, experts: float = 0.0) -> Curve:
         knee = speed.critical_batch(machine.peak, machine.bandwidth, 2 * read_once / operations) if operations else 1.0
         counts = {float(2**power) for power in range(_MOST_ROWS.bit_length())} | ({knee} if knee > 1 else set())
-        return Curve(tuple((rows, _larger(rows, read_once, operations, experts)) for rows in sorted(counts)))
 
-    def _larger(rows: float, read_once: float, operations: float, experts: float) -> float:
-        read = read_once + experts * shape.experts_share(rows)
-        return max(read / machine.bandwidth, rows * operations / machine.peak)
+        def larger(rows: float) -> float:
+            read = read_once + experts * shape.experts_share(rows)
+            return max(read / machine.bandwidth, rows * operations / machine.peak)
+
+        return Curve(tuple((rows, larger(rows)) for rows in sorted(counts)))
 
     return StepTimes(
         curve(shape.dense_bytes, shape.row_operations, shape.expert_bytes),
@@ -107,18 +108,13 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
     )
 
 
-def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
-    """The mean of two measurements of the same step sizes."""
-    return _made_of(lambda one, other: (one + other) / 2, first, second)
-
-
 def scaled(times: StepTimes, factor: float) -> StepTimes:
     """The same steps, each `factor` times as long."""
-    return _made_of(lambda seconds: factor * seconds, times)
+    return made_of(lambda seconds: factor * seconds, times)
 
 
-def _made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
-    """Step times with `figure` applied to each figure of the measured ones."""
+def made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
+    """Step times with `figure` applied to each figure of the measured ones, which have the same step sizes."""
 
     def curve(name: str) -> Curve:
         points = zip(*(getattr(times, name).points for times in measured), strict=True)
