@@ -1,5 +1,6 @@
 """localllm launch: starts a coding agent with a model on this machine."""
 
+import json
 import os
 import shlex
 import shutil
@@ -22,7 +23,6 @@ from localllm.text import human_time
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program, Setup
     from localllm.cli.local_server import LocalServer
-    from localllm.engine.disk_cache import Trunk
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False)
@@ -131,7 +131,7 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
     from localllm.settings import load_settings
 
     settings = load_settings({})
-    tokens = _recorded_tokens(agent.name, endpoint.model) or agent.first_prompt
+    tokens = counted_tokens(agent.name).get(endpoint.model, agent.first_prompt)
     try:
         path = find(model, settings).path
         with open_model(path) as file:
@@ -143,7 +143,8 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
     note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
     trunks = stored_trunks(path)
     for trunk in trunks[:3]:
-        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, {_ago(trunk)}")
+        ago = human_time(max(time.time() - trunk.used, 0))
+        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, used {ago} ago")
     if not trunks:
         note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it in advance")
 
@@ -157,17 +158,18 @@ def folder_of(name: str) -> Path:
     return folder
 
 
-def _recorded_tokens(name: str, model: str) -> int | None:
-    """The prompt tokens that `warm` counted for this program and model; None if it has not run."""
-    import json
-
-    path = folder_of(name) / "warm.json"
-    counted = json.loads(path.read_bytes()) if path.exists() else {}
-    return counted.get(model) if isinstance(counted, dict) else None
+def counts_path(name: str) -> Path:
+    """The file with the tokens of a program's first prompt by model, as `warm` counted them."""
+    return folder_of(name) / "warm.json"
 
 
-def _ago(trunk: "Trunk") -> str:
-    return f"used {human_time(max(time.time() - trunk.used, 0))} ago"
+def counted_tokens(name: str) -> dict[str, int]:
+    """The content of counts_path; empty if `warm` has not run, or its file is damaged."""
+    try:
+        counted = json.loads(counts_path(name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return counted if isinstance(counted, dict) else {}
 
 
 def write_files(setup: "Setup") -> None:
