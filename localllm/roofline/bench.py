@@ -21,7 +21,7 @@ from localllm.roofline.decode_step import MeasuredRunner, measure_steps
 from localllm.roofline.formats import measure_formats
 from localllm.roofline.limits import LimitProbes
 from localllm.roofline.report import Measure, Report, ThreadReport
-from localllm.roofline.speeds import BenchRequest, Seconds, SpeedTest
+from localllm.roofline.speeds import BenchRequest, SpeedTest
 from localllm.roofline.work import ModelWork, work_in_header
 from localllm.settings import Settings
 from models.errors import kernels_needed
@@ -34,11 +34,7 @@ Tell = Callable[[str], None]
 
 
 def bench(
-    file: ModelFile,
-    settings: Settings,
-    threads: Sequence[int | None],
-    request: BenchRequest,
-    tell: Tell,
+    file: ModelFile, settings: Settings, threads: Sequence[int | None], request: BenchRequest, tell: Tell
 ) -> Report:
     """Measure a model with each thread count (None: the runner's choice). tell: called with the current activity.
 
@@ -112,7 +108,7 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
         if choice.backend != "native":
             test = _rounds(runner, None, request, tell)
             count = settings.threads or usable_cores()
-            return ThreadReport(count, None, _measures(test.seconds, request, None, rows), ()), choice.name
+            return ThreadReport(count, None, _measures(test, request, None, rows), ()), choice.name
         measured = cast("MeasuredRunner", runner)
         count = measured.last_step().threads
         probes = stack.enter_context(closing(LimitProbes(count, perf_counter)))
@@ -123,7 +119,7 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
         tell("where a token's time goes")
         prompts = [(depth, test.tokens[: max(1, depth)]) for depth in request.depths]
         steps = measure_steps(measured, load_tokenizer(file), prompts, min(request.tokens, _MOST_STEPS))
-        measures = _measures(test.seconds, request, work_in_header(file, types), rows)
+        measures = _measures(test, request, work_in_header(file, types), rows)
         return ThreadReport(count, probes.limits(), measures, tuple(steps), rates), choice.name
 
 
@@ -134,16 +130,16 @@ def _rounds(runner: Runner, probes: LimitProbes | None, request: BenchRequest, t
     for number in range(request.rounds + 1):
         if probes is not None and number:
             probes.sample()
-        test.round(counts=number > 0)
+        test.round()
     test.close()
     return test
 
 
-def _measures(seconds: Seconds, request: BenchRequest, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
-    """The timed measures, with the work of each."""
+def _measures(test: SpeedTest, request: BenchRequest, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
+    """The timed measures, with the work of each. The first round is a warm-up."""
     prompt = None if work is None else work.prefill(request.prompt, max_rows)
-    found = [Measure(f"prefill {request.prompt}", request.prompt, 0, tuple(seconds.prefill), prompt)]
-    for depth, times in seconds.decode.items():
+    found = [Measure(f"prefill {request.prompt}", request.prompt, 0, tuple(test.prefill[1:]), prompt)]
+    for depth, times in test.decode.items():
         token = None if work is None else work.decode(depth, request.tokens)
-        found.append(Measure(f"decode at {depth}", request.tokens, depth, tuple(times), token))
+        found.append(Measure(f"decode at {depth}", request.tokens, depth, tuple(times[1:]), token))
     return tuple(found)

@@ -5,7 +5,7 @@ was never run is computed from its formats, each at the rate that it reached in 
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,6 @@ class FormatRates:
     compute: dict[str, float] = field(default_factory=dict)
     step: float = 0.0
     row: float = 0.0
-
-    def all(self) -> Iterator[float]:
-        """Every rate."""
-        yield from self.read.values()
-        yield from self.compute.values()
 
     def decode_seconds(self, needs: "NativeNeeds") -> float:
         """A decoded token's time at a short context, in seconds. Raises KeyError for a format without a rate."""
