@@ -5,24 +5,16 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import (
-    PLACEMENT,
-    Remote,
-    model_names,
-    setting_flags,
-    with_flags,
-)
+from localllm.cli.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 from localllm.errors import RequestError
 
 
-@with_flags(PLACEMENT, after="threads")
-def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_flags(COMPUTING, after="model")
+def chat(
     given: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="Name, path or URL (the last one used).", autocompletion=model_names)
     ] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a localllm or Ollama server.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Continue the last chat.")] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, GpuLayers, Remote, model_names, setting_flags
+from localllm.cli.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
 from localllm.cli.pull import obtain
 from localllm.cli.run import begin_answer
 from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
@@ -30,6 +30,7 @@ ASSUMED_CONTEXT = 8192
 NO_BOUND_S = 365 * 86400.0
 
 
+@with_flags(COMPUTING, ("ctx", "threads", "backend", "gpu_layers"), after="temperature")
 def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder with the documents.", show_default=False)],
@@ -56,10 +57,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     temperature: Annotated[
         float, typer.Option(metavar="X", help="Sampling temperature; 0 quotes most faithfully (0).", show_default=False)
     ] = 0.0,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
     remote: Remote = None,
     as_json: AsJson = False,
 ) -> None:

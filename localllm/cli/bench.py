@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, GpuLayers, Rpc, model_names, numbers, setting_flags
+from localllm.cli.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 
-def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_flags(COMPUTING, ("backend", "gpu_layers", "rpc"), after="rounds")
+def bench(
     given: typer.Context,
     model: Annotated[
         str | None,
@@ -36,9 +37,6 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = "0",
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to decode.")] = 64,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after a warm-up round.")] = 5,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    rpc: Rpc = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a model's speed with this machine's limits.

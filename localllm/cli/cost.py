@@ -141,16 +141,12 @@ def _text(receipt: "Receipt", source: str | None) -> str:
 
 def _data(receipt: "Receipt", address: str, source: str | None) -> dict[str, Any]:
     """Plain data: energy in joules and kWh, money in the prices' currency, None for what is unknown."""
+    figures = ("joules", "kwh", "joules_per_token", "electricity", "electricity_per_million", "api")
     return {
         "url": address,
         "seconds": receipt.seconds,
         "models": {name: asdict(tokens) for name, tokens in receipt.models.items()},
         "total": asdict(receipt.total),
         "energy_source": source,
-        "joules": receipt.joules,
-        "kwh": receipt.kwh,
-        "joules_per_token": receipt.joules_per_token,
-        "electricity": receipt.electricity,
-        "electricity_per_million": receipt.electricity_per_million,
-        "api": receipt.api,
+        **{name: getattr(receipt, name) for name in figures},
     }

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import typer
@@ -30,17 +30,13 @@ def model_names(incomplete: str) -> list[str]:
 Model = Annotated[
     str, typer.Argument(help="Name, path or URL of a model.", show_default=False, autocompletion=model_names)
 ]
-Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")]
-GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
-Rpc = Annotated[
-    list[str] | None,
-    typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),
-]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Use a server with OpenAI's protocol.")]
 # Flags that only an in-process engine can honour: where and how it computes.
-PLACEMENT: dict[str, object] = {
-    "backend": Backend,
-    "gpu_layers": GpuLayers,
+COMPUTING: dict[str, object] = {
+    "ctx": Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")],
+    "threads": Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")],
+    "backend": Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")],
+    "gpu_layers": Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")],
     "main_gpu": Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")],
     "split_mode": Annotated[
         str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
@@ -56,7 +52,10 @@ PLACEMENT: dict[str, object] = {
     "mmproj": Annotated[
         str | None, typer.Option(metavar="FILE", help="Image projector, or none (the one beside the model).")
     ],
-    "rpc": Rpc,
+    "rpc": Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),
+    ],
     "kv_type_k": Annotated[
         str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16, q8_0 or q4_0 (f16).")
     ],
@@ -64,7 +63,7 @@ PLACEMENT: dict[str, object] = {
         str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
     ],
 }
-_ONLY_HERE = ("ctx", "threads", *PLACEMENT, "draft", "disk_cache")
+_ONLY_HERE = (*COMPUTING, "draft", "disk_cache")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEBUG: dict[str, object] = {
     "debug": Annotated[
@@ -74,13 +73,13 @@ DEBUG: dict[str, object] = {
 
 
 def with_flags(
-    flags: Mapping[str, object], *left_out: str, after: str | None = None
+    flags: Mapping[str, object], names: Collection[str] | None = None, after: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add all flags except those left out to a command, behind its parameter `after`, or behind all of them.
+    """Add the named flags, or all, to a command, behind its parameter `after`, or behind all of them.
 
     Their values are not passed to the command, which reads them from its context (`given.params`).
     """
-    flags = {name: flag for name, flag in flags.items() if name not in left_out}
+    flags = {name: flag for name, flag in flags.items() if names is None or name in names}
 
     def extended(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import (
-    PLACEMENT,
-    AsJson,
-    Model,
-    setting_flags,
-    with_flags,
-)
+from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.cli.prompt import read_text
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
 SPARE_TOKENS = 1024
 
 
-@with_flags(PLACEMENT, "mmproj", "rpc", after="threads")
+@with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "mmproj", "rpc"}, after="chunks")
 def perplexity(
     given: typer.Context,
     model: Model,
@@ -40,7 +34,6 @@ def perplexity(
     ] = None,
     ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens per chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how well a model predicts a text. Lower is better; figures are comparable with llama.cpp's tool.

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import (
-    PLACEMENT,
-    AsJson,
-    Model,
-    Remote,
-    refuse_beside_remote,
-    setting_flags,
-    with_flags,
-)
+from localllm.cli.options import COMPUTING, AsJson, Model, Remote, refuse_beside_remote, setting_flags, with_flags
 from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode
@@ -45,7 +37,7 @@ def _without_collector() -> "Iterator[None]":
         gc.enable()
 
 
-@with_flags(PLACEMENT, after="threads")
+@with_flags(COMPUTING, after="stop")
 @_without_collector()
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
@@ -81,8 +73,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option("--format", metavar="FORMAT", help="Answer in JSON: json, a JSON Schema, or a file with one."),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),

@@ -4,13 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import (
-    PLACEMENT,
-    Remote,
-    refuse_beside_remote,
-    setting_flags,
-    with_flags,
-)
+from localllm.cli.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
 from localllm.cli.terminal import note
 from localllm.errors import RequestError
 
@@ -21,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.server.served import ServedModels
 
 
-@with_flags(PLACEMENT, after="threads")
+@with_flags(COMPUTING, after="slo")
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -42,8 +36,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     slo: Annotated[
         str | None, typer.Option(metavar="BOUNDS", help="Count answers within ttft=2s,tpot=100ms in /metrics.")
     ] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from localllm.measure.simulate.costs import StepTimes
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Machine
-    from localllm.measure.simulate.report import Run
     from localllm.measure.simulate.shape import ModelShape
+    from localllm.measure.simulate.simulation import Simulated
 
 _DEFAULT_MACHINE = "RTX 4090"
 _ROUNDS = 3
@@ -89,7 +89,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     Exit status: 0 when done, 2 if it cannot be simulated.
     """
     from localllm.measure.latency import Slo
-    from localllm.measure.simulate import report
     from localllm.measure.simulate.costs import scaled, shared_by
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Link
@@ -102,8 +101,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     loadtest.check_drawing(plot, as_json, svg)
     if sum((machine is not None, measure, bench is not None)) > 1:
         raise RequestError("--machine, --measure and --bench exclude each other.")
-    rates = (None if value is None else value * _GIGA for value in (bandwidth, compute, memory))
-    figures = _Figures(machine, bench, *rates, overhead / 1e3)
+    bandwidth, compute, memory = (value and value * _GIGA for value in (bandwidth, compute, memory))
+    figures = _Figures(machine, bench, bandwidth, compute, memory, overhead / 1e3)
     with StatusLine() as status:
         shape, computer, times = _costs(model, measure, kv_type, figures, status)
     connection = Link(link * _GIGA, link_latency / 1e6)
@@ -134,13 +133,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
         return
     goal = None if slo is None else Slo.parse(slo)
+    wanted = workload.loads()
     source = workload.source(requests, seed)
     runs = []
     with StatusLine() as status:
-        for number, load in enumerate(workload.loads(), 1):
+        for number, load in enumerate(wanted, 1):
             status.show(f"simulating {load}")
             asked = source.requests(requests, number, load)
-            runs.append(report.Run(load, len(asked), play(setup, asked, load, f"{seed} {number}")))
+            runs.append(play(setup, asked, load, f"{seed} {number}"))
     head = f"{shape.name} on {computer}" + (f" x {devices}" if devices > 1 else "")
     _print(head, runs, goal, as_json, plot, svg)
 
@@ -230,7 +230,7 @@ def _experiments(name: str, server: "Server", as_json: bool) -> None:
         answer(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False) + "\n")
 
 
-def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
+def _print(head: str, runs: "list[Simulated]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
     from localllm.measure.loadtest import report as loads
     from localllm.measure.simulate import report
 
