@@ -17,7 +17,7 @@ from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError
 from localllm.measure.latency import Outcome
-from localllm.measure.loadtest.trial import ClosedLoop, Load
+from localllm.measure.loadtest.trial import ClosedLoop, Load, Trial
 from localllm.measure.simulate.costs import StepTimes
 from localllm.measure.simulate.runner import VOCABULARY, SimulatedRunner, SimulatedVocabulary, Use, VirtualClock
 from localllm.measure.workload.requests import Request
@@ -65,13 +65,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A simulation's result. outcomes: in order of completion. queue: (seconds, waiting requests) after each step."""
+    """A simulated trial. outcomes: in order of completion. queue: (seconds, waiting requests) after each step."""
 
+    load: Load
     outcomes: tuple[Outcome, ...]
     seconds: float
     use: Use
     stats: EngineStats
     queue: tuple[tuple[float, int], ...]
+
+    @property
+    def trial(self) -> Trial:
+        """The same as a load test's trial."""
+        return Trial(self.load, len(self.outcomes), list(self.outcomes), complete=True)
 
     @property
     def busy(self) -> float:
@@ -147,7 +153,7 @@ class _Simulation:
         clock: VirtualClock,
         runner: Runner | None,
     ) -> None:
-        self._setup, self._requests, self._seed = setup, requests, seed
+        self._setup, self._requests, self._load, self._seed = setup, requests, load, seed
         self._clients = load.clients if isinstance(load, ClosedLoop) else None
         self._clock = clock
         self._runner: Runner = runner or self._runner_of(setup.times, 1.0)
@@ -189,7 +195,7 @@ class _Simulation:
         stats = self._engine.stats()
         self._engine.check_integrity()
         use = self._runner.use if isinstance(self._runner, SimulatedRunner) else Use()
-        return Simulated(tuple(self._outcomes), self._clock(), use, stats, tuple(self._queue))
+        return Simulated(self._load, tuple(self._outcomes), self._clock(), use, stats, tuple(self._queue))
 
     def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
         setup = self._setup
