@@ -11,7 +11,7 @@ import typer
 from localllm.cli.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
 from localllm.cli.pull import obtain
 from localllm.cli.run import begin_answer
-from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     that are not found are marked.
     """
     from localllm.answer.request import AnswerRequest
+    from localllm.cli.generation import end_fields, end_if_failed
     from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
     from localllm.settings import load_settings
@@ -89,9 +90,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         request = AnswerRequest(messages=messages_for(found, question))
         with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
-    _end(last, checker, found)
+    end_if_failed(last, started.backend)
+    _note_end(last, checker, found)
     if as_json:
-        from localllm.cli.generation import end_fields
         from localllm.documents.answer import as_json as documents_as_json
 
         result = {
@@ -202,14 +203,11 @@ def _read(
     return checker, last, "".join(raw), "".join(shown)
 
 
-def _end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
-    """Report the check and the speed. Raises typer.Exit if the answer failed or was cancelled."""
+def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
+    """Report the check and the speed. Raises typer.Exit if the answer was cancelled."""
     from localllm.documents.answer import file_count, verdict
     from localllm.engine.request import FinishReason
 
-    if last.finish_reason is FinishReason.ERROR:
-        fail(last.error or "the engine stopped without a reason")
-        raise typer.Exit(ExitCode.FAILED)
     counts = last.counts
     note(
         f"{verdict(checker, excerpts)}\n{file_count(excerpts)}; first token after {last.timings.ttft_s:.2f} s, "

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
 
+import typer
+
 from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 from localllm.engine.backends import BackendChoice
 from localllm.engine.request import FinishReason
 from localllm.text import human_bytes
@@ -103,6 +105,13 @@ def read(stream: AnswerStream, status: StatusLine, silent: bool, shows_calls: bo
     if written and not written.endswith("\n"):
         answer("\n")
     return printed
+
+
+def end_if_failed(last: AnswerEvent, backend: BackendChoice) -> None:
+    """Report an answer that failed; raises typer.Exit."""
+    if last.finish_reason is FinishReason.ERROR:
+        fail(last.error or "the engine stopped without a reason")
+        raise typer.Exit(ExitCode.REFUSED if backend.backend == "remote" else ExitCode.FAILED)
 
 
 def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:

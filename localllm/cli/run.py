@@ -138,10 +138,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         else:
             printed = generation.read(started.stream, status, silent=as_json)
         last = printed.answer.last
-        if last.finish_reason is FinishReason.ERROR:
-            terminal.fail(last.error or "the engine stopped without a reason")
-            is_remote = started.backend.backend == "remote"
-            raise typer.Exit(ExitCode.REFUSED if is_remote else ExitCode.FAILED)
+        generation.end_if_failed(last, started.backend)
         if as_json:
             generation.write_json(printed, model, started.backend, started.load_s)
         else:
