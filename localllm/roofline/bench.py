@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from time import perf_counter
-from typing import cast
 
 import psutil
 
@@ -17,7 +16,7 @@ from gguf_io import ModelFile, load_tokenizer
 from localllm.engine.backends import choose_backend, native_kv_types, open_runner
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
-from localllm.roofline.decode_step import MeasuredRunner, measure_steps
+from localllm.roofline.decode_step import measure_steps
 from localllm.roofline.formats import measure_formats
 from localllm.roofline.limits import LimitProbes
 from localllm.roofline.report import Measure, Report, ThreadReport
@@ -25,6 +24,7 @@ from localllm.roofline.speeds import BenchRequest, SpeedTest
 from localllm.roofline.work import ModelWork, work_in_header
 from localllm.settings import Settings
 from models.errors import kernels_needed
+from models.native_runner import NativeRunner
 from models.needs import native_needs
 
 # Maximum decoded steps profiled by part: enough for a median.
@@ -105,20 +105,19 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
         runner, choice = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
         stack.callback(runner.close)
         rows = runner.info.max_rows
-        if choice.backend != "native":
+        if not isinstance(runner, NativeRunner):
             test = _rounds(runner, None, request, tell)
             count = settings.threads or usable_cores()
             return ThreadReport(count, None, _measures(test, request, None, rows), ()), choice.name
-        measured = cast("MeasuredRunner", runner)
-        count = measured.last_step().threads
+        count = runner.last_step().threads
         probes = stack.enter_context(closing(LimitProbes(count, perf_counter)))
         test = _rounds(runner, probes, request, tell)
         types = native_kv_types(settings)
         tell("the rates of the weight formats")
-        rates = measure_formats(measured, native_needs(file, types, count), request.rounds, perf_counter)
+        rates = measure_formats(runner, native_needs(file, types, count), request.rounds, perf_counter)
         tell("where a token's time goes")
         prompts = [(depth, test.tokens[: max(1, depth)]) for depth in request.depths]
-        steps = measure_steps(measured, load_tokenizer(file), prompts, min(request.tokens, _MOST_STEPS))
+        steps = measure_steps(runner, load_tokenizer(file), prompts, min(request.tokens, _MOST_STEPS))
         measures = _measures(test, request, work_in_header(file, types), rows)
         return ThreadReport(count, probes.limits(), measures, tuple(steps), rates), choice.name
 

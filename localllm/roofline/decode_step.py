@@ -4,22 +4,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from cpu_kernels.recorded_step import OperationKind, RecordedStep
+from cpu_kernels.recorded_step import OperationKind
 from localllm.engine.engine import Engine
 from localllm.engine.generation import Vocabulary
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import Runner
+
+if TYPE_CHECKING:
+    from models.native_runner import NativeRunner
 
 PYTHON = "Python"
-
-
-class MeasuredRunner(Runner, Protocol):
-    """A runner that exposes its latest step."""
-
-    def last_step(self) -> RecordedStep:
-        """The recording of the latest `run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class DecodeStep:
 
 
 def measure_steps(
-    runner: MeasuredRunner,
+    runner: "NativeRunner",
     vocabulary: Vocabulary,
     depths: Sequence[tuple[int, Sequence[int]]],
     steps: int,
@@ -53,7 +48,7 @@ def measure_steps(
         engine.close()
 
 
-def _measure(engine: Engine, runner: MeasuredRunner, depth: int, prompt: Sequence[int], steps: int) -> DecodeStep:
+def _measure(engine: Engine, runner: "NativeRunner", depth: int, prompt: Sequence[int], steps: int) -> DecodeStep:
     request = GenerationRequest(
         tuple(prompt), SamplingParams(temperature=0), max_tokens=steps + 1, ignore_eos=True, persist=False
     )

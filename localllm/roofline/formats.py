@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cpu_kernels.recorded_step import Products
 
 if TYPE_CHECKING:
-    from localllm.roofline.decode_step import MeasuredRunner
+    from models.native_runner import NativeRunner
     from models.needs import NativeNeeds
 
 _PROMPT, _STEPS = 512, 8
@@ -45,7 +45,7 @@ class FormatRates:
 
 
 def measure_formats(
-    runner: "MeasuredRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
+    runner: "NativeRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
 ) -> FormatRates:
     """Time decoding steps and prompts, in total and by format; returns rates from medians, after a warm-up round."""
     rows = min(_PROMPT, runner.info.max_rows, runner.info.max_context)
@@ -68,7 +68,7 @@ def measure_formats(
     )
 
 
-def _timed(runner: "MeasuredRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
+def _timed(runner: "NativeRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
     """Seconds for a step that computes the first `rows` tokens of a sequence, and for its products by format."""
     sequence = runner.create_sequence()
     began = clock()
