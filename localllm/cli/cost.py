@@ -126,16 +126,14 @@ def _text(receipt: "Receipt", source: str | None) -> str:
     )
     hours = receipt.seconds / 3600
     facts = [("time", f"{hours:.2f} h" if hours >= 0.1 else f"{receipt.seconds:.1f} s")]
-    if receipt.kwh is not None:
-        facts.append(("energy", f"{receipt.kwh:.4g} kWh ({source})"))
-    if receipt.joules_per_token is not None:
-        facts.append(("", f"{receipt.joules_per_token:.3g} J for each generated token"))
-    if receipt.electricity is not None:
-        facts.append(("electricity", f"{receipt.electricity:.4g}"))
-    if receipt.electricity_per_million is not None:
-        facts.append(("", f"{receipt.electricity_per_million:.4g} for a million generated tokens"))
-    if receipt.api is not None:
-        facts.append(("API", f"{receipt.api:.4g} for the same tokens"))
+    figures = (
+        ("energy", receipt.kwh, f"{{:.4g}} kWh ({source})"),
+        ("", receipt.joules_per_token, "{:.3g} J for each generated token"),
+        ("electricity", receipt.electricity, "{:.4g}"),
+        ("", receipt.electricity_per_million, "{:.4g} for a million generated tokens"),
+        ("API", receipt.api, "{:.4g} for the same tokens"),
+    )
+    facts += [(label, text.format(value)) for label, value, text in figures if value is not None]
     return "\n".join([*parts, table(facts)])
 
 
