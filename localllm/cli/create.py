@@ -73,16 +73,9 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
         )
     base = None if imports else obtain(source, settings)
     with StatusLine() as status:
-
-        def show(what: str, share: float) -> None:
-            status.show(f"{what}: {share:.0%}")
-
         if base is None:
-            made = imported_model(store, folder, kind, show, note)
-        else:
-            made = base if kind is None else quantized_model(store, base, kind, show)
-        status.clear()
-        return made
+            return imported_model(store, folder, kind, status.share, note)
+        return base if kind is None else quantized_model(store, base, kind, status.share)
 
 
 def _beside(file: Path, source: str) -> str:

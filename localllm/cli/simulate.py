@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -190,27 +191,20 @@ def _costs(
 
     if kv_type not in (None, *KV_TYPES):
         raise RequestError(f"--kv-type is {kv_type!r}; give one of {', '.join(KV_TYPES)}.")
-
-    def by_figures(shape: ModelShape) -> "tuple[ModelShape, Machine, StepTimes]":
-        shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()
-        return shape, machine, roofline(shape, machine)
-
-    if model is None:
-        if measure:
-            raise RequestError("--measure needs a model to load.")
-        return by_figures(llama_3_8b())
-    with open_model(resolve(model)) as file:
-        shape = ModelShape.of_file(file)
-        if not measure:
-            return by_figures(shape)
-        loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
-        memory = figures.memory_here()
-        runner, _ = open_runner(file, load_settings({}), lambda what, share: status.show(f"{what}: {share:.0%}"))
-        try:
-            times = measure_steps(runner, time.perf_counter, _ROUNDS, figures.overhead, status.show)
-        finally:
-            runner.close()
-        return shape, machine_of(times, shape, memory), times
+    shape = llama_3_8b()
+    if model is not None:
+        with open_model(resolve(model)) as file:
+            shape = ModelShape.of_file(file)
+            if measure:
+                loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
+                memory = figures.memory_here()
+                with closing(open_runner(file, load_settings({}), status.share)[0]) as runner:
+                    times = measure_steps(runner, time.perf_counter, _ROUNDS, figures.overhead, status.show)
+                return shape, machine_of(times, shape, memory), times
+    elif measure:
+        raise RequestError("--measure needs a model to load.")
+    shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()
+    return shape, machine, roofline(shape, machine)
 
 
 def _experiments(name: str, server: "Server", as_json: bool) -> None:
