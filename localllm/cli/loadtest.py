@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ class Given:
 
         if sum((self.rate is not None, self.concurrency is not None, knee)) > 1:
             raise RequestError("--rate, --concurrency and --knee exclude each other.")
+        if self.speedup is not None and (self.rate or self.concurrency or knee):
+            raise RequestError(
+                "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
+            )
         if self.rate is not None:
             return tuple(OpenLoop(value) for value in numbers(self.rate, "--rate", float, LEAST_RATE, MOST_REQUESTS))
         if self.concurrency is not None:
@@ -167,10 +172,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     check_drawing(plot, as_json, svg)
     workload = Given.of(given)
     wanted = workload.loads(knee)
-    if workload.speedup is not None and (workload.rate or workload.concurrency or knee):
-        raise RequestError(
-            "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
-        )
     # A new seed each time: the server may still have the prompts of the last test cached.
     seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
     source = workload.source(requests, seed, prompts)
@@ -235,6 +236,8 @@ def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
+    if svg is not None and not os.access(svg.parent, os.W_OK):
+        raise RequestError(f"{svg} cannot be written: its folder does not exist, or is not yours to write to.")
 
 
 def _fields(body: str | None) -> dict[str, Any]:
