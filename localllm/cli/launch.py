@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.local_server import LOAD_S, local_server, started
+from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.cli.options import model_names
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
@@ -22,7 +22,6 @@ from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program, Setup
-    from localllm.cli.local_server import LocalServer
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False)

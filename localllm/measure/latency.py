@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from statistics import fmean
 from typing import Self
 
 from localllm.errors import RequestError
@@ -123,7 +122,7 @@ class Percentiles:
         if not found:
             return None
         p50, p95, p99 = np.percentile(found, (50, 95, 99)).tolist()
-        return cls(p50, p95, p99, fmean(found))
+        return cls(p50, p95, p99, float(np.mean(found)))
 
 
 @dataclass(frozen=True, slots=True)
