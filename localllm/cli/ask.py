@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
 LEAST_ROOM = 256  # minimum token budget for excerpts
 ASSUMED_CONTEXT = 8192
-NO_BOUND_S = 365 * 86400.0
 
 
 @with_flags(COMPUTING, ("ctx", "threads", "backend", "gpu_layers"), after="temperature")
@@ -161,7 +161,7 @@ def _found(
             status.show(f"embedding with {chosen.name}: {done} of {total} chunks")
             return True
 
-        tokens, left, seconds = meaning.embed_new(EMBED_S if question else NO_BOUND_S, show)
+        tokens, left, seconds = meaning.embed_new(EMBED_S if question else math.inf, show)
         status.clear()
         if tokens and not question:
             note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")

@@ -218,17 +218,15 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
 
 def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
     """(batch, most tokens a second with empty contexts, with full ones), from speed.tokens_per_second."""
-    found = []
-    for batch in BATCHES:
-        rates = []
-        for tokens in (0, context):
-            operations = speed.operations_per_token(
-                shape.decode_operations / 2, shape.layers, shape.heads, shape.head_size, tokens
-            )
-            read, kv = shape.read_bytes(batch), per_token * tokens
-            rates.append(speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth))
-        found.append((batch, rates[0], rates[1]))
-    return found
+
+    def most(batch: int, tokens: int) -> float:
+        operations = speed.operations_per_token(
+            shape.decode_operations / 2, shape.layers, shape.heads, shape.head_size, tokens
+        )
+        read, kv = shape.read_bytes(batch), per_token * tokens
+        return speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth)
+
+    return [(batch, most(batch, 0), most(batch, context)) for batch in BATCHES]
 
 
 def _notes(

@@ -173,28 +173,27 @@ class Summary:
     @property
     def request_rate(self) -> float:
         """Answers a second."""
-        return self.answered / self.seconds if self.seconds else 0.0
+        return self._a_second(self.answered)
 
     @property
     def token_rate(self) -> float:
         """Generated tokens a second."""
-        return self.generated_tokens / self.seconds if self.seconds else 0.0
+        return self._a_second(self.generated_tokens)
 
     @property
     def prompt_rate(self) -> float:
         """Prompt tokens a second, cached ones included."""
-        return self.prompt_tokens / self.seconds if self.seconds else 0.0
+        return self._a_second(self.prompt_tokens)
 
     @property
     def goodput(self) -> float | None:
         """Requests a second that met the SLO."""
-        if self.good is None:
-            return None
-        return self.good / self.seconds if self.seconds else 0.0
+        return None if self.good is None else self._a_second(self.good)
 
     @property
     def attained(self) -> float | None:
         """The share of requests that met the SLO, 0 to 1."""
-        if self.good is None:
-            return None
-        return self.good / self.requests if self.requests else 0.0
+        return None if self.good is None else self.good / max(self.requests, 1)
+
+    def _a_second(self, count: int) -> float:
+        return count / self.seconds if self.seconds else 0.0
