@@ -40,10 +40,10 @@ from localllm.measure.loadtest.protocols import Job
 from localllm.measure.loadtest.server import Server, Target
 from localllm.measure.loadtest.session import Plan, Session, Source
 from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
-from localllm.measure.simulate.costs import StepTimes, mean_of
+from localllm.measure.simulate.costs import StepTimes, made_of
 from localllm.measure.simulate.fit import BorrowedRunner, measure
 from localllm.measure.simulate.runner import VirtualClock
-from localllm.measure.simulate.simulation import Setup, replay, simulate
+from localllm.measure.simulate.simulation import Setup, simulate
 from localllm.measure.workload.requests import Block, Lengths, Request, Shape, poisson
 from localllm.measure.workload.texts import words
 from models.native_runner import NativeRunner
@@ -80,6 +80,11 @@ class Pair:
 def as_request(number: int, outcome: Outcome) -> Request:
     """The request that the server received, by its own token counts."""
     return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
+
+
+def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
+    """The mean of two measurements of the same step sizes."""
+    return made_of(lambda one, other: (one + other) / 2, first, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +231,7 @@ def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -
                 requests = poisson(requests, load.rate, seed)
             setup = Setup(before, runner.info.pages_total, runner.info.max_context)
             lent = BorrowedRunner(runner, time.thread_time)
-            real = replay(cast("Runner", lent), VirtualClock(time.thread_time), setup, requests, load, seed)
+            real = simulate(setup, requests, load, seed, VirtualClock(time.thread_time), cast("Runner", lent))
             lent.free_all()
             after = calibrate()
             played = simulate(replace(setup, times=mean_of(before, after)), requests, load, seed)

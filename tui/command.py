@@ -5,24 +5,16 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import (
-    Debug,
-    Remote,
-    computing_flags,
-    model_names,
-    with_computing_flags,
-)
+from localllm.cli.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 from localllm.errors import RequestError
 
 
-@with_computing_flags()
-def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_flags(COMPUTING, after="model")
+def chat(
     given: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="Name, path or URL (the last one used).", autocompletion=model_names)
     ] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a localllm or Ollama server.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Continue the last chat.")] = False,
@@ -30,14 +22,13 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     persona: Annotated[str | None, typer.Option(metavar="NAME", help="Use a saved persona.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Store the sessions in this file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
     import sys
 
     from tui.web import in_browser, serve_chat
 
-    flags = computing_flags(given) | {"remote": remote}
+    flags = {**setting_flags(given), "host": None}  # here the address of a server, not where to listen
     if web:
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])

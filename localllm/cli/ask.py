@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Remote, computing_flags, model_names
-from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
+from localllm.cli.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
+from localllm.cli.pull import obtain
+from localllm.cli.run import begin_answer
+from localllm.cli.terminal import ExitCode, StatusLine, answer, note
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
 LEAST_ROOM = 256  # minimum token budget for excerpts
 ASSUMED_CONTEXT = 8192
-NO_BOUND_S = 365 * 86400.0
 
 
+@with_flags(COMPUTING, ("ctx", "threads", "backend", "gpu_layers"), after="temperature")
 def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder with the documents.", show_default=False)],
@@ -53,13 +57,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     temperature: Annotated[
         float, typer.Option(metavar="X", help="Sampling temperature; 0 quotes most faithfully (0).", show_default=False)
     ] = 0.0,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
     remote: Remote = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Answer a question from a folder's documents. Every quotation comes with file and line.
 
@@ -67,20 +66,15 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     the index is stored in localllm's data folder. Quotations are checked word for word before they are shown; those
     that are not found are marked.
     """
+    from localllm.answer.request import AnswerRequest
+    from localllm.cli.generation import end_fields, end_if_failed
+    from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     if prompt is None and not index_only:
         raise RequestError('No question. Try: localllm ask FOLDER "QUESTION". --index alone only indexes.')
-    flags = {
-        **computing_flags(given),
-        "mmproj": None,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "remote": remote,
-        "draft": None,
-    }
+    flags = setting_flags(given)
     settings = load_settings(flags)
     question = "" if index_only else prompt or ""
     name = "" if index_only else model or _usual_model(settings)
@@ -93,12 +87,12 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             return
         if not found:
             raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
-        with contextlib.ExitStack() as stack:
-            started = _started(stack, name, found, question, settings, flags, status)
+        request = AnswerRequest(messages=messages_for(found, question))
+        with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
-    _end(last, checker, found)
+    end_if_failed(last, started.backend)
+    _note_end(last, checker, found)
     if as_json:
-        from localllm.cli.generation import end_fields
         from localllm.documents.answer import as_json as documents_as_json
 
         result = {
@@ -113,7 +107,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def _room(name: str, settings: "Settings") -> int:
     """The token budget for excerpts: half the context, which leaves the rest for question and answer."""
     from gguf_io import open_model
-    from localllm.cli.pull import obtain
 
     context = settings.ctx or ASSUMED_CONTEXT
     if not settings.remote:
@@ -168,30 +161,13 @@ def _found(
             status.show(f"embedding with {chosen.name}: {done} of {total} chunks")
             return True
 
-        tokens, left, seconds = meaning.embed_new(EMBED_S if question else NO_BOUND_S, show)
+        tokens, left, seconds = meaning.embed_new(EMBED_S if question else math.inf, show)
         status.clear()
         if tokens and not question:
             note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
         if left:
             note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
         return find_excerpts(index, question, meaning, *bounds) if question else []
-
-
-def _started(
-    stack: contextlib.ExitStack,
-    name: str,
-    excerpts: "Sequence[Excerpt]",
-    question: str,
-    settings: "Settings",
-    flags: "dict[str, object]",
-    status: StatusLine,
-) -> "Started":
-    from localllm.answer.request import AnswerRequest
-    from localllm.cli.run import begin_answer
-    from localllm.documents.answer import messages_for
-
-    request = AnswerRequest(messages=messages_for(excerpts, question))
-    return stack.enter_context(begin_answer(name, request, settings, flags, status.share))
 
 
 def _read(
@@ -227,14 +203,11 @@ def _read(
     return checker, last, "".join(raw), "".join(shown)
 
 
-def _end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
-    """Report the check and the speed. Raises typer.Exit if the answer failed or was cancelled."""
+def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
+    """Report the check and the speed. Raises typer.Exit if the answer was cancelled."""
     from localllm.documents.answer import file_count, verdict
     from localllm.engine.request import FinishReason
 
-    if last.finish_reason is FinishReason.ERROR:
-        fail(last.error or "the engine stopped without a reason")
-        raise typer.Exit(ExitCode.FAILED)
     counts = last.counts
     note(
         f"{verdict(checker, excerpts)}\n{file_count(excerpts)}; first token after {last.timings.ttft_s:.2f} s, "
@@ -249,7 +222,6 @@ def _usual_model(settings: "Settings") -> str:
     import sqlite3
     from urllib.parse import quote
 
-    from localllm.errors import RequestError
     from localllm.settings import sessions_path
 
     path = sessions_path()

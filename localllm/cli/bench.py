@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names, numbers
+from localllm.cli.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 
-def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_flags(COMPUTING, ("backend", "gpu_layers", "rpc"), after="rounds")
+def bench(
     given: typer.Context,
     model: Annotated[
         str | None,
@@ -35,11 +37,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = "0",
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to decode.")] = 64,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after a warm-up round.")] = 5,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    rpc: Rpc = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Compare a model's speed with this machine's limits.
 
@@ -53,7 +51,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.settings import load_settings
 
     request = BenchRequest(prompt, numbers(depth, "--depth", int, 0), tokens, rounds)
-    settings = load_settings({**computing_flags(given), "threads": None})
+    settings = load_settings({**setting_flags(given), "threads": None})
     counts = (settings.threads,) if threads is None else numbers(threads, "--threads", int, 1)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, request, status)
@@ -77,10 +75,10 @@ def _measure(
     status: StatusLine,
 ) -> "Report":
     from gguf_io import open_model
-    from localllm.cli.pull import obtain
     from localllm.roofline.bench import bench as run_bench
     from localllm.roofline.bench import bench_limits
     from localllm.roofline.expected import main_type
+    from localllm.roofline.kept import keep, kept_path
 
     if model is None:
         report, name, weights = bench_limits(counts, request.rounds, status.show), "", ""
@@ -88,14 +86,8 @@ def _measure(
         with open_model(obtain(model, settings).path) as file:
             report, name, weights = run_bench(file, settings, counts, request, status.show), file.name, main_type(file)
     status.clear()
-    _keep(report, name, weights)
-    return report
-
-
-def _keep(report: "Report", name: str, weights: str) -> None:
-    from localllm.roofline.kept import keep, kept_path
-
     try:
         keep(report, name, weights)
     except OSError as error:
         note(f"The results were not stored: {kept_path()} cannot be written: {error.strerror}.")
+    return report

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM, Debug
+from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
 from localllm.cli.terminal import answer
 
 # Bash splits words at colons, which model names contain, and replaces only the text after the last one; typer's own
@@ -38,7 +38,6 @@ class Shell(StrEnum):
 
 def completion(
     shell: Annotated[Shell, typer.Argument(help="bash, zsh, fish or powershell.", show_default=False)],
-    debug: Debug = False,
 ) -> None:
     """Print a shell completion script. It completes commands, options and model names.
 

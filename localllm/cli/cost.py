@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.local_server import server_of
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.local_server import LocalServer, server_of
+from localllm.cli.options import AsJson
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.errors import RequestError, reason
 from localllm.text import table
 
 if TYPE_CHECKING:
     from localllm.measure.served import Reading, Receipt, Tokens
 
-TIMEOUT_S = 60.0
 INTERVAL_S = 5.0
 
 
@@ -45,7 +45,6 @@ def cost(
         float | None, typer.Option(metavar="P", min=0, help="Its price per million cached prompt tokens.")
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show the energy and cost of what a server has served.
 
@@ -53,22 +52,17 @@ def cost(
     processor's own counters (RAPL) if they are readable; otherwise state the power with --watts. Money is in the
     currency of the given prices.
     """
-    from localllm.errors import RequestError
     from localllm.measure.served import Prices, Receipt
 
     if (api_prompt is None) != (api_generated is None) or (api_cached is not None and api_prompt is None):
         raise RequestError("An API's price needs both --api-prompt and --api-generated.")
     server = server_of(url)
-    address, key = server.url, server.key
-    models, seconds, joules, unknown = (
-        _since_start(address, key) if watch is None else _watched(address, key, watch, watts)
-    )
+    models, seconds, joules, unknown = _since_start(server) if watch is None else _watched(server, watch, watts)
     joules = joules if watts is None else watts * seconds
     receipt = Receipt(models, seconds, joules, Prices(kwh_price, api_prompt, api_generated, api_cached))
     source = None if joules is None else "RAPL" if watts is None else "stated"
-    answer(
-        json.dumps(_data(receipt, address, source), ensure_ascii=False) + "\n" if as_json else _text(receipt, source)
-    )
+    data = _data(receipt, server.url, source)
+    answer(json.dumps(data, ensure_ascii=False) + "\n" if as_json else _text(receipt, source))
     if joules is None:
         note(f"The energy is not known: {unknown}. State the machine's power with --watts.")
 
@@ -77,16 +71,14 @@ _Measured = tuple["Mapping[str, Tokens]", float, float | None, str]
 """Tokens by model, seconds, joules, and the reason if joules are None."""
 
 
-def _since_start(address: str, key: str | None) -> _Measured:
-    from localllm.errors import RequestError
-
-    reading = _read(address, key)
+def _since_start(server: LocalServer) -> _Measured:
+    reading = _read(server)
     if reading.started is None:
-        raise RequestError(f"{address} does not say when it started; measure from now on with --for.")
+        raise RequestError(f"{server.url} does not say when it started; measure from now on with --for.")
     return reading.models, max(time.time() - reading.started, 0.0), None, "RAPL needs --for"
 
 
-def _watched(address: str, key: str | None, watch: float, watts: float | None) -> _Measured:
+def _watched(server: LocalServer, watch: float, watts: float | None) -> _Measured:
     """Add up what is served for `watch` seconds, or until Ctrl-C."""
     from localllm.measure.energy import EnergyMeter, EnergyUnknownError
     from localllm.measure.served import Tally
@@ -97,32 +89,30 @@ def _watched(address: str, key: str | None, watch: float, watts: float | None) -
             meter = EnergyMeter()
         except EnergyUnknownError as error:
             unknown = str(error)
-    tally, began = Tally(_read(address, key)), time.monotonic()
+    tally, began = Tally(_read(server)), time.monotonic()
     with StatusLine() as status, contextlib.suppress(KeyboardInterrupt):
         while (left := watch - (time.monotonic() - began)) > 0:
             status.show(f"measuring, {left:.0f} s left; Ctrl-C stops")
             time.sleep(min(left, INTERVAL_S))
-            tally.add(_read(address, key))
+            tally.add(_read(server))
             if meter is not None:
                 meter.joules()  # read often enough to notice when the counters wrap
-    tally.add(_read(address, key))
+    tally.add(_read(server))
     return tally.models, time.monotonic() - began, None if meter is None else meter.joules(), unknown
 
 
-def _read(address: str, key: str | None) -> "Reading":
+def _read(server: LocalServer) -> "Reading":
     """Read the server's counters. Raises RequestError."""
     import httpx2
 
-    from localllm.errors import RequestError, reason
     from localllm.measure.served import read_metrics
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        response = httpx2.get(f"{address}/metrics", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        response = server.send("GET", "/metrics")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RequestError(f"{address} cannot be reached: {reason(error)}. Is `localllm serve` running?") from error
+        raise RequestError(f"{server.url} cannot be reached: {reason(error)}. Is `localllm serve` running?") from error
     if response.status_code != httpx2.codes.OK:
-        raise RequestError(f"{address}/metrics refuses with {response.status_code}.")
+        raise RequestError(f"{server.url}/metrics refuses with {response.status_code}.")
     return read_metrics(response.text)
 
 
@@ -136,31 +126,25 @@ def _text(receipt: "Receipt", source: str | None) -> str:
     )
     hours = receipt.seconds / 3600
     facts = [("time", f"{hours:.2f} h" if hours >= 0.1 else f"{receipt.seconds:.1f} s")]
-    if receipt.kwh is not None:
-        facts.append(("energy", f"{receipt.kwh:.4g} kWh ({source})"))
-    if receipt.joules_per_token is not None:
-        facts.append(("", f"{receipt.joules_per_token:.3g} J for each generated token"))
-    if receipt.electricity is not None:
-        facts.append(("electricity", f"{receipt.electricity:.4g}"))
-    if receipt.electricity_per_million is not None:
-        facts.append(("", f"{receipt.electricity_per_million:.4g} for a million generated tokens"))
-    if receipt.api is not None:
-        facts.append(("API", f"{receipt.api:.4g} for the same tokens"))
+    figures = (
+        ("energy", receipt.kwh, f"{{:.4g}} kWh ({source})"),
+        ("", receipt.joules_per_token, "{:.3g} J for each generated token"),
+        ("electricity", receipt.electricity, "{:.4g}"),
+        ("", receipt.electricity_per_million, "{:.4g} for a million generated tokens"),
+        ("API", receipt.api, "{:.4g} for the same tokens"),
+    )
+    facts += [(label, text.format(value)) for label, value, text in figures if value is not None]
     return "\n".join([*parts, table(facts)])
 
 
 def _data(receipt: "Receipt", address: str, source: str | None) -> dict[str, Any]:
     """Plain data: energy in joules and kWh, money in the prices' currency, None for what is unknown."""
+    figures = ("joules", "kwh", "joules_per_token", "electricity", "electricity_per_million", "api")
     return {
         "url": address,
         "seconds": receipt.seconds,
         "models": {name: asdict(tokens) for name, tokens in receipt.models.items()},
         "total": asdict(receipt.total),
         "energy_source": source,
-        "joules": receipt.joules,
-        "kwh": receipt.kwh,
-        "joules_per_token": receipt.joules_per_token,
-        "electricity": receipt.electricity,
-        "electricity_per_million": receipt.electricity_per_million,
-        "api": receipt.api,
+        **{name: getattr(receipt, name) for name in figures},
     }

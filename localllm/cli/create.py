@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug
+from localllm.cli.prompt import read_text
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import RequestError
 from localllm.files import user_path
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ def create(
     kind: Annotated[
         str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise to this type: Q8_0, Q4_K_M, ...")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Create a model from another one. With your own system text, parameters, template, messages, adapters.
 
@@ -37,7 +38,6 @@ def create(
     folder of safetensors with config.json and tokenizer.json, as on Hugging Face, and convert it to a GGUF file in the
     store. With --from no Modelfile is needed.
     """
-    from localllm.cli.prompt import read_text
     from localllm.library.create import create as create_model
     from localllm.library.modelfile import Modelfile, parse_modelfile
     from localllm.library.names import ModelName
@@ -60,8 +60,6 @@ def create(
 
 def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
     """The model for a source: imported from safetensors, or found or pulled; quantised if kind is given."""
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.importing.convert import imported_model
     from localllm.library.lookup import is_path
     from localllm.quality.quantize import quantized_model
@@ -75,16 +73,9 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
         )
     base = None if imports else obtain(source, settings)
     with StatusLine() as status:
-
-        def show(what: str, share: float) -> None:
-            status.show(f"{what}: {share:.0%}")
-
         if base is None:
-            made = imported_model(store, folder, kind, show, note)
-        else:
-            made = base if kind is None else quantized_model(store, base, kind, show)
-        status.clear()
-        return made
+            return imported_model(store, folder, kind, status.share, note)
+        return base if kind is None else quantized_model(store, base, kind, status.share)
 
 
 def _beside(file: Path, source: str) -> str:

@@ -3,14 +3,16 @@
 import contextlib
 import json
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
 
+import typer
+
 from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 from localllm.engine.backends import BackendChoice
 from localllm.engine.request import FinishReason
 from localllm.text import human_bytes
@@ -87,21 +89,29 @@ def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
-    """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
+def read(stream: AnswerStream, status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
+    """Read an answer to its end; Ctrl-C cancels it. Unless silent, stream its text to stdout, with a final newline.
 
     status: shows prefill progress. shows_calls: see Printed.
     """
     printed, written = Printed(shows_calls=shows_calls), ""
-    for event in events:
-        show_progress(event, status)
-        text = printed.add(event)
-        if text and not silent:
-            answer(text)
-            written = text
+    with interrupt_cancels(stream):
+        for event in stream:
+            show_progress(event, status)
+            text = printed.add(event)
+            if text and not silent:
+                answer(text)
+                written = text
     if written and not written.endswith("\n"):
         answer("\n")
     return printed
+
+
+def end_if_failed(last: AnswerEvent, backend: BackendChoice) -> None:
+    """Report an answer that failed; raises typer.Exit."""
+    if last.finish_reason is FinishReason.ERROR:
+        fail(last.error or "the engine stopped without a reason")
+        raise typer.Exit(ExitCode.REFUSED if backend.backend == "remote" else ExitCode.FAILED)
 
 
 def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:

@@ -97,7 +97,6 @@ class PlainGroup(TyperGroup):
     """All commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All parameters, --help among them."""
         return _without_pydantic(super().get_params(ctx))
 
 
@@ -105,7 +104,6 @@ class PlainCommand(TyperCommand):
     """A command whose help shows arguments by name, without Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All parameters, --help among them."""
         return _without_pydantic(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -135,7 +133,7 @@ def _ranges(text: str) -> str:
 
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:
-    """Make the parameters bypass typer's converter for texts, integers and missing values."""
+    """Make the parameters, --help among them, bypass typer's converter for texts, integers and missing values."""
     for parameter in parameters:
         if "process_value" not in vars(parameter):
             parameter.process_value = partial(_converted, parameter, parameter.process_value)

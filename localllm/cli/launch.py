@@ -1,5 +1,6 @@
 """localllm launch: starts a coding agent with a model on this machine."""
 
+import json
 import os
 import shlex
 import shutil
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug, model_names
+from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
+from localllm.cli.options import model_names
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import LocalLLMError, RequestError
+from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program, Setup
-    from localllm.cli.local_server import LocalServer
-    from localllm.engine.disk_cache import Trunk
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False)
@@ -42,7 +45,6 @@ def launch(
     write: Annotated[
         bool, typer.Option("--write", help="Write the program's own configuration instead, if there is none.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Start a coding agent with a model on this machine.
 
@@ -69,8 +71,6 @@ def launch(
 
 def executable(agent: "Program") -> str:
     """The program's path. Raises RequestError with the command that installs it."""
-    from localllm.errors import RequestError
-
     if (path := shutil.which(agent.command)) is None:
         raise RequestError(f"{agent.command} is not installed. Install it with `{agent.install}`.")
     return path
@@ -86,9 +86,6 @@ def served_model(
     model is named and none is loaded, LibraryError if the model cannot be found or pulled.
     """
     from localllm.agents.programs import NO_KEY, Endpoint
-    from localllm.cli.local_server import LOAD_S, local_server, started
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     server = local_server(port)
@@ -116,8 +113,6 @@ def served_model(
 
 def check_context(agent: "Program", endpoint: "Endpoint") -> None:
     """Raise RequestError if the model's context is too short for the program's prompts."""
-    from localllm.errors import RequestError
-
     if endpoint.context < agent.least_context:
         raise RequestError(
             f"{agent.name} begins with about {agent.first_prompt:,} tokens and needs a context of "
@@ -130,14 +125,12 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
     """Report what the first prompt costs on this machine, and which prefixes are on disk already."""
     from gguf_io import open_model
     from localllm.engine.disk_cache import stored_trunks
-    from localllm.errors import LocalLLMError
     from localllm.library.lookup import find
     from localllm.roofline.expected import expected_prompt_s
     from localllm.settings import load_settings
-    from localllm.text import human_time
 
     settings = load_settings({})
-    tokens = _recorded_tokens(agent.name, endpoint.model) or agent.first_prompt
+    tokens = counted_tokens(agent.name).get(endpoint.model, agent.first_prompt)
     try:
         path = find(model, settings).path
         with open_model(path) as file:
@@ -149,7 +142,8 @@ def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
     note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
     trunks = stored_trunks(path)
     for trunk in trunks[:3]:
-        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, {_ago(trunk)}")
+        ago = human_time(max(time.time() - trunk.used, 0))
+        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, used {ago} ago")
     if not trunks:
         note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it in advance")
 
@@ -163,19 +157,18 @@ def folder_of(name: str) -> Path:
     return folder
 
 
-def _recorded_tokens(name: str, model: str) -> int | None:
-    """The prompt tokens that `warm` counted for this program and model; None if it has not run."""
-    import json
-
-    path = folder_of(name) / "warm.json"
-    counted = json.loads(path.read_bytes()) if path.exists() else {}
-    return counted.get(model) if isinstance(counted, dict) else None
+def counts_path(name: str) -> Path:
+    """The file with the tokens of a program's first prompt by model, as `warm` counted them."""
+    return folder_of(name) / "warm.json"
 
 
-def _ago(trunk: "Trunk") -> str:
-    from localllm.text import human_time
-
-    return f"used {human_time(max(time.time() - trunk.used, 0))} ago"
+def counted_tokens(name: str) -> dict[str, int]:
+    """The content of counts_path; empty if `warm` has not run, or its file is damaged."""
+    try:
+        counted = json.loads(counts_path(name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return counted if isinstance(counted, dict) else {}
 
 
 def write_files(setup: "Setup") -> None:
@@ -214,8 +207,6 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
 
 def _write(agent: "Program", endpoint: "Endpoint") -> None:
     """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
-    from localllm.errors import RequestError
-
     if agent.own_file is None:
         raise RequestError(
             f"{agent.name} writes its own configuration: `cline auth --provider openai-compatible --apikey KEY "

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.options import AsJson
 from localllm.cli.terminal import answer, note
 from localllm.text import human_bytes, human_count, human_speed, table
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "MEMORY", "FITS", "TOK/S")
 
 
-def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
+def list_models(as_json: AsJson = False) -> None:
     """List the models on this machine. Built-in, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
     Each name works in every command. MEMORY is for the model and a conversation of 4096 tokens; FITS says whether that

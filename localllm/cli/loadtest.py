@@ -2,16 +2,18 @@
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from localllm.cli.options import AsJson, Debug, numbers
+from localllm.cli.options import AsJson, numbers, with_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
+from localllm.errors import RequestError
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -24,31 +26,100 @@ LEAST_RATE = 0.001
 MOST_CONNECTIONS = 4096
 MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
-
-# Options for loads and requests, shared with `simulate`.
-Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay, in Azure's or Mooncake's format.")]
-Scale = Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
-Speedup = Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
-PromptTokens = Annotated[
-    str | None, typer.Option(metavar="N[:M]", help=f"Length of random prompts, uniformly distributed ({_PROMPT}).")
-]
-AnswerTokens = Annotated[
-    str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, uniformly distributed ({_ANSWER}).")
-]
-SharedPrefix = Annotated[int | None, typer.Option(metavar="N", min=1, help="Length of a prefix that prompts share.")]
-Prefixes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of shared prefixes (1).")]
-Rate = Annotated[
-    str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals at R per second; a trial for each.")
-]
-Concurrency = Annotated[
-    str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial for each (1).")
-]
 Bounds = Annotated[
     str | None, typer.Option(metavar="BOUNDS", help="SLO for goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
 ]
 
 
+@dataclass(frozen=True)
+class Given:
+    """The flags of `loadtest` and `simulate` that define the requests to send, and the loads."""
+
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trace to replay, in Azure's or Mooncake's format.")
+    ]
+    scale: Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
+    speedup: Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
+    prompt_tokens: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help=f"Length of random prompts, uniformly distributed ({_PROMPT}).")
+    ]
+    answer_tokens: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, uniformly distributed ({_ANSWER}).")
+    ]
+    shared_prefix: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Length of a prefix that prompts share.")
+    ]
+    prefixes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of shared prefixes (1).")]
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals at R per second; a trial for each."),
+    ]
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial for each (1).")
+    ]
+
+    @classmethod
+    def of(cls, given: typer.Context) -> Self:
+        """The values of a command's flags."""
+        return cls(**{name: given.params[name] for name in cls.__annotations__})
+
+    def loads(self, knee: bool = False) -> "tuple[Load, ...]":
+        """The load of each trial; empty for the search for the knee. Raises RequestError for conflicting options."""
+        from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
+
+        if sum((self.rate is not None, self.concurrency is not None, knee)) > 1:
+            raise RequestError("--rate, --concurrency and --knee exclude each other.")
+        if self.speedup is not None and (self.rate or self.concurrency or knee):
+            raise RequestError(
+                "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
+            )
+        if self.rate is not None:
+            return tuple(OpenLoop(value) for value in numbers(self.rate, "--rate", float, LEAST_RATE, MOST_REQUESTS))
+        if self.concurrency is not None:
+            counts = numbers(self.concurrency, "--concurrency", int, 1, MOST_REQUESTS)
+            return tuple(ClosedLoop(value) for value in counts)
+        if knee:
+            return ()
+        return (ClosedLoop(1),) if self.trace is None else (OpenLoop(None),)
+
+    def source(self, requests: int, seed: int, prompts: Path | None = None) -> "Source":
+        """The source of requests. prompts: a file with their texts. Raises RequestError for conflicting options."""
+        shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
+        if self.trace is not None:
+            refuse("--trace", **shape, prompts=prompts, answer_tokens=self.answer_tokens)
+            return self._traced(self.trace, requests, seed)
+        refuse("requests that are not a trace's; they need --trace", scale=self.scale, speedup=self.speedup)
+        if prompts is not None:
+            refuse("--prompts", **shape)
+        return self._made_up(seed, prompts)
+
+    def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
+        from localllm.measure.loadtest.session import Source
+        from localllm.measure.workload.traces import read_trace, scaled
+
+        for option, value in (("--scale", self.scale), ("--speedup", self.speedup)):
+            if value is not None and not 0 < value < float("inf"):
+                raise RequestError(f"{option} is {value}; give a number above 0.")
+        rows = scaled(read_trace(trace, requests), self.scale or 1.0, self.speedup or 1.0)
+        return Source(lambda count, _seed: rows[:count], seed)
+
+    def _made_up(self, seed: int, prompts: Path | None) -> "Source":
+        """Requests of random lengths; with a prompts file, its prompts are sent and only the answer lengths apply."""
+        from localllm.measure.loadtest.session import Source
+        from localllm.measure.workload.requests import Lengths, Shape
+        from localllm.measure.workload.texts import read_prompts
+
+        if self.prefixes is not None and self.shared_prefix is None:
+            raise RequestError("--prefixes needs --shared-prefix, their length.")
+        prompt = Lengths.parse(self.prompt_tokens or _PROMPT, "--prompt-tokens")
+        answers = Lengths.parse(self.answer_tokens or _ANSWER, "--answer-tokens")
+        shape = Shape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)
+        return Source(shape.requests, seed, read_prompts(prompts) if prompts else ())
+
+
+@with_flags(Given.__annotations__, after="prompts")
 def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", show_default=False)],
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to test (the server's only one).")] = None,
     api: Annotated[str | None, typer.Option(metavar="NAME", help="openai or ollama (detected).")] = None,
@@ -56,15 +127,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to send: one per line, or .jsonl.")
     ] = None,
-    trace: Trace = None,
-    scale: Scale = None,
-    speedup: Speedup = None,
-    prompt_tokens: PromptTokens = None,
-    answer_tokens: AnswerTokens = None,
-    shared_prefix: SharedPrefix = None,
-    prefixes: Prefixes = None,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
     knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
     slo: Bounds = None,
     requests: Annotated[
@@ -89,7 +151,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT and TPOT in the terminal.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure a server under load. TTFT, ITL, TPOT, E2E, throughput, goodput.
 
@@ -98,7 +159,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.errors import RequestError
     from localllm.measure.latency import Slo
     from localllm.measure.loadtest.server import Target
     from localllm.measure.loadtest.session import Plan, Session
@@ -110,15 +170,11 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if knee and slo is None:
         raise RequestError("--knee needs --slo: it searches for the highest rate that meets it.")
     check_drawing(plot, as_json, svg)
-    wanted = loads(rate, concurrency, knee, trace is not None)
-    if speedup is not None and (rate or concurrency or knee):
-        raise RequestError(
-            "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
-        )
+    workload = Given.of(given)
+    wanted = workload.loads(knee)
     # A new seed each time: the server may still have the prompts of the last test cached.
     seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
-    given = Given(prompts, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
-    source = given.source(requests, seed)
+    source = workload.source(requests, seed, prompts)
     settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
     plan = Plan(
@@ -169,98 +225,30 @@ def draw(charts: "Callable[[], Sequence[Chart]]", plot: bool, svg: Path | None) 
 
 def refuse(other: str, **flags: object) -> None:
     """Raise RequestError if any of the flags is given (not None), because it cannot be combined with `other`."""
-    from localllm.errors import RequestError
-
     given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
     if given:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
 
 
-def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
-    """The load of each trial; empty for the search for the knee. Raises RequestError for conflicting options."""
-    from localllm.errors import RequestError
-    from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
-
-    if sum((rate is not None, concurrency is not None, knee)) > 1:
-        raise RequestError("--rate, --concurrency and --knee exclude each other.")
-    if rate is not None:
-        return tuple(OpenLoop(value) for value in numbers(rate, "--rate", float, LEAST_RATE, MOST_REQUESTS))
-    if concurrency is not None:
-        return tuple(ClosedLoop(value) for value in numbers(concurrency, "--concurrency", int, 1, MOST_REQUESTS))
-    if knee:
-        return ()
-    return (OpenLoop(None),) if traced else (ClosedLoop(1),)
-
-
 def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
     """Raise RequestError if charts cannot be drawn with these options."""
-    from localllm.errors import RequestError
-
     if plot and as_json:
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
-
-
-@dataclass(frozen=True)
-class Given:
-    """The options that define the requests to send."""
-
-    prompts: Path | None
-    trace: Path | None
-    scale: float | None
-    speedup: float | None
-    prompt_tokens: str | None
-    answer_tokens: str | None
-    shared_prefix: int | None
-    prefixes: int | None
-
-    def source(self, requests: int, seed: int) -> "Source":
-        """The source of requests. Raises RequestError for conflicting options and values out of range."""
-        shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
-        if self.trace is not None:
-            refuse("--trace", **shape, prompts=self.prompts, answer_tokens=self.answer_tokens)
-            return self._traced(self.trace, requests, seed)
-        refuse("requests that are not a trace's; they need --trace", scale=self.scale, speedup=self.speedup)
-        if self.prompts is not None:
-            refuse("--prompts", **shape)
-        return self._made_up(seed)
-
-    def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
-        from localllm.errors import RequestError
-        from localllm.measure.loadtest.session import Source
-        from localllm.measure.workload.traces import read_trace, scaled
-
-        for option, value in (("--scale", self.scale), ("--speedup", self.speedup)):
-            if value is not None and not 0 < value < float("inf"):
-                raise RequestError(f"{option} is {value}; give a number above 0.")
-        rows = scaled(read_trace(trace, requests), self.scale or 1.0, self.speedup or 1.0)
-        return Source(lambda count, _seed: rows[:count], seed)
-
-    def _made_up(self, seed: int) -> "Source":
-        """Requests of random lengths; with a prompts file, its prompts are sent and only the answer lengths apply."""
-        from localllm.errors import RequestError
-        from localllm.measure.loadtest.session import Source
-        from localllm.measure.workload.requests import Lengths, Shape
-        from localllm.measure.workload.texts import read_prompts
-
-        if self.prefixes is not None and self.shared_prefix is None:
-            raise RequestError("--prefixes needs --shared-prefix, their length.")
-        prompt = Lengths.parse(self.prompt_tokens or _PROMPT, "--prompt-tokens")
-        answers = Lengths.parse(self.answer_tokens or _ANSWER, "--answer-tokens")
-        shape = Shape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)
-        return Source(shape.requests, seed, read_prompts(self.prompts) if self.prompts else ())
+    if svg is not None and not os.access(svg.parent, os.W_OK):
+        raise RequestError(f"{svg} cannot be written: its folder does not exist, or is not yours to write to.")
 
 
 def _fields(body: str | None) -> dict[str, Any]:
-    from localllm.errors import RequestError
-
     try:
         fields = json.loads(body or "{}")
     except ValueError as error:
         raise RequestError(f"--body is not JSON ({error}).") from error
     if not isinstance(fields, dict):
         raise RequestError('--body must be a JSON object, such as {"ignore_eos": true}.')
+    if not isinstance(fields.get("options", {}), dict):
+        raise RequestError('--body has "options" that are not a JSON object.')
     misplaced: Sequence[str] = [name for name in ("model", "messages", "prompt", "stream") if name in fields]
     if misplaced:
         raise RequestError(f"--body must not set {', '.join(misplaced)}: the load test does.")

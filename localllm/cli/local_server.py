@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    import httpx2
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # wildcard listen address -> address to connect to
 TIMEOUT_S = 60.0
@@ -32,13 +35,22 @@ class LocalServer:
     key: str | None = None
     hint: str = "Start one with `localllm serve`"
 
+    def send(
+        self, method: str, path: str, body: object | None = None, timeout_s: float = TIMEOUT_S
+    ) -> "httpx2.Response":
+        """Send a request, never through a proxy. Raises httpx2.HTTPError or httpx2.InvalidURL."""
+        import httpx2
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        url = f"{self.url}{path}"
+        return httpx2.request(method, url, json=body, headers=headers, timeout=timeout_s, trust_env=False)
+
     def ask(self, method: str, path: str, body: object | None = None, timeout_s: float = TIMEOUT_S) -> Any:
         """Send a request and return the JSON response. Raises RequestError if no server runs there or it refuses."""
         import httpx2
 
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            response = httpx2.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout_s)
+            response = self.send(method, path, body, timeout_s)
         except httpx2.TransportError as error:
             raise RequestError(f"No server runs at {self.url}. {self.hint}.") from error
         try:
@@ -54,7 +66,7 @@ class LocalServer:
         import httpx2
 
         try:
-            about = httpx2.get(f"{self.url}/api/version", timeout=TIMEOUT_S)
+            about = httpx2.get(f"{self.url}/api/version", timeout=TIMEOUT_S, trust_env=False)
         except httpx2.TransportError:
             return False
         with contextlib.suppress(ValueError, AttributeError):

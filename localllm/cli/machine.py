@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.options import AsJson
 from localllm.cli.terminal import ExitCode, answer, fail, note
 from localllm.text import human_bytes, table
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MARKS = {"good": "  ok  ", "advice": " note ", "bad": " FAIL "}
 
 
-def config(as_json: AsJson = False, debug: Debug = False) -> None:
+def config(as_json: AsJson = False) -> None:
     """Show every setting with its value and source. Flags of other commands override all of them.
 
     Invalid settings are reported, and the exit status is 2.
@@ -54,7 +54,6 @@ def cache(
         typer.Option("--free", metavar="WHAT", help="Clear kernels, kv, packed or documents; may be repeated."),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show or clear caches. Clearing costs time only.
 
@@ -76,7 +75,7 @@ def cache(
     answer(table([("WHAT", "SIZE", "LIMIT", "WHERE"), *rows_of_text]))
 
 
-def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check this machine and give advice. Processor, memory, GPU, folders, settings, disk, models, network.
 
     Exit status: 2 if something will fail.

@@ -11,7 +11,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined] # imp
 
 from localllm.cli import terminal
 from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, examples
-from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
+from localllm.cli.options import COMPLETION_VARIABLE, DEBUG, PROGRAM, with_flags
 from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
 
@@ -76,7 +76,8 @@ def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
     )
     app.callback()(_root)
     for name, function in commands.items():
-        app.command(name, cls=PlainCommand, epilog=examples(name))(resolve_name(function))
+        command = with_flags(DEBUG)(resolve_name(function))
+        app.command(name, cls=PlainCommand, epilog=examples(name))(command)
     return app
 
 

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug, model_names
+from localllm.cli.options import model_names
+from localllm.cli.pull import with_progress
 from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
+from localllm.errors import RequestError
 from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:
@@ -20,10 +22,8 @@ def remove(
         list[str] | None, typer.Argument(metavar="NAME", help="Models in localllm's store.", autocompletion=model_names)
     ] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Remove models from localllm's own store. Other programs' models are never changed."""
-    from localllm.errors import RequestError
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
@@ -44,7 +44,6 @@ def copy(
         str, typer.Argument(help="A model in localllm's store.", show_default=False, autocompletion=model_names)
     ],
     target: Annotated[str, typer.Argument(help="Second name of the model.", show_default=False)],
-    debug: Debug = False,
 ) -> None:
     """Give a stored model a second name. No file is copied."""
     from localllm.library.lookup import stored_name
@@ -62,7 +61,6 @@ def verify(
         typer.Argument(metavar="NAME", help="Models to verify (all stored ones).", autocompletion=model_names),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Pull damaged files again.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Compare stored models with their SHA-256. Every file is read in full.
 
@@ -107,7 +105,6 @@ def verify(
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
     """Pull a model's damaged files again; on failure, report it and return False."""
-    from localllm.cli.pull import with_progress
     from localllm.library.errors import LibraryError
     from localllm.library.pull import pull
 

@@ -4,12 +4,13 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import typer
 
 from localllm.cli.terminal import log_to_stderr
+from localllm.errors import LocalLLMError, RequestError
 
 N = TypeVar("N", int, float)
 
@@ -18,7 +19,6 @@ PROGRAM, COMPLETION_VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
 
 def model_names(incomplete: str) -> list[str]:
     """Names of local models for shell completion. If none match, the shell completes paths itself."""
-    from localllm.errors import LocalLLMError
     from localllm.library.lookup import all_models
     from localllm.settings import load_settings
 
@@ -30,17 +30,13 @@ def model_names(incomplete: str) -> list[str]:
 Model = Annotated[
     str, typer.Argument(help="Name, path or URL of a model.", show_default=False, autocompletion=model_names)
 ]
-Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")]
-GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
-Rpc = Annotated[
-    list[str] | None,
-    typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),
-]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Use a server with OpenAI's protocol.")]
 # Flags that only an in-process engine can honour: where and how it computes.
-_PLACEMENT: dict[str, object] = {
-    "backend": Backend,
-    "gpu_layers": GpuLayers,
+COMPUTING: dict[str, object] = {
+    "ctx": Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")],
+    "threads": Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")],
+    "backend": Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")],
+    "gpu_layers": Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")],
     "main_gpu": Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")],
     "split_mode": Annotated[
         str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
@@ -56,7 +52,10 @@ _PLACEMENT: dict[str, object] = {
     "mmproj": Annotated[
         str | None, typer.Option(metavar="FILE", help="Image projector, or none (the one beside the model).")
     ],
-    "rpc": Rpc,
+    "rpc": Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),
+    ],
     "kv_type_k": Annotated[
         str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16, q8_0 or q4_0 (f16).")
     ],
@@ -64,26 +63,27 @@ _PLACEMENT: dict[str, object] = {
         str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
     ],
 }
-_COMPUTING = ("ctx", "threads", *_PLACEMENT)
-_ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
+_ONLY_HERE = (*COMPUTING, "draft", "disk_cache")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
-]
+DEBUG: dict[str, object] = {
+    "debug": Annotated[
+        bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
+    ]
+}
 
 
-def with_computing_flags(
-    *left_out: str, after: str = "threads"
+def with_flags(
+    flags: Mapping[str, object], names: Collection[str] | None = None, after: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add all placement flags except those left out to a command, behind the parameter `after`.
+    """Add the named flags, or all, to a command, behind its parameter `after`, or behind all of them.
 
-    Their values are not passed to the command: computing_flags reads them from its context.
+    Their values are not passed to the command, which reads them from its context (`given.params`).
     """
-    flags = {name: flag for name, flag in _PLACEMENT.items() if name not in left_out}
+    flags = {name: flag for name, flag in flags.items() if names is None or name in names}
 
-    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
-        place = [one.name for one in own].index(after) + 1
+        place = [one.name for one in own].index(after) + 1 if after else len(own)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         added = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()]
 
@@ -94,12 +94,14 @@ def with_computing_flags(
         called.__signature__ = inspect.Signature([*own[:place], *added, *own[place:]])  # type: ignore[attr-defined]
         return called
 
-    return with_flags
+    return extended
 
 
-def computing_flags(given: typer.Context) -> dict[str, object]:
-    """The command's computing flags (ctx, threads, placement) by setting name; None for those not given."""
-    values = {name: given.params[name] for name in _COMPUTING if name in given.params}
+def setting_flags(given: typer.Context) -> dict[str, object]:
+    """The values of the command's flags that are settings, by name; None for those not given."""
+    from localllm.settings import Settings
+
+    values = {name: value for name, value in given.params.items() if name in Settings.__dataclass_fields__}
     return {
         name: ",".join(value) or None if isinstance(value, list | tuple) else value for name, value in values.items()
     }
@@ -107,8 +109,6 @@ def computing_flags(given: typer.Context) -> dict[str, object]:
 
 def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) -> None:
     """Raise RequestError if flags are given that only an in-process engine can honour. more: further such flags."""
-    from localllm.errors import RequestError
-
     misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]
     if misplaced:
         raise RequestError(f"{', '.join(misplaced)} cannot be used with --remote: the server decides that.")
@@ -116,8 +116,6 @@ def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) 
 
 def numbers(text: str, option: str, kind: type[N], least: float, most: float = math.inf) -> tuple[N, ...]:
     """The distinct numbers of a comma-separated list, in its order. Raises RequestError."""
-    from localllm.errors import RequestError
-
     try:
         found = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:

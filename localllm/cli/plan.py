@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import AsJson, Debug, Model, computing_flags, with_computing_flags
+from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.cli.terminal import ExitCode, StatusLine, answer
+from localllm.errors import LocalLLMError, RequestError
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
@@ -27,13 +28,12 @@ COMPARED_TOKENS = 4096  # context with which every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
-@with_computing_flags("gpu_layers", "lora", after="gpu_layers")
+@with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "threads", "gpu_layers", "lora"}, after="gpu_layers")
 def plan(
     given: typer.Context,
     model: Model,
-    context: Annotated[
-        int | None,
-        typer.Option("--ctx", metavar="N", min=1, help="Tokens of context; by default as many as fit."),
+    ctx: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens of context; by default as many as fit.")
     ] = None,
     gpu_memory: Annotated[
         list[str] | None,
@@ -54,7 +54,6 @@ def plan(
         bool, typer.Option("--explain", help="Show the formulas behind memory and speed, with this model's numbers.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show a model's memory, GPU layers and speed. It is not loaded.
 
@@ -65,10 +64,9 @@ def plan(
     the table are MiB.
     """
     from gpu_offload.known_gpus import imagined_gpu
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
-    settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
+    settings = load_settings(setting_flags(given))
     if gpu_memory and settings.backend == "native":
         raise RequestError("The native engine has no GPUs to plan for. Leave out --gpu-memory, or --backend native.")
     if every and explain:
@@ -175,40 +173,34 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
     """Show all quantisations of a repository; return whether one fits."""
     from gguf_io import open_model
     from localllm.advice import advise, best_of
-    from localllm.errors import LocalLLMError
     from localllm.library.preview import every_preview
 
     settings = settings if settings.ctx else replace(settings, ctx=COMPARED_TOKENS)
-    previews: list[Preview] = []
-    advices: list[Advice | None] = []
-    problems: dict[int, str] = {}
+    compared: list[tuple[Preview, Advice | None, str | None]] = []  # the last: why there is no advice
     with StatusLine() as status:
         for preview in every_preview(name, status.show):
             try:
                 with open_model(preview.path) as file:
-                    advices.append(advise(file, settings, imagined))
+                    compared.append((preview, advise(file, settings, imagined), None))
             except LocalLLMError as error:
-                problems[len(previews)] = str(error)
-                advices.append(None)
-            previews.append(preview)
+                compared.append((preview, None, str(error)))
         status.clear()
-    best = best_of(advices)
-    pairs = list(enumerate(zip(previews, advices, strict=True)))
+    best = best_of([found for _, found, _ in compared])
     if as_json:
         rows = [
-            {"name": preview.name, "best": number == best, "problem": problems.get(number)}
+            {"name": preview.name, "best": number == best, "problem": problem}
             | (_data(found, preview) if found else {})
-            for number, (preview, found) in pairs
+            for number, (preview, found, problem) in enumerate(compared)
         ]
         answer(json.dumps(rows) + "\n")
         return best is not None
-    cells = [_cells(preview, found, number == best) for number, (preview, found) in pairs]
+    cells = [_cells(preview, found, number == best) for number, (preview, found, _) in enumerate(compared)]
     answer(table([HEADINGS, *cells], right=(2, 3, 5, 6, 7)))
-    answer("".join(f"{previews[number].name}: {why}\n" for number, why in problems.items()))
+    answer("".join(f"{preview.name}: {problem}\n" for preview, _, problem in compared if problem))
     if best is None:
         answer(f"None fits with {settings.ctx:,} tokens of context.\n")
     else:
-        answer(f"Choose {previews[best].name}: the best that fits with {settings.ctx:,} tokens of context.\n")
+        answer(f"Choose {compared[best][0].name}: the best that fits with {settings.ctx:,} tokens of context.\n")
     return best is not None
 
 

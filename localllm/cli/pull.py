@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Debug
 from localllm.cli.terminal import ExitCode, StatusLine, note
 from localllm.text import human_bytes, human_time
 
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 # The speed is an average over these last seconds, so that a stall shows.
 WINDOW_S = 5.0
 
-Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, or a URL.", show_default=False)]
 
-
-def pull(name: Name, debug: Debug = False) -> None:
+def pull(
+    name: Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, or a URL.", show_default=False)],
+) -> None:
     """Download a model. From Ollama's registry, Hugging Face or any URL.
 
     An interrupted pull is resumed. Every file is verified against its SHA-256.

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import (
-    AsJson,
-    Debug,
-    Model,
-    computing_flags,
-    with_computing_flags,
-)
+from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
+from localllm.cli.prompt import read_text
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.errors import RequestError
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 SPARE_TOKENS = 1024
 
 
-@with_computing_flags("mmproj", "rpc")
+@with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "mmproj", "rpc"}, after="chunks")
 def perplexity(
     given: typer.Context,
     model: Model,
@@ -37,9 +34,7 @@ def perplexity(
     ] = None,
     ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens per chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure how well a model predicts a text. Lower is better; figures are comparable with llama.cpp's tool.
 
@@ -48,13 +43,10 @@ def perplexity(
     from contextlib import ExitStack
 
     from gguf_io import load_tokenizer, open_model
-    from localllm.cli.prompt import read_text
-    from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
-    settings = load_settings(computing_flags(given))
+    settings = load_settings(setting_flags(given))
     content = read_text(text)
     with ExitStack() as stack, StatusLine() as status:
         file = stack.enter_context(open_model(obtain(model, settings).path))
@@ -109,13 +101,11 @@ def quantize(
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
     kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q8_0, Q4_K_M, F16 and others (Q8_0).")] = "Q8_0",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one per core).")] = None,
-    debug: Debug = False,
 ) -> None:
     """Write a model in fewer bits. Measure the loss with `localllm perplexity --reference`.
 
     localllm itself writes Q8_0, F16 and BF16; the other types need the extra `llama`.
     """
-    from localllm.cli.pull import obtain
     from localllm.quality.quantize import quantize as quantize_model
     from localllm.settings import load_settings
 

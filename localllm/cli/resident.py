@@ -8,19 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from localllm.cli.local_server import server_of
-from localllm.cli.options import AsJson, Debug
+from localllm.cli.options import AsJson
 from localllm.cli.terminal import answer, note
-from localllm.text import human_bytes
+from localllm.text import human_bytes, table
 
 FOREVER_S = 365 * 86400  # servers report an expiry far in the future for models that stay loaded
 
 Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address of a localllm or Ollama server.")]
 
 
-def ps(host: Host = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def ps(host: Host = None, as_json: AsJson = False) -> None:
     """List the models in a running server's memory. Those that stay longest come first."""
-    from localllm.text import table
-
     models = server_of(host).ask("GET", "/api/ps")["models"]
     if as_json:
         answer(json.dumps(models, ensure_ascii=False) + "\n")
@@ -48,7 +46,6 @@ def until(row: Mapping[str, Any], now: datetime) -> str:
 def stop(
     name: Annotated[str, typer.Argument(help="A model that `localllm ps` lists.", show_default=False)],
     host: Host = None,
-    debug: Debug = False,
 ) -> None:
     """Unload a model from a running server."""
     server_of(host).ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})

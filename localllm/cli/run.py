@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import (
-    AsJson,
-    Debug,
-    Model,
-    Remote,
-    computing_flags,
-    refuse_beside_remote,
-    with_computing_flags,
-)
+from localllm.cli.options import COMPUTING, AsJson, Model, Remote, refuse_beside_remote, setting_flags, with_flags
+from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
+from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +37,7 @@ def _without_collector() -> "Iterator[None]":
         gc.enable()
 
 
-@with_computing_flags()
+@with_flags(COMPUTING, after="stop")
 @_without_collector()
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
@@ -78,8 +73,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option("--format", metavar="FORMAT", help="Answer in JSON: json, a JSON Schema, or a file with one."),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),
@@ -100,7 +93,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-sequence token.")] = False,
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Answer one prompt.
 
@@ -109,26 +101,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
     from localllm.engine.request import FinishReason, SamplingParams, check_ranges
-    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
-    flags: dict[str, object] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-        **computing_flags(given),
-        "remote": remote,
-        "draft": draft,
-        "disk_cache": False if no_cache else None,
-    }
+    flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
     settings = load_settings(flags)
     check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
@@ -160,13 +136,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if allowed:
             printed = answer_with_tools(started, allowed, status, silent=as_json)
         else:
-            with generation.interrupt_cancels(started.stream):
-                printed = generation.read(started.stream, status, silent=as_json)
+            printed = generation.read(started.stream, status, silent=as_json)
         last = printed.answer.last
-        if last.finish_reason is FinishReason.ERROR:
-            terminal.fail(last.error or "the engine stopped without a reason")
-            is_remote = started.backend.backend == "remote"
-            raise typer.Exit(ExitCode.REFUSED if is_remote else ExitCode.FAILED)
+        generation.end_if_failed(last, started.backend)
         if as_json:
             generation.write_json(printed, model, started.backend, started.load_s)
         else:
@@ -214,7 +186,6 @@ def _started_here(
     from localllm.answer.placeholders import has_images
     from localllm.answer.request import changed
     from localllm.cli import generation
-    from localllm.cli.pull import obtain
     from localllm.engine.companions import WITHOUT
     from localllm.engine.loaded_model import load_model
     from localllm.engine.request import SamplingParams
@@ -226,7 +197,7 @@ def _started_here(
     behaviour = behaviour_of(found)
     if behaviour.settings:
         settings = load_settings(flags, model=behaviour.settings)
-    if not has_images(request.messages) and flags["mmproj"] is None:  # lets the native engine run it
+    if not has_images(request.messages) and flags.get("mmproj") is None:  # lets the native engine run it
         settings = replace(settings, mmproj=WITHOUT)
     sampling = changed(SamplingParams.of(settings))
     request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)

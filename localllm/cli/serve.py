@@ -4,13 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import (
-    Debug,
-    Remote,
-    computing_flags,
-    refuse_beside_remote,
-    with_computing_flags,
-)
+from localllm.cli.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
+from localllm.cli.terminal import note
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.server.served import ServedModels
 
 
-@with_computing_flags()
+@with_flags(COMPUTING, after="slo")
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -40,10 +36,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     slo: Annotated[
         str | None, typer.Option(metavar="BOUNDS", help="Count answers within ttft=2s,tpot=100ms in /metrics.")
     ] = None,
-    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     remote: Remote = None,
-    debug: Debug = False,
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.
 
@@ -53,25 +46,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     import os
 
-    from localllm.cli.terminal import note
-    from localllm.errors import RequestError
     from localllm.remote.connection import is_local
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.server.serve import serve as run_server
     from localllm.settings import load_settings
 
-    flags = {
-        "host": host,
-        "port": port,
-        "api_key_file": api_key_file,
-        "allow_hosts": allow_hosts,
-        "origins": origins,
-        "keep_alive": keep_alive,
-        "max_models": max_models,
-        "slo": slo,
-        **computing_flags(given),
-        "remote": remote,
-    }
+    flags = setting_flags(given)
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)
     if not is_local(settings.host) and options.api_key is None and not without_key:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from textwrap import indent
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.options import AsJson, Model
 from localllm.cli.terminal import answer
 from localllm.text import human_bytes, human_count, table
 
@@ -20,7 +20,7 @@ MAX_SHOWN_ITEMS = 16
 MAX_SHOWN_CHARS = 100
 
 
-def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
+def show(model: Model, as_json: AsJson = False) -> None:
     """Describe a model. Metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
     from localllm.engine.backends import loaded_projector, native_kv_types

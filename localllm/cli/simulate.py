@@ -2,15 +2,17 @@
 
 import json
 import time
-from dataclasses import asdict, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli import loadtest
-from localllm.cli.options import AsJson, Debug, model_names
+from localllm.cli.options import AsJson, model_names, with_flags
 from localllm.cli.terminal import StatusLine, answer
+from localllm.errors import RequestError
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
     from localllm.measure.simulate.costs import StepTimes
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Machine
-    from localllm.measure.simulate.report import Run
     from localllm.measure.simulate.shape import ModelShape
+    from localllm.measure.simulate.simulation import Simulated
 
 _DEFAULT_MACHINE = "RTX 4090"
 _ROUNDS = 3
 _GIGA = 1e9
 
 
+@with_flags(loadtest.Given.__annotations__, after="kv_type")
 def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="Name or path of a model (Llama-3-8B's shape).", autocompletion=model_names),
@@ -68,15 +72,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option(metavar="C", min=0, max=1, help="Time of a draft model's step as a share of the model's."),
     ] = 0.1,
     kv_type: Annotated[str | None, typer.Option(metavar="TYPE", help="KV type: f16 (default), q8_0 or q4_0.")] = None,
-    trace: loadtest.Trace = None,
-    scale: loadtest.Scale = None,
-    speedup: loadtest.Speedup = None,
-    prompt_tokens: loadtest.PromptTokens = None,
-    answer_tokens: loadtest.AnswerTokens = None,
-    shared_prefix: loadtest.SharedPrefix = None,
-    prefixes: loadtest.Prefixes = None,
-    rate: loadtest.Rate = None,
-    concurrency: loadtest.Concurrency = None,
     requests: Annotated[int, typer.Option(metavar="N", min=1, max=loadtest.MOST_REQUESTS, help="Requests.")] = 100,
     slo: loadtest.Bounds = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of lengths, tokens and arrivals.")] = 1,
@@ -86,7 +81,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT, TPOT and the queue in the terminal.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Simulate a server under load. The real engine runs on a virtual clock.
 
@@ -95,9 +89,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be simulated.
     """
-    from localllm.errors import RequestError
     from localllm.measure.latency import Slo
-    from localllm.measure.simulate import report
     from localllm.measure.simulate.costs import scaled, shared_by
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Link
@@ -110,7 +102,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     loadtest.check_drawing(plot, as_json, svg)
     if sum((machine is not None, measure, bench is not None)) > 1:
         raise RequestError("--machine, --measure and --bench exclude each other.")
-    figures = _Figures(machine, bench, bandwidth, compute, memory, overhead)
+    bandwidth, compute, memory = (value and value * _GIGA for value in (bandwidth, compute, memory))
+    figures = _Figures(machine, bench, bandwidth, compute, memory, overhead / 1e3)
     with StatusLine() as status:
         shape, computer, times = _costs(model, measure, kv_type, figures, status)
     connection = Link(link * _GIGA, link_latency / 1e6)
@@ -126,13 +119,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         prefix_cache=prefix_cache,
         draft=None if acceptance is None else Draft(scaled(shared, draft_cost), acceptance),
     )
-    given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
+    workload = loadtest.Given.of(given)
     if experiment is not None:
         loadtest.refuse(
             "--experiment, which defines its own load",
-            **asdict(given),
-            rate=rate,
-            concurrency=concurrency,
+            **asdict(workload),
             slo=slo,
             svg=svg,
             plot=plot or None,
@@ -143,35 +134,28 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
         return
     goal = None if slo is None else Slo.parse(slo)
-    wanted = loadtest.loads(rate, concurrency, False, trace is not None)
-    source = given.source(requests, seed)
+    wanted = workload.loads()
+    source = workload.source(requests, seed)
     runs = []
     with StatusLine() as status:
         for number, load in enumerate(wanted, 1):
             status.show(f"simulating {load}")
             asked = source.requests(requests, number, load)
-            runs.append(report.Run(load, len(asked), play(setup, asked, load, f"{seed} {number}")))
+            runs.append(play(setup, asked, load, f"{seed} {number}"))
     head = f"{shape.name} on {computer}" + (f" x {devices}" if devices > 1 else "")
     _print(head, runs, goal, as_json, plot, svg)
 
 
+@dataclass(frozen=True)
 class _Figures:
     """The machine's figures from the flags, in SI units; None for those not given."""
 
-    def __init__(
-        self,
-        name: str | None,
-        bench: Path | None,
-        bandwidth: float | None,
-        compute: float | None,
-        memory: float | None,
-        overhead: float,
-    ) -> None:
-        self.name, self.bench = name, bench
-        self.bandwidth, self.peak, self.memory = (
-            None if value is None else value * _GIGA for value in (bandwidth, compute, memory)
-        )
-        self.overhead = overhead / 1e3
+    name: str | None
+    bench: Path | None
+    bandwidth: float | None
+    peak: float | None
+    memory: float | None
+    overhead: float
 
     def machine(self) -> "Machine":
         """The machine to simulate. Raises RequestError if figures are missing."""
@@ -197,7 +181,6 @@ def _costs(
     """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
     from localllm.engine.backends import open_runner
-    from localllm.errors import RequestError
     from localllm.library import resolve
     from localllm.measure.formulas.memory import KV_TYPES
     from localllm.measure.simulate.costs import roofline
@@ -208,31 +191,23 @@ def _costs(
 
     if kv_type not in (None, *KV_TYPES):
         raise RequestError(f"--kv-type is {kv_type!r}; give one of {', '.join(KV_TYPES)}.")
-
-    def by_figures(shape: ModelShape) -> "tuple[ModelShape, Machine, StepTimes]":
-        shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()
-        return shape, machine, roofline(shape, machine)
-
-    if model is None:
-        if measure:
-            raise RequestError("--measure needs a model to load.")
-        return by_figures(llama_3_8b())
-    with open_model(resolve(model)) as file:
-        shape = ModelShape.of_file(file)
-        if not measure:
-            return by_figures(shape)
-        loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
-        memory = figures.memory_here()
-        runner, _ = open_runner(file, load_settings({}), lambda what, share: status.show(f"{what}: {share:.0%}"))
-        try:
-            times = measure_steps(runner, time.perf_counter, _ROUNDS, figures.overhead, status.show)
-        finally:
-            runner.close()
-        return shape, machine_of(times, shape, memory), times
+    shape = llama_3_8b()
+    if model is not None:
+        with open_model(resolve(model)) as file:
+            shape = ModelShape.of_file(file)
+            if measure:
+                loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
+                memory = figures.memory_here()
+                with closing(open_runner(file, load_settings({}), status.share)[0]) as runner:
+                    times = measure_steps(runner, time.perf_counter, _ROUNDS, figures.overhead, status.show)
+                return shape, machine_of(times, shape, memory), times
+    elif measure:
+        raise RequestError("--measure needs a model to load.")
+    shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()
+    return shape, machine, roofline(shape, machine)
 
 
 def _experiments(name: str, server: "Server", as_json: bool) -> None:
-    from localllm.errors import RequestError
     from localllm.measure.simulate.experiments import EXPERIMENTS, as_text
 
     if name != "all" and name not in EXPERIMENTS:
@@ -249,7 +224,7 @@ def _experiments(name: str, server: "Server", as_json: bool) -> None:
         answer(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False) + "\n")
 
 
-def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
+def _print(head: str, runs: "list[Simulated]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
     from localllm.measure.loadtest import report as loads
     from localllm.measure.simulate import report
 

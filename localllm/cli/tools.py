@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localllm.answer.event import AnswerStream, function_object
+from localllm.answer.event import function_object
 from localllm.answer.request import Message
 from localllm.answer.tool_calls import ToolCall
 from localllm.cli import generation
@@ -75,7 +75,7 @@ def answer_with_tools(
     request, stream = started.request, started.stream
     messages: list[Message] = list(request.messages)
     for left in reversed(range(MAX_ROUNDS + 1)):
-        printed = _read(stream, status, silent)
+        printed = generation.read(stream, status, silent, shows_calls=False)
         said = printed.answer
         if not said.calls or said.last.finish_reason is not FinishReason.STOP:
             return printed
@@ -92,8 +92,3 @@ def answer_with_tools(
         stream = started.model.prepare(replace(request, messages=messages, tool_choice=must_call)).submit()
     note(f"Stopped after {MAX_ROUNDS} rounds of tools.")
     return printed
-
-
-def _read(stream: AnswerStream, status: StatusLine, silent: bool) -> generation.Printed:
-    with generation.interrupt_cancels(stream):
-        return generation.read(stream, status, silent, shows_calls=False)

@@ -14,14 +14,19 @@ from localllm.cli.launch import (
     Ctx,
     ModelName,
     Port,
+    counted_tokens,
+    counts_path,
     environment_of,
     executable,
     folder_of,
     served_model,
     write_files,
 )
-from localllm.cli.options import Debug
+from localllm.cli.local_server import LOAD_S
 from localllm.cli.terminal import StatusLine, note
+from localllm.errors import RequestError
+from localllm.files import write_whole
+from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program
@@ -42,7 +47,6 @@ def warm(
     model: ModelName = None,
     port: Port = None,
     ctx: Ctx = None,
-    debug: Debug = False,
 ) -> None:
     """Compute an agent's system text and tools in advance. They are stored on disk.
 
@@ -51,9 +55,6 @@ def warm(
     """
     from localllm.agents.programs import program
     from localllm.agents.recording import Recording, tokens_of
-    from localllm.cli.local_server import LOAD_S
-    from localllm.errors import RequestError
-    from localllm.text import human_time
 
     if (name is None) == (request is None):
         raise RequestError("Name a program, such as claude, or use --request FILE.")
@@ -75,7 +76,8 @@ def warm(
         tokens, known = tokens_of(usage)
         note(f"{tokens:,} tokens, {known:,} of them known already: {human_time(seconds)}")
         if agent is not None:
-            _count(agent.name, endpoint.model, tokens)
+            counted = {**counted_tokens(agent.name), endpoint.model: tokens}
+            write_whole(counts_path(agent.name), json.dumps(counted).encode())
     note("on disk" if is_ours else "the server writes it to the disk as soon as it is idle")
 
 
@@ -84,7 +86,6 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
     from dataclasses import replace
 
     from localllm.agents.recording import record
-    from localllm.errors import RequestError
 
     path = executable(agent)
     log = folder_of(agent.name) / "log"
@@ -122,10 +123,3 @@ def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> 
 
     threading.Thread(target=keep, daemon=True).start()
     return process
-
-
-def _count(name: str, model: str, tokens: int) -> None:
-    """Store the token count of a program's prompt for a model, for `launch`."""
-    path = folder_of(name) / "warm.json"
-    counted = json.loads(path.read_bytes()) if path.exists() else {}
-    path.write_text(json.dumps({**counted, model: tokens}))

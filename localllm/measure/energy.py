@@ -37,7 +37,9 @@ class EnergyMeter:
 
     def __init__(self, root: Path = POWERCAP) -> None:
         """Raises EnergyUnknownError."""
-        zones = {path: (path / "name").read_text(encoding="ascii").strip() for path in _zones(root)}
+        # Zones of the processors, without intel-rapl-mmio, which counts the same energy again.
+        folders = (path for path in root.glob("intel-rapl:*") if (path / "name").is_file())
+        zones = {path: (path / "name").read_text(encoding="ascii").strip() for path in folders}
         chosen = [path for path, name in zones.items() if name == "psys"] or [
             path for path, name in zones.items() if name.startswith("package") or name == "dram"
         ]
@@ -55,11 +57,6 @@ class EnergyMeter:
         """Joules so far. Raises EnergyUnknownError if a counter is no longer readable."""
         self._joules += sum(counter.added() for counter in self._counters) / 1e6
         return self._joules
-
-
-def _zones(root: Path) -> list[Path]:
-    """Zones of the processors, without intel-rapl-mmio, which counts the same energy again."""
-    return [path for path in root.glob("intel-rapl:*") if (path / "name").is_file()]
 
 
 def _number(path: Path) -> int:

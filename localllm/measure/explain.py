@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_TOKENS = 512
+_SAME = "(?! (?:Ti|SUPER|D|Laptop|PCIe|NVL)\\b)"
+"""No variant of the GPU named before, which has other figures."""
 _NAME = re.compile(r"\{(\w+)\}")
 _SHOWN: Mapping[str, Callable[[float], str]] = {
     "B": lambda value: human_bytes(round(value)),
@@ -46,8 +48,11 @@ class Explained:
     unit: str
 
     @classmethod
-    def by(cls, name: str, unit: str, function: Callable[..., float], formula: str, **numbers: float) -> Self:
-        """The result of a function of localllm.measure.formulas. numbers: its arguments."""
+    def by(
+        cls, name: str, unit: str, function: Callable[..., float], formula: str, values: Mapping[str, float]
+    ) -> Self:
+        """The result of a function of localllm.measure.formulas. values: its arguments are those that formula names."""
+        numbers = {each: values[each] for each in _NAME.findall(formula)}
         module = function.__module__.rpartition(".")[2]
         return cls(name, f"{module}.{function.__name__}", formula, numbers, function(**numbers), unit)
 
@@ -108,7 +113,7 @@ def machine_here(kept: "KeptLimits", work: "ModelWork", memory_bytes: float) -> 
 
 def machine_named(label: str, memory_bytes: float) -> Machine | None:
     """The machine from HARDWARE whose name is in a GPU's label; None if it or its peak is not in the table."""
-    found = next((each for each in HARDWARE if each.name in label), None)
+    found = next((each for each in HARDWARE if re.search(rf"\b{re.escape(each.name)}\b{_SAME}", label)), None)
     if found is None or found.f16_peak is None:
         return None
     return Machine(found.name, found.bandwidth, found.f16_peak, memory_bytes)
@@ -118,78 +123,61 @@ def _memory(
     file: "ModelFile", shape: ModelShape, use: "MemoryUse", context: int, kv_types: tuple[str, str]
 ) -> Iterator[Explained]:
     """What fills a device's memory. use: the plan for the device; context: tokens."""
-    bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
-    yield Explained.by(
-        "weights", "B", memory.weight_bytes, "{parameters} * {bits} / 8", parameters=file.parameter_count, bits=bits
-    )
-    value_bytes = sum(memory.KV_TYPES.get(name, memory.F16_BYTES) for name in kv_types) / 2
+    values = {
+        "parameters": file.parameter_count,
+        "bits": 8 * file.weights_bytes / max(file.parameter_count, 1),
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "value_bytes": sum(memory.KV_TYPES.get(name, memory.F16_BYTES) for name in kv_types) / 2,
+        "tokens": context,
+        "memory": use.available,
+        "reserve": use.reserve + use.compute + use.other,
+        "weights": use.weights,
+    }
+    yield Explained.by("weights", "B", memory.weight_bytes, "{parameters} * {bits} / 8", values)
     if shape.latents:
-        per_token = Explained.by(
-            "KV of a token",
-            "B",
-            memory.latent_kv_bytes_per_token,
-            "{layers} * ({latent_size} + {rope_size}) * {value_bytes}",
-            layers=shape.layers,
-            latent_size=shape.head_size,
-            rope_size=0,
-            value_bytes=memory.F16_BYTES,
-        )
+        latents = {"latent_size": shape.head_size, "rope_size": 0, "value_bytes": memory.F16_BYTES}
+        formula = "{layers} * ({latent_size} + {rope_size}) * {value_bytes}"
+        per_token = Explained.by("KV of a token", "B", memory.latent_kv_bytes_per_token, formula, values | latents)
     else:
-        per_token = Explained.by(
-            "KV of a token",
-            "B",
-            memory.kv_bytes_per_token,
-            "2 * {layers} * {kv_heads} * {head_size} * {value_bytes}",
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            value_bytes=value_bytes,
-        )
+        formula = "2 * {layers} * {kv_heads} * {head_size} * {value_bytes}"
+        per_token = Explained.by("KV of a token", "B", memory.kv_bytes_per_token, formula, values)
     yield per_token
-    whole = Explained.by(
-        "KV of a full context",
-        "B",
-        memory.kv_bytes,
-        "{per_token} * {tokens}",
-        per_token=per_token.value,
-        tokens=context,
-    )
+    values["per_token"] = per_token.value
+    whole = Explained.by("KV of a full context", "B", memory.kv_bytes, "{per_token} * {tokens}", values)
     yield whole
-    if not use.kv:
-        return
-    yield Explained.by(
-        "full contexts that fit",
-        "",
-        memory.sequences_that_fit,
-        "max(0, ({memory} - {reserve} - {weights}) // {per_sequence})",
-        memory=use.available,
-        reserve=use.reserve + use.compute + use.other,
-        weights=use.weights,
-        per_sequence=max(whole.value, 1.0),
-    )
+    if use.kv:
+        values["per_sequence"] = max(whole.value, 1.0)
+        formula = "max(0, ({memory} - {reserve} - {weights}) // {per_sequence})"
+        yield Explained.by("full contexts that fit", "", memory.sequences_that_fit, formula, values)
 
 
 def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) -> Iterator[Explained]:
     """The roofline: the least times, and thus the most tokens a second, that a machine's figures allow."""
-    peak, bandwidth = machine.peak, machine.bandwidth
+    parameters = shape.decode_operations / 2
+    values = {
+        "peak": machine.peak,
+        "bandwidth": machine.bandwidth,
+        "batch": 1,
+        "parameters": parameters,
+        "weights": shape.read_bytes(1),
+        "bytes_per_weight": shape.read_bytes(1) / parameters,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "head_size": shape.head_size,
+        "kv_per_sequence": per_token * context,
+    }
     yield Explained.by(
-        "ridge, above which arithmetic limits",
-        "operations/B",
-        speed.ridge,
-        "{peak} / {bandwidth}",
-        peak=peak,
-        bandwidth=bandwidth,
+        "ridge, above which arithmetic limits", "operations/B", speed.ridge, "{peak} / {bandwidth}", values
     )
-    used = shape.decode_operations / 2
     if shape.experts:
         yield Explained.by(
             "experts of a layer that one token reads",
             "",
             speed.experts_read,
             "{experts} * (1 - (1 - {used} / {experts}) ** {batch})",
-            experts=shape.experts,
-            used=shape.experts_used,
-            batch=1,
+            values | {"experts": shape.experts, "used": shape.experts_used},
         )
     for name, tokens in (("empty", 0), ("full", context)):
         operations = Explained.by(
@@ -197,24 +185,15 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
             "operations",
             speed.operations_per_token,
             "2 * {parameters} + 4 * {layers} * {heads} * {head_size} * {tokens}",
-            parameters=used,
-            layers=shape.layers,
-            heads=shape.heads,
-            head_size=shape.head_size,
-            tokens=tokens,
+            values | {"tokens": tokens},
         )
         yield operations
-        step: dict[str, float] = {
-            "batch": 1,
-            "weights": shape.read_bytes(1),
-            "kv_per_sequence": per_token * tokens,
-            "operations": operations.value,
-            "peak": peak,
-            "bandwidth": bandwidth,
-        }
-        least = "max(({weights} + {batch} * {kv_per_sequence}) / {bandwidth}, {batch} * {operations} / {peak})"
         yield Explained.by(
-            f"decode at most, {name} context", "tok/s", speed.tokens_per_second, f"{{batch}} / {least}", **step
+            f"decode at most, {name} context",
+            "tok/s",
+            speed.tokens_per_second,
+            "{batch} / max(({weights} + {batch} * {kv_per_sequence}) / {bandwidth}, {batch} * {operations} / {peak})",
+            values | {"kv_per_sequence": per_token * tokens, "operations": operations.value},
         )
     prompt = min(PROMPT_TOKENS, context)
     yield Explained.by(
@@ -222,10 +201,7 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
         "s",
         speed.prefill_seconds,
         "{tokens} * {operations} / ({peak} * {used})",
-        tokens=prompt,
-        operations=shape.row_operations,
-        peak=peak,
-        used=1,
+        values | {"tokens": prompt, "operations": shape.row_operations, "used": 1},
     )
     if not shape.experts:
         yield Explained.by(
@@ -233,33 +209,24 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
             "",
             speed.critical_batch,
             "{peak} * {bytes_per_weight} / (2 * {bandwidth})",
-            peak=peak,
-            bytes_per_weight=shape.read_bytes(1) / used,
-            bandwidth=bandwidth,
+            values,
         )
     yield Explained.by(
-        "no batch exceeds, full context",
-        "tok/s",
-        speed.throughput_limit,
-        "{bandwidth} / {kv_per_sequence}",
-        kv_per_sequence=per_token * context,
-        bandwidth=bandwidth,
+        "no batch exceeds, full context", "tok/s", speed.throughput_limit, "{bandwidth} / {kv_per_sequence}", values
     )
 
 
 def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
     """(batch, most tokens a second with empty contexts, with full ones), from speed.tokens_per_second."""
-    found = []
-    for batch in BATCHES:
-        rates = []
-        for tokens in (0, context):
-            operations = speed.operations_per_token(
-                shape.decode_operations / 2, shape.layers, shape.heads, shape.head_size, tokens
-            )
-            read, kv = shape.read_bytes(batch), per_token * tokens
-            rates.append(speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth))
-        found.append((batch, rates[0], rates[1]))
-    return found
+
+    def most(batch: int, tokens: int) -> float:
+        operations = speed.operations_per_token(
+            shape.decode_operations / 2, shape.layers, shape.heads, shape.head_size, tokens
+        )
+        read, kv = shape.read_bytes(batch), per_token * tokens
+        return speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth)
+
+    return [(batch, most(batch, 0), most(batch, context)) for batch in BATCHES]
 
 
 def _notes(

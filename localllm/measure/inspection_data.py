@@ -1,7 +1,7 @@
 """An engine's snapshot as JSON, so that a chat can draw a server's engine. It has counts and times, no text."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
@@ -9,19 +9,17 @@ import numpy as np
 
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
 
+MOST_LEVELS = 64  # trees may be deeper than Python's and JSON's recursion allow
+
 
 def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
-    """Data for JSON. page_holders is run-length encoded as [pages, holders], since most neighbours are equal."""
-    return {
-        "steps": [asdict(step) for step in snapshot.steps],
-        "requests": [asdict(request) for request in snapshot.requests],
-        "prefixes": [asdict(prefix) for prefix in snapshot.prefixes],
-        "page_size": snapshot.page_size,
-        "pages_total": snapshot.pages_total,
-        "page_holders": [[len(list(run)), int(count)] for count, run in groupby(snapshot.page_holders.tolist())],
-        "timelines": [asdict(timeline) for timeline in snapshot.timelines],
-        "now": snapshot.now,
-    }
+    """Data for JSON, with MOST_LEVELS of the prefix trees.
+
+    page_holders is run-length encoded as [pages, holders], since most neighbours are equal.
+    """
+    runs = [[len(list(run)), count] for count, run in groupby(snapshot.page_holders.tolist())]
+    prefixes = tuple(_shallow(prefix, MOST_LEVELS) for prefix in snapshot.prefixes)
+    return {**asdict(replace(snapshot, prefixes=prefixes)), "page_holders": runs}
 
 
 def snapshot_of(data: Mapping[str, Any]) -> EngineSnapshot:
@@ -40,6 +38,11 @@ def snapshot_of(data: Mapping[str, Any]) -> EngineSnapshot:
         ),
         now=float(data["now"]),
     )
+
+
+def _shallow(prefix: PrefixView, levels: int) -> PrefixView:
+    children = prefix.children if levels > 1 else ()
+    return replace(prefix, children=tuple(_shallow(child, levels - 1) for child in children))
 
 
 def _prefix(data: Mapping[str, Any]) -> PrefixView:

@@ -4,7 +4,6 @@ TTFT: from when a request was due to its first text. ITL: each gap between two p
 token after the first. E2E: from when a request was due to the end of its answer.
 """
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -117,19 +116,13 @@ class Percentiles:
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
         """The percentiles of values; None if there are none."""
-        ordered = sorted(values)
-        if not ordered:
+        import numpy as np  # not for commands that only read bounds
+
+        found = list(values)
+        if not found:
             return None
-        p50, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.95, 0.99))
-        return cls(p50, p95, p99, math.fsum(ordered) / len(ordered))
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value at a share, 0 to 1, of ascending values, interpolated linearly, as in numpy.percentile."""
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+        p50, p95, p99 = np.percentile(found, (50, 95, 99)).tolist()
+        return cls(p50, p95, p99, float(np.mean(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,28 +173,27 @@ class Summary:
     @property
     def request_rate(self) -> float:
         """Answers a second."""
-        return self.answered / self.seconds if self.seconds else 0.0
+        return self._a_second(self.answered)
 
     @property
     def token_rate(self) -> float:
         """Generated tokens a second."""
-        return self.generated_tokens / self.seconds if self.seconds else 0.0
+        return self._a_second(self.generated_tokens)
 
     @property
     def prompt_rate(self) -> float:
         """Prompt tokens a second, cached ones included."""
-        return self.prompt_tokens / self.seconds if self.seconds else 0.0
+        return self._a_second(self.prompt_tokens)
 
     @property
     def goodput(self) -> float | None:
         """Requests a second that met the SLO."""
-        if self.good is None:
-            return None
-        return self.good / self.seconds if self.seconds else 0.0
+        return None if self.good is None else self._a_second(self.good)
 
     @property
     def attained(self) -> float | None:
         """The share of requests that met the SLO, 0 to 1."""
-        if self.good is None:
-            return None
-        return self.good / self.requests if self.requests else 0.0
+        return None if self.good is None else self.good / max(self.requests, 1)
+
+    def _a_second(self, count: int) -> float:
+        return count / self.seconds if self.seconds else 0.0

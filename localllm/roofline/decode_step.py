@@ -3,22 +3,18 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from time import perf_counter
+from typing import TYPE_CHECKING
 
-from cpu_kernels.recorded_step import OperationKind, RecordedStep
+from cpu_kernels.recorded_step import OperationKind
 from localllm.engine.engine import Engine
 from localllm.engine.generation import Vocabulary
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import Runner
+
+if TYPE_CHECKING:
+    from models.native_runner import NativeRunner
 
 PYTHON = "Python"
-
-
-class MeasuredRunner(Runner, Protocol):
-    """A runner that exposes its latest step."""
-
-    def last_step(self) -> RecordedStep:
-        """The recording of the latest `run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +31,10 @@ class DecodeStep:
 
 
 def measure_steps(
-    runner: MeasuredRunner,
+    runner: "NativeRunner",
     vocabulary: Vocabulary,
     depths: Sequence[tuple[int, Sequence[int]]],
     steps: int,
-    clock: Callable[[], float],
 ) -> list[DecodeStep]:
     """Time an engine's steps at each depth. Closes the runner. depths: (depth, prompt) pairs.
 
@@ -48,14 +43,12 @@ def measure_steps(
     """
     engine = Engine(runner, vocabulary)
     try:
-        return [_measure(engine, runner, depth, prompt, steps, clock) for depth, prompt in depths]
+        return [_measure(engine, runner, depth, prompt, steps) for depth, prompt in depths]
     finally:
         engine.close()
 
 
-def _measure(
-    engine: Engine, runner: MeasuredRunner, depth: int, prompt: Sequence[int], steps: int, clock: Callable[[], float]
-) -> DecodeStep:
+def _measure(engine: Engine, runner: "NativeRunner", depth: int, prompt: Sequence[int], steps: int) -> DecodeStep:
     request = GenerationRequest(
         tuple(prompt), SamplingParams(temperature=0), max_tokens=steps + 1, ignore_eos=True, persist=False
     )
@@ -64,22 +57,20 @@ def _measure(
     kinds: dict[OperationKind, list[float]] = {kind: [] for kind in OperationKind}
     finished = False
     while not finished:
-        began = clock()
-        engine.step()
-        took = clock() - began
+        took = _seconds_of(engine.step)
         events = stream.poll()
         finished = any(event.finish_reason is not None for event in events)
         step = runner.last_step()
         if step.rows == 1 and any(event.token_ids for event in events):
-            python.append(took - _repeated(step, clock))
-            for kind, seconds in step.profile(clock).items():
+            python.append(took - _seconds_of(step.run))
+            for kind, seconds in step.profile(perf_counter).items():
                 kinds[kind].append(seconds)
     parts = {str(kind): statistics.median(seconds) for kind, seconds in kinds.items()}
     parts[PYTHON] = max(0.0, statistics.median(python))
     return DecodeStep(depth, sum(parts.values()), parts)
 
 
-def _repeated(step: RecordedStep, clock: Callable[[], float]) -> float:
-    began = clock()
-    step.run()
-    return clock() - began
+def _seconds_of(work: Callable[[], object]) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began

@@ -54,7 +54,7 @@ def expected_speed(
     None for an unsupported model, and for one so small that it may stay in a CPU cache.
     """
     # Slow imports, not needed by lists without stored benchmarks.
-    from localllm.roofline.work import work_of
+    from localllm.roofline.work import work_in_header
     from models.errors import UnsupportedModelError
     from models.native_runner import MAX_ROWS
     from models.needs import native_needs
@@ -63,7 +63,7 @@ def expected_speed(
         needs = native_needs(file, kv_types)
     except UnsupportedModelError:
         return None
-    work = work_of(file, needs)
+    work = work_in_header(file, kv_types)
     read = work.decode(0, DECODED_TOKENS).read
     if read < LEAST_READ:
         return None

@@ -5,14 +5,14 @@ was never run is computed from its formats, each at the rate that it reached in 
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpu_kernels.recorded_step import Products
 
 if TYPE_CHECKING:
-    from localllm.roofline.decode_step import MeasuredRunner
+    from models.native_runner import NativeRunner
     from models.needs import NativeNeeds
 
 _PROMPT, _STEPS = 512, 8
@@ -32,11 +32,6 @@ class FormatRates:
     step: float = 0.0
     row: float = 0.0
 
-    def all(self) -> Iterator[float]:
-        """Every rate."""
-        yield from self.read.values()
-        yield from self.compute.values()
-
     def decode_seconds(self, needs: "NativeNeeds") -> float:
         """A decoded token's time at a short context, in seconds. Raises KeyError for a format without a rate."""
         read = _together(needs.row, needs.logits)
@@ -50,7 +45,7 @@ class FormatRates:
 
 
 def measure_formats(
-    runner: "MeasuredRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
+    runner: "NativeRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
 ) -> FormatRates:
     """Time decoding steps and prompts, in total and by format; returns rates from medians, after a warm-up round."""
     rows = min(_PROMPT, runner.info.max_rows, runner.info.max_context)
@@ -73,7 +68,7 @@ def measure_formats(
     )
 
 
-def _timed(runner: "MeasuredRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
+def _timed(runner: "NativeRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
     """Seconds for a step that computes the first `rows` tokens of a sequence, and for its products by format."""
     sequence = runner.create_sequence()
     began = clock()

@@ -62,11 +62,6 @@ class KeptLimits:
     floats: float
     models: tuple[KeptModel, ...] = ()
 
-    @property
-    def of_here(self) -> bool:
-        """Whether it was measured on this processor with the current instruction set."""
-        return (self.processor, self.instruction_set) == (processor_name(), str(ISA))
-
 
 def kept_path() -> Path:
     """The file, e.g. ~/.local/share/localllm/speeds.json. It may not exist."""
@@ -76,12 +71,14 @@ def kept_path() -> Path:
 def kept_limits(threads: int | None = None) -> KeptLimits | None:
     """The entry for this machine and thread count (None: the default of models); None if there is none."""
     wanted = min(threads or usable_cores(), usable_processors())
-    return next((kept for kept in _read() if kept.of_here and kept.threads == wanted), None)
+    return next((kept for kept in all_kept() if kept.threads == wanted), None)
 
 
 def all_kept() -> list[KeptLimits]:
-    """All entries for this machine, sorted by thread count."""
-    return sorted((kept for kept in _read() if kept.of_here), key=lambda kept: kept.threads)
+    """All entries for this processor with the current instruction set, sorted by thread count."""
+    here = processor_name(), str(ISA)
+    found = (kept for kept in _read() if (kept.processor, kept.instruction_set) == here)
+    return sorted(found, key=lambda kept: kept.threads)
 
 
 def keep(report: "Report", name: str, weights: str) -> None:
@@ -135,7 +132,8 @@ def _read() -> Iterator[KeptLimits]:
             replace(KeptLimits(**entry), models=tuple(map(_read_model, entry["models"])))
             for entry in content["machines"]
         ]
-        rates = [rate for entry in entries for model in entry.models if model.rates for rate in model.rates.all()]
+        stored = [model.rates for entry in entries for model in entry.models if model.rates]
+        rates = [rate for one in stored for rate in (*one.read.values(), *one.compute.values())]
         if not all(min(entry.read, entry.int8, entry.floats) > 0 for entry in entries) or min(rates, default=1) <= 0:
             raise ValueError("a limit is not positive")
     except FileNotFoundError:

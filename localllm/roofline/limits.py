@@ -1,17 +1,40 @@
-"""This machine's limits, measured with the same thread count as a model."""
+"""This machine's limits, measured repeatedly and with the same thread count as a model."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from cpu_kernels.cores import largest_cache
 from cpu_kernels.limits import available_memory
 from cpu_kernels.roofline import Probe, float_probes, int8_probes, read_probe
 from cpu_kernels.threads import ThreadTeam
-from localllm.roofline.spread import Spread
 from models.errors import kernels_needed
 
 # The read buffer: a multiple of the largest cache, and a minimum of bytes, so that cache hits hardly count.
 _CACHES, _LEAST_BYTES = 4, 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, lowest and highest value of repeated measurements."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        """Summarize values. Raises ValueError if there are none."""
+        ordered = sorted(values)
+        if not ordered:
+            raise ValueError("nothing was measured")
+        return cls(statistics.median(ordered), ordered[0], ordered[-1])
+
+    @property
+    def deviation(self) -> float:
+        """Half the range from lowest to highest, relative to the median."""
+        return (self.highest - self.lowest) / 2 / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from typing import Any
 
 from localllm.roofline.decode_step import DecodeStep
 from localllm.roofline.formats import FormatRates
-from localllm.roofline.limits import Limits
-from localllm.roofline.spread import Spread
+from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.work import Work
 from localllm.text import counted, table
 
@@ -189,15 +188,13 @@ def _share(value: float | None) -> str:
 def _limits(run: ThreadReport) -> list[str]:
     if run.limits is None:
         return []
-    parts = (
-        (f"{spread.median / GIGA:.1f} {unit} (±{spread.deviation:.0%})", what)
-        for spread, unit, what in (
-            (run.limits.read, "GB/s", "read"),
-            (run.limits.int8, "GOP/s", "int8"),
-            (run.limits.floats, "GOP/s", "f32"),
-        )
+    limits = (
+        ("read", run.limits.read, "GB/s"),
+        ("int8", run.limits.int8, "GOP/s"),
+        ("f32", run.limits.floats, "GOP/s"),
     )
-    return [f"limits, {counted(run.threads, 'thread')}: " + ", ".join(f"{what} {figure}" for figure, what in parts)]
+    parts = (f"{what} {one.median / GIGA:.1f} {unit} (±{one.deviation:.0%})" for what, one, unit in limits)
+    return [f"limits, {counted(run.threads, 'thread')}: {', '.join(parts)}"]
 
 
 def _step(threads: int, step: DecodeStep) -> str:

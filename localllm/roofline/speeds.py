@@ -1,7 +1,7 @@
 """Times a runner's prefill and decoding."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,23 +30,19 @@ class BenchRequest:
         return max(self.depths) + max(self.prompt, self.tokens) + 1024
 
 
-@dataclass(slots=True)
-class Seconds:
-    """Seconds of each round: for the whole prompt, and for decoding BenchRequest.tokens tokens at each depth."""
-
-    prefill: list[float] = field(default_factory=list)
-    decode: dict[int, list[float]] = field(default_factory=dict)
-
-
 class SpeedTest:
-    """Measures one runner, a round at a time. Every round computes the same random tokens, from a fixed seed."""
+    """Measures one runner, a round at a time. Every round computes the same random tokens, from a fixed seed.
+
+    prefill: each round's seconds for the whole prompt; decode: for BenchRequest.tokens tokens at each depth.
+    """
 
     def __init__(
         self, runner: Runner, request: BenchRequest, clock: Callable[[], float], tell: Callable[[str], None]
     ) -> None:
         """Fill a sequence for each depth. tell: called with the current activity."""
         self._runner, self._request, self._clock, self._tell = runner, request, clock, tell
-        self.seconds = Seconds(decode={depth: [] for depth in request.depths})
+        self.prefill: list[float] = []
+        self.decode: dict[int, list[float]] = {depth: [] for depth in request.depths}
         generator = np.random.default_rng(_SEED)
         self.tokens: list[int] = generator.integers(0, runner.info.vocab_size, request.longest).tolist()
         self._filled: dict[int, int] = {}
@@ -57,19 +53,16 @@ class SpeedTest:
             self._filled[depth] = runner.fork_sequence(longest, depth)
         runner.free_sequence(longest)
 
-    def round(self, counts: bool = True) -> None:
-        """Measure everything once. counts: False for a warm-up round, whose times are discarded."""
+    def round(self) -> None:
+        """Measure everything once."""
         self._tell(f"prefill of {self._request.prompt} tokens")
         sequence = self._runner.create_sequence()
-        took = self._timed(sequence, [self.tokens[: self._request.prompt]])
-        if counts:
-            self.seconds.prefill.append(took)
+        self.prefill.append(self._timed(sequence, [self.tokens[: self._request.prompt]]))
         for depth, filled in self._filled.items():
             self._tell(f"decode after {depth} tokens")
             sequence = self._runner.fork_sequence(filled, depth)
-            took = self._timed(sequence, [[token] for token in self.tokens[depth : depth + self._request.tokens]])
-            if counts:
-                self.seconds.decode[depth].append(took)
+            pieces = [[token] for token in self.tokens[depth : depth + self._request.tokens]]
+            self.decode[depth].append(self._timed(sequence, pieces))
 
     def close(self) -> None:
         for sequence in self._filled.values():

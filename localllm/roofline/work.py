@@ -6,7 +6,7 @@ from cpu_kernels.recorded_step import Products
 from gguf_io import ModelFile
 from models.config import read_config
 from models.kv_layout import layer_bytes_per_token, stored_types
-from models.needs import NativeNeeds, native_needs
+from models.needs import native_needs
 from models.registry import find_architecture
 from models.weights import padded
 
@@ -88,10 +88,6 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
     Raises UnsupportedModelError for models that the native engine does not support, ModelFileError for incomplete
     metadata.
     """
-    return work_of(file, native_needs(file, kv_types), kv_types)
-
-
-def work_of(file: ModelFile, needs: NativeNeeds, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
-    """`work_in_header`, from a file's needs that are already known."""
+    needs = native_needs(file, kv_types)
     row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
     return ModelWork(row, logits, looks(file, kv_types))

@@ -6,7 +6,7 @@ data sheets often double. Power is the board's or module's limit. None: the make
 
 from dataclasses import dataclass
 
-from localllm.measure.formulas.speed import memory_bandwidth, ridge
+from localllm.measure.formulas.speed import memory_bandwidth
 
 AS_OF = "2026-11"
 
@@ -23,11 +23,6 @@ class Hardware:
     bandwidth: float
     f16_peak: float | None = None
     watts: int | None = None
-
-    @property
-    def ridge(self) -> float | None:
-        """Operations per byte above which arithmetic is the limit."""
-        return None if self.f16_peak is None else ridge(self.f16_peak, self.bandwidth)
 
 
 HARDWARE = (

@@ -41,7 +41,7 @@ def ring_allreduce_seconds(size: float, devices: int, link: float, latency: floa
 
 
 def tensor_parallel_seconds(
-    step: float, devices: int, layers: int, batch: int, hidden: int, link: float, latency: float = 0.0
+    step: float, devices: int, layers: int, batch: float, hidden: int, link: float, latency: float = 0.0
 ) -> float:
     """A decoding step split over devices: each one's part of the step, and two sums of f16 activations in each layer.
 

@@ -41,7 +41,7 @@ def operations_per_token(
 
 
 def step_seconds(
-    batch: int, weights: float, kv_per_sequence: float, operations: float, peak: float, bandwidth: float
+    batch: float, weights: float, kv_per_sequence: float, operations: float, peak: float, bandwidth: float
 ) -> float:
     """The least time of one decoding step of `batch` sequences, which is also each one's TPOT.
 

@@ -34,19 +34,25 @@ class Line:
 
 
 class Protocol(ABC):
-    """A protocol. raw: prompts go to the model without its chat template."""
+    """A protocol. raw: prompts go to the model without its chat template.
+
+    routes: of chats and of raw prompts, below the server's address. listing: in the response of models_route, the field
+    with the models and that with a model's name.
+    """
 
     name: str
+    routes: tuple[str, str]
     models_route: str
+    listing: tuple[str, str]
 
     def __init__(self, model: str, raw: bool, extra: Mapping[str, Any]) -> None:
         """extra: fields added to every request; they override ours."""
         self.model, self._raw, self._extra = model, raw, extra
 
     @property
-    @abstractmethod
     def route(self) -> str:
-        """The path of requests, below the server's address."""
+        """The path of requests."""
+        return self.routes[self._raw]
 
     @abstractmethod
     def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
@@ -60,10 +66,11 @@ class Protocol(ABC):
     def prompt_tokens(self, answer: Mapping[str, Any]) -> int | None:
         """The number of prompt tokens reported in an answer that is not streamed."""
 
-    @staticmethod
-    @abstractmethod
-    def model_names(answer: Mapping[str, Any]) -> list[str]:
-        """The models in the response of models_route."""
+    @classmethod
+    def model_names(cls, answer: Mapping[str, Any]) -> list[str]:
+        """The models in the response of models_route. Raises KeyError or TypeError for another format."""
+        models, name = cls.listing
+        return [str(row[name]) for row in answer[models]]
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if self._raw:
@@ -75,11 +82,9 @@ class OpenAI(Protocol):
     """Chat completions, or completions for raw prompts."""
 
     name = "openai"
+    routes = ("/v1/chat/completions", "/v1/completions")
     models_route = "/v1/models"
-
-    @property
-    def route(self) -> str:
-        return "/v1/completions" if self._raw else "/v1/chat/completions"
+    listing = ("data", "id")
 
     def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
         fields = {"model": self.model, **self._prompt(job.prompt), "max_tokens": job.answer_tokens, "temperature": 0}
@@ -107,20 +112,14 @@ class OpenAI(Protocol):
     def prompt_tokens(self, answer: Mapping[str, Any]) -> int | None:
         return (answer.get("usage") or {}).get("prompt_tokens")
 
-    @staticmethod
-    def model_names(answer: Mapping[str, Any]) -> list[str]:
-        return [str(row["id"]) for row in answer["data"]]
-
 
 class Ollama(Protocol):
     """Ollama's chat, or generate for raw prompts."""
 
     name = "ollama"
+    routes = ("/api/chat", "/api/generate")
     models_route = "/api/tags"
-
-    @property
-    def route(self) -> str:
-        return "/api/generate" if self._raw else "/api/chat"
+    listing = ("models", "name")
 
     def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
         options = {"num_predict": job.answer_tokens, "temperature": 0, **self._extra.get("options", {})}
@@ -146,10 +145,6 @@ class Ollama(Protocol):
 
     def prompt_tokens(self, answer: Mapping[str, Any]) -> int | None:
         return answer.get("prompt_eval_count")
-
-    @staticmethod
-    def model_names(answer: Mapping[str, Any]) -> list[str]:
-        return [str(row["name"]) for row in answer["models"]]
 
 
 PROTOCOLS: dict[str, type[Protocol]] = {protocol.name: protocol for protocol in (OpenAI, Ollama)}

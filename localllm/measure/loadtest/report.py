@@ -61,8 +61,7 @@ def head(session: Session) -> str:
 def sentences(session: Session) -> list[str]:
     """Sentences below the table: throughput of a single trial, the knee, failures, and caveats."""
     slo = session.plan.slo
-    lines: list[str] = []
-    lines += throughput(session.trials, slo)
+    lines = throughput(session.trials, slo)
     if session.knee is not None and slo is not None:
         lines.append(_knee(session.knee, slo))
     for trial in sorted(session.trials, key=_size):
@@ -73,12 +72,9 @@ def sentences(session: Session) -> list[str]:
 
 def throughput(trials: Sequence[Trial], slo: Slo | None) -> list[str]:
     """Throughput and goodput of a single trial; for several, how to read the table's latencies."""
-    if len(trials) == 1:
-        return _single(trials[0], trials[0].summary(slo), slo)
-    return ["Latencies are p50 / p95 / p99."] if trials else []
-
-
-def _single(trial: Trial, summary: Summary, slo: Slo | None) -> list[str]:
+    if len(trials) != 1:
+        return ["Latencies are p50 / p95 / p99."] if trials else []
+    trial, summary = trials[0], trials[0].summary(slo)
     cached = "" if summary.cached_share is None else f", {summary.cached_share:.0%} of them cached"
     lines = [
         f"{trial.load}: {summary.answered} of {trial.planned} requests answered in {summary.seconds:.1f} s, "

@@ -38,7 +38,12 @@ class Target:
 
 
 class Server:
-    """Sends requests over at most `connections` connections. Use it as an asynchronous context, on one event loop."""
+    """Sends requests over at most `connections` connections. Use it as an asynchronous context, on one event loop.
+
+    protocol: set by `look_up`, which comes first.
+    """
+
+    protocol: Protocol
 
     def __init__(
         self,
@@ -63,20 +68,12 @@ class Server:
             follow_redirects=False,
             transport=transport,
         )
-        self._protocol: Protocol | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         await self._client.aclose()
-
-    @property
-    def protocol(self) -> Protocol:
-        """The protocol and model found by `look_up`."""
-        if self._protocol is None:
-            raise RuntimeError("look_up comes first")
-        return self._protocol
 
     async def look_up(self) -> None:
         """Detect protocol and model. Raises RequestError if there is no server or the model is ambiguous."""
@@ -91,7 +88,7 @@ class Server:
                 names = kind.model_names(answer)
             except (KeyError, TypeError) as error:
                 raise RequestError(f"{target.url}{kind.models_route} does not list models ({error!r}).") from error
-            self._protocol = kind(_chosen(target, names), target.raw, target.extra)
+            self.protocol = kind(_chosen(target, names), target.raw, target.extra)
             return
         raise RequestError(f"{target.url} is not a server of Ollama's or OpenAI's protocol: {refused}.")
 

@@ -54,8 +54,7 @@ class Source:
         if self.prompts:
             self.sent += 1
             return self.prompts[(self.sent - 1) % len(self.prompts)]
-        if self.ratio is None:
-            raise RuntimeError("made-up text needs the server's ratio of words to tokens")
+        assert self.ratio is not None
         return text_of(request, self.ratio, seed)
 
     def _seed(self, round_number: int) -> str:
@@ -164,8 +163,7 @@ class Session:
         Starts with the rate of serving one request at a time, doubles or halves it until one rate meets the SLO and one
         does not, then bisects.
         """
-        if self.alone is None or self.plan.slo is None:
-            raise RuntimeError("the search needs an SLO, and one request alone")
+        assert self.alone is not None and self.plan.slo is not None
         met = missed = None
         rate = 1 / max(self.alone.e2e, 1e-3)
         for _ in range(MOST_TRIALS):

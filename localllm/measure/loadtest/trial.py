@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from localllm.measure.latency import Outcome, Slo, Summary
 from localllm.measure.loadtest.protocols import Job
@@ -68,17 +67,15 @@ class Trial:
         return f"stopped; {counted(self.running, 'request')} without a complete answer" if self.running else "stopped"
 
 
-class Asks(Protocol):
-    """Sends a request; see Server.ask."""
-
-    def __call__(self, job: Job, began: float, due: float | None, patience_s: float) -> Awaitable[Outcome]: ...
+Ask = Callable[[Job, float, float | None, float], Awaitable[Outcome]]
+"""Sends a request; see Server.ask."""
 
 
 async def play(
     trial: Trial,
     jobs: Iterable[Job],
     bounds: Bounds,
-    ask: Asks,
+    ask: Ask,
     clock: Callable[[], float],
     progress: Callable[[], None],
 ) -> None:

@@ -14,7 +14,6 @@ from localllm.measure.simulate.machines import Link, Machine
 from localllm.measure.simulate.shape import ModelShape
 
 _MOST_ROWS = 8192
-_F16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,12 @@ def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
     def curve(read_once: float, operations: float, experts: float = 0.0) -> Curve:
         knee = speed.critical_batch(machine.peak, machine.bandwidth, 2 * read_once / operations) if operations else 1.0
         counts = {float(2**power) for power in range(_MOST_ROWS.bit_length())} | ({knee} if knee > 1 else set())
-        return Curve(tuple((rows, _larger(rows, read_once, operations, experts)) for rows in sorted(counts)))
 
-    def _larger(rows: float, read_once: float, operations: float, experts: float) -> float:
-        read = read_once + experts * shape.experts_share(rows)
-        return max(read / machine.bandwidth, rows * operations / machine.peak)
+        def least(rows: float) -> float:
+            read = read_once + experts * shape.experts_share(rows)
+            return speed.step_seconds(rows, read, 0.0, operations, machine.peak, machine.bandwidth)
+
+        return Curve(tuple((rows, least(rows)) for rows in sorted(counts)))
 
     return StepTimes(
         curve(shape.dense_bytes, shape.row_operations, shape.expert_bytes),
@@ -88,17 +88,13 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
     """The same model on several equal devices with tensor parallelism: a theoretical model, not the engine's.
 
     Each device computes its part of the products and of attention. After attention and after the feed-forward of each
-    layer, the activations of all rows are summed over a ring (formulas.serving.tensor_parallel_seconds). Nothing
-    overlaps.
+    layer, the activations of all rows are summed over a ring. Nothing overlaps.
     """
-    if devices == 1:
-        return times
 
     def share(rows: float, seconds: float) -> tuple[float, float]:
-        width, layers = shape.embedding, shape.layers
-        parts = seconds / devices
-        size = rows * width * _F16_BYTES
-        return rows, parts + 2 * layers * serving.ring_allreduce_seconds(size, devices, link.bandwidth, link.latency)
+        return rows, serving.tensor_parallel_seconds(
+            seconds, devices, shape.layers, rows, shape.embedding, link.bandwidth, link.latency
+        )
 
     products = Curve(tuple(share(rows, seconds) for rows, seconds in times.products.points))
     logits = Curve(tuple((rows, seconds / devices) for rows, seconds in times.logits.points))
@@ -107,18 +103,13 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
     )
 
 
-def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
-    """The mean of two measurements of the same step sizes."""
-    return _made_of(lambda one, other: (one + other) / 2, first, second)
-
-
 def scaled(times: StepTimes, factor: float) -> StepTimes:
     """The same steps, each `factor` times as long."""
-    return _made_of(lambda seconds: factor * seconds, times)
+    return made_of(lambda seconds: factor * seconds, times)
 
 
-def _made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
-    """Step times with `figure` applied to each figure of the measured ones."""
+def made_of(figure: Callable[..., float], *measured: StepTimes) -> StepTimes:
+    """Step times with `figure` applied to each figure of the measured ones, which have the same step sizes."""
 
     def curve(name: str) -> Curve:
         points = zip(*(getattr(times, name).points for times in measured), strict=True)

@@ -4,6 +4,7 @@ Loads are relative to the simulated server's capacity, so that each experiment s
 server. Expectations follow from localllm.measure.formulas.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
@@ -39,10 +40,6 @@ class Server:
     def play(self, requests: Sequence[Request], load: Load, **changed: object) -> Simulated:
         """Simulate with some fields of the setup changed."""
         return simulate(replace(self.setup, **changed), requests, load, self.seed)  # type: ignore[arg-type]
-
-    def alone(self) -> Outcome:
-        """One typical request on the idle server."""
-        return self.play(_USUAL.requests(1, self.seed), ClosedLoop(1)).outcomes[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,7 @@ def breaking(server: Server) -> Finding:
     setup = server.setup
     requests = _USUAL.requests(100, server.seed)
     capacity = _of(server.play(requests, ClosedLoop(setup.slots))).request_rate
-    alone = server.alone()
+    (alone,) = server.play(_USUAL.requests(1, server.seed), ClosedLoop(1)).outcomes
     slo = Slo(ttft=10 * alone.ttft, tpot=4 * (alone.tpot or 0.0))
     rows: list[Row] = [("LOAD", "RATE/S", "TTFT P50 S", "TTFT P99 S", "QUEUE PEAK", "REFUSED", "SLO MET", "GOODPUT/S")]
     met = 0.0
@@ -237,9 +234,7 @@ def size(server: Server) -> Finding:
         shapes.insert(0, server.shape)
     rows: list[Row] = [("MODEL", "WEIGHTS GB", "KV TOKENS", "DEVICES NEEDED", "TPOT MS", "LEAST MS")]
     for shape in shapes:
-        need = 1
-        while shape.weights + shape.kv_bytes_per_token * shape.context > need * machine.memory:
-            need += 1
+        need = math.ceil((shape.weights + shape.kv_bytes_per_token * shape.context) / machine.memory)
         times = shared_by(roofline(shape, machine), need, shape, server.link)
         pages = shape.pages(need * machine.memory, PAGE)
         played = server.play(_USUAL.requests(2, server.seed), ClosedLoop(1), times=times, pages=pages, draft=None)

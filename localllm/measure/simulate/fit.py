@@ -22,6 +22,8 @@ _DEPTH = 1024
 _MANY = 64
 _TOKENS = 509  # a prime: made-up prompts repeat late
 _TOGETHER, _ENGINE_STEPS = 8, 16
+Times = dict[int, list[float]]
+"""Seconds of each round, by the rows of the step."""
 
 
 def measure(
@@ -46,24 +48,21 @@ def measure(
             f"Steps cannot be measured with {info.max_rows} rows a step, a context of {info.max_context} and "
             f"{info.pages_total * info.page_size} tokens of memory; {_MANY} rows after others are needed."
         )
-    rows = [count for count in _ROWS if count <= most]
-    plain: dict[int, list[float]] = {count: [] for count in {*rows, *(_WANTED), _MANY} if count <= most}
-    logits: dict[int, list[float]] = {count: [] for count in _WANTED if count <= most}
-    deep: dict[int, list[float]] = {1: [], _MANY: []}
     bench = _Steps(runner, clock)
     filled = bench.filled(depth)
+    plain: Times = {count: [] for count in _ROWS if count <= most}
+    logits: Times = {count: [] for count in _WANTED}
+    deep: Times = {1: [], _MANY: []}
     for number in range(rounds + 1):
         tell(f"measuring steps, round {number} of {rounds}")
-        for count, times in plain.items():
-            _keep(times, bench.seconds(None, count, 0), number)
-        for count, times in logits.items():
-            _keep(times, bench.seconds(None, count, count), number)
-        for count, times in deep.items():
-            _keep(times, bench.seconds(filled, count, 0), number)
+        for found, sequence, wants in ((plain, None, False), (logits, None, True), (deep, filled, False)):
+            for count, times in found.items():
+                times.append(bench.seconds(sequence, count, count if wants else 0))
     runner.free_sequence(filled)
     tell("measuring what the engine adds")
     fixed, token = engine_overhead(runner, clock)
-    return replace(_fitted(plain, logits, deep, depth), fixed=overhead + fixed, token=token)
+    fitted = _fitted(_medians(plain), _medians(logits), _medians(deep), depth)
+    return replace(fitted, fixed=overhead + fixed, token=token)
 
 
 def engine_overhead(runner: Runner, clock: Callable[[], float]) -> tuple[float, float]:
@@ -107,32 +106,26 @@ def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
     return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
 
 
-def _keep(times: list[float], seconds: float, number: int) -> None:
-    """Keep a time, except the first round's, which warms up."""
-    if number:
-        times.append(seconds)
+def _medians(times: Times) -> dict[int, float]:
+    """Medians without the first round, which warms up."""
+    return {rows: statistics.median(found[1:]) for rows, found in times.items()}
 
 
-def _fitted(
-    plain: dict[int, list[float]], logits: dict[int, list[float]], deep: dict[int, list[float]], depth: int
-) -> StepTimes:
-    """Step times from the medians of the measurements.
+def _fitted(plain: dict[int, float], logits: dict[int, float], deep: dict[int, float], depth: int) -> StepTimes:
+    """Step times from median seconds by rows: on empty sequences without and with logits, and after `depth` tokens.
 
     With d stored tokens before it, a step of r rows takes (kv_token + r * lookup) * d longer; two values of r give
     both unknowns. A step of r rows on an empty sequence attends to its own r tokens; their time is subtracted from the
     curve.
     """
-    times = {count: statistics.median(values) for count, values in plain.items()}
-    one, many = (max(statistics.median(deep[rows]) - times[rows], 0.0) / depth for rows in (1, _MANY))
+    one, many = (max(deep[rows] - plain[rows], 0.0) / depth for rows in (1, _MANY))
     lookup = max(many - one, 0.0) / (_MANY - 1)
     kv_token = max(one - lookup, 0.0)
     products = [
         (float(rows), max(seconds - rows * kv_token - rows * (rows + 1) / 2 * lookup, 1e-9))
-        for rows, seconds in sorted(times.items())
+        for rows, seconds in plain.items()
     ]
-    wanted = [
-        (float(rows), max(statistics.median(values) - times[rows], 1e-9)) for rows, values in sorted(logits.items())
-    ]
+    wanted = [(float(rows), max(seconds - plain[rows], 1e-9)) for rows, seconds in logits.items()]
     return StepTimes(Curve(tuple(products)), Curve(tuple(wanted)), kv_token, lookup)
 
 
@@ -172,7 +165,7 @@ class _Steps:
 
 
 class BorrowedRunner:
-    """A runner lent to an engine, which does not close it. free_all frees the sequences that the engine has kept.
+    """A runner lent to an engine. free_all frees the sequences that the engine has kept.
 
     Implements localllm.engine.runner.Runner. seconds: of the latest step. rows: its rows and its rows with logits.
     """
@@ -197,9 +190,6 @@ class BorrowedRunner:
     def free_sequence(self, sequence: int) -> None:
         self._alive.discard(sequence)
         self._runner.free_sequence(sequence)
-
-    def close(self) -> None:
-        """Do nothing: the lender closes the runner."""
 
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]

@@ -13,6 +13,7 @@ from localllm.measure.simulate.costs import StepTimes
 
 VOCABULARY = 16_384
 PAGE = 16
+_SEQUENCES = 1024
 _MIX = 2654435761  # Knuth's multiplicative hash
 _EXACT = 1 << 16
 
@@ -25,10 +26,6 @@ class VirtualClock:
         self._added = -self._other()
 
     def __call__(self) -> float:
-        return self.now
-
-    @property
-    def now(self) -> float:
         """Seconds since the beginning."""
         return self._other() + self._added
 
@@ -80,14 +77,10 @@ class SimulatedRunner:
         *,
         pages: int,
         context: int,
-        kv_bytes_per_token: int = 1,
         max_rows: int = 512,
-        max_sequences: int = 1024,
         accuracy: float = 1.0,
     ) -> None:
-        self._info = RunnerInfo(
-            "simulated", VOCABULARY, context, max_rows, max_sequences, PAGE, pages, kv_bytes_per_token, "simulated"
-        )
+        self.info = RunnerInfo("simulated", VOCABULARY, context, max_rows, _SEQUENCES, PAGE, pages, 1, "simulated")
         self._times, self._clock = times, clock
         self._accuracy = accuracy
         self._tables: dict[int, list[int]] = {}
@@ -96,10 +89,6 @@ class SimulatedRunner:
         self._free = list(range(pages - 1, -1, -1))
         self._next = 0
         self.use = Use()
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
 
     def pages_free(self) -> int:
         return len(self._free)
@@ -167,7 +156,7 @@ class SimulatedRunner:
 
     def check_integrity(self, sequences: set[int]) -> None:
         """Raise RuntimeError unless exactly these sequences exist and hold exactly the pages in use."""
-        counted = [0] * self._info.pages_total
+        counted = [0] * self.info.pages_total
         for table in self._tables.values():
             for page in table:
                 counted[page] += 1
@@ -179,13 +168,11 @@ class SimulatedRunner:
 
     def _guess(self, token: int, position: int) -> int:
         right = next_token(token, position)
-        if self._accuracy >= 1:
-            return right
         luck = ((token * 31 + position) * _MIX >> 8) % _EXACT / _EXACT
         return right if luck < self._accuracy else right % (VOCABULARY - 1) + 1
 
     def _note(self, rows: int, active: set[int], seconds: float) -> None:
-        held = len(set().union(*(self._tables[sequence] for sequence in active))) / self._info.pages_total
+        held = len(set().union(*(self._tables[sequence] for sequence in active))) / self.info.pages_total
         use = self.use
         use.steps += 1
         use.rows += rows

@@ -17,13 +17,14 @@ from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError
 from localllm.measure.latency import Outcome
-from localllm.measure.loadtest.trial import ClosedLoop, Load
+from localllm.measure.loadtest.trial import ClosedLoop, Load, Trial
 from localllm.measure.simulate.costs import StepTimes
 from localllm.measure.simulate.runner import VOCABULARY, SimulatedRunner, SimulatedVocabulary, Use, VirtualClock
 from localllm.measure.workload.requests import Request
 
 _GREEDY = SamplingParams(temperature=0)
 _BLOCKS_KEPT = 256
+_CHUNK_ROWS = 512
 
 
 class Batching(StrEnum):
@@ -46,8 +47,8 @@ class Draft:
 class Setup:
     """A server. pages: KV pages of 16 tokens. slots: requests that run at once. queue: the most that wait.
 
-    max_rows: of a step; without chunked_prefill a whole prompt is one step regardless of max_rows. travel: seconds that
-    a request spends outside of the engine before its first token, on HTTP and tokenising.
+    Without chunked_prefill a whole prompt is one step. travel: seconds that a request spends outside of the engine
+    before its first token, on HTTP and tokenising.
     """
 
     times: StepTimes
@@ -55,7 +56,6 @@ class Setup:
     context: int
     slots: int = 8
     queue: int = 64
-    max_rows: int = 512
     batching: Batching = Batching.CONTINUOUS
     chunked_prefill: bool = True
     prefix_cache: bool = True
@@ -65,13 +65,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A simulation's result. outcomes: in order of completion. queue: (seconds, waiting requests) after each step."""
+    """A simulated trial. outcomes: in order of completion. queue: (seconds, waiting requests) after each step."""
 
+    load: Load
     outcomes: tuple[Outcome, ...]
     seconds: float
     use: Use
     stats: EngineStats
     queue: tuple[tuple[float, int], ...]
+
+    @property
+    def trial(self) -> Trial:
+        """The same as a load test's trial."""
+        return Trial(self.load, len(self.outcomes), list(self.outcomes), complete=True)
 
     @property
     def busy(self) -> float:
@@ -120,23 +126,21 @@ class _WholePrompts(ChunkSize):
         return self._largest
 
 
-def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> Simulated:
+def simulate(
+    setup: Setup,
+    requests: Sequence[Request],
+    load: Load,
+    seed: str,
+    clock: VirtualClock | None = None,
+    runner: Runner | None = None,
+) -> Simulated:
     """Serve the requests under the load. Raises RequestError for prompts that cannot be served.
 
     In an open loop each request arrives at its `at`; in a closed one, when a client has received its previous answer.
-    seed: blocks with the same identity have the same tokens under the same seed.
+    seed: blocks with the same identity have the same tokens under the same seed. runner: a real one for comparison,
+    whose steps take their real time on the clock; idle time is skipped, and `use` stays empty.
     """
-    return _Simulation(setup, requests, load, seed, VirtualClock()).run()
-
-
-def replay(
-    runner: Runner, clock: VirtualClock, setup: Setup, requests: Sequence[Request], load: Load, seed: str
-) -> Simulated:
-    """The same requests and engine on a real runner, for comparison: steps take their real time on the clock.
-
-    Idle time is skipped by advancing the clock. `use` stays empty.
-    """
-    return _Simulation(setup, requests, load, seed, clock, runner).run()
+    return _Simulation(setup, requests, load, seed, clock or VirtualClock(), runner).run()
 
 
 class _Simulation:
@@ -147,9 +151,9 @@ class _Simulation:
         load: Load,
         seed: str,
         clock: VirtualClock,
-        runner: Runner | None = None,
+        runner: Runner | None,
     ) -> None:
-        self._setup, self._requests, self._seed = setup, requests, seed
+        self._setup, self._requests, self._load, self._seed = setup, requests, load, seed
         self._clients = load.clients if isinstance(load, ClosedLoop) else None
         self._clock = clock
         self._runner: Runner = runner or self._runner_of(setup.times, 1.0)
@@ -181,28 +185,28 @@ class _Simulation:
             self._send()
             worked = self._engine.step()
             self._collect()
-            self._queue.append((self._clock.now, self._engine.stats().waiting + len(self._held)))
+            self._queue.append((self._clock(), self._engine.stats().waiting + len(self._held)))
             if worked:
                 continue
             if self._visits:
                 raise RuntimeError("the simulated engine has requests and does nothing")
             if self._due and not self._held:
-                self._clock.advance(max(self._due[0][0] - self._clock.now, 0.0))
+                self._clock.advance(max(self._due[0][0] - self._clock(), 0.0))
         stats = self._engine.stats()
         self._engine.check_integrity()
         use = self._runner.use if isinstance(self._runner, SimulatedRunner) else Use()
-        return Simulated(tuple(self._outcomes), self._clock.now, use, stats, tuple(self._queue))
+        return Simulated(self._load, tuple(self._outcomes), self._clock(), use, stats, tuple(self._queue))
 
     def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
         setup = self._setup
-        rows = setup.max_rows if setup.chunked_prefill else setup.context * setup.slots
+        rows = _CHUNK_ROWS if setup.chunked_prefill else setup.context * setup.slots
         return SimulatedRunner(
             times, self._clock, pages=setup.pages, context=setup.context, max_rows=rows, accuracy=accuracy
         )
 
     def _send(self) -> None:
         """Submit the requests that are due; with static batches, only when the last batch has ended."""
-        while self._due and self._due[0][0] <= self._clock.now:
+        while self._due and self._due[0][0] <= self._clock():
             self._held.append(self._due.pop(0))
         if self._setup.batching is not Batching.STATIC:
             batch, self._held = self._held, []
@@ -215,9 +219,9 @@ class _Simulation:
             try:
                 stream = self._engine.submit(self._asked(request, number))
             except LocalLLMError as error:
-                self._end(Outcome(due, self._clock.now, (), self._clock.now, error=str(error)))
+                self._end(Outcome(due, self._clock(), (), self._clock(), error=str(error)))
             else:
-                self._visits.append(_Visit(due, self._clock.now, stream))
+                self._visits.append(_Visit(due, self._clock(), stream))
 
     def _asked(self, request: Request, number: int) -> GenerationRequest:
         prompt: list[int] = []
@@ -231,7 +235,7 @@ class _Simulation:
         )
 
     def _collect(self) -> None:
-        now = self._clock.now
+        now = self._clock()
         going = []
         for visit in self._visits:
             last = None
@@ -261,7 +265,7 @@ class _Simulation:
         """Record an outcome. In a closed loop, its client sends the next request."""
         self._outcomes.append(outcome)
         if self._clients is not None and self._left:
-            self._due.append((self._clock.now + self._setup.travel, len(self._requests) - self._left))
+            self._due.append((self._clock() + self._setup.travel, len(self._requests) - self._left))
             self._left -= 1
 
     def _chunk(self) -> ChunkSize:

@@ -63,7 +63,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises RequestError naming file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also split at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {reason(error)}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -58,7 +58,7 @@ def _parsed(lines: Iterable[str], head: str, path: Path) -> Iterator[tuple[int, 
     for number, row in rows:
         try:
             yield number, parse(number, row)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise RequestError(f"{path}, line {number}: not a request of a trace ({error!r}).") from error
 
 
@@ -81,7 +81,7 @@ def _mooncake(_number: int, line: str) -> Request:
 
 
 def _checked(request: Request) -> Request:
-    if any(block.tokens < 1 for block in request.blocks) or request.answer_tokens < 0:
+    if min((block.tokens for block in request.blocks), default=0) < 1 or request.answer_tokens < 0:
         raise ValueError("lengths below 1")
     return request
 

@@ -16,6 +16,7 @@ import pytest
 from gguf_io import open_model
 from localllm.agents.programs import PROGRAMS, Endpoint
 from localllm.agents.recording import Recording, tokens_of
+from localllm.cli.launch import counted_tokens, counts_path
 from localllm.errors import RequestError
 from localllm.roofline.work import attention_operations, looks
 from models.config import read_config
@@ -131,6 +132,14 @@ def test_what_programs_are_given(name: str, tmp_path: Path) -> None:
     assert AT.url in told and AT.model in told and AT.key in told
     assert all(path.is_relative_to(tmp_path) for path in made.files)
     assert "Hello" in PROGRAMS[name].asked("Hello")
+
+
+def test_a_damaged_count_of_tokens_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert counted_tokens("claude") == {}
+    for content, found in ((b'{"m:8b": 4000}', {"m:8b": 4000}), (b'{"m', {}), (b"[]", {})):
+        counts_path("claude").write_bytes(content)
+        assert counted_tokens("claude") == found
 
 
 def test_codex_gets_settings_that_are_toml() -> None:

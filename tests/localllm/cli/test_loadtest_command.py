@@ -53,6 +53,7 @@ def refused(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["--body", "{"], "--body is not JSON"),
         (["--body", "[]"], "--body must be a JSON object"),
         (["--body", '{"stream": false}'], "--body must not set stream"),
+        (["--body", '{"options": 1}'], "are not a JSON object"),
         ([], "http://127.0.0.1:1 cannot be reached"),
     ],
 )

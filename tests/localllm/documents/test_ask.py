@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from localllm.cli.main import application
 from localllm.engine import file_digest
 from localllm.settings import sessions_path
+from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
 from tui.sessions import SessionStore
 
@@ -74,6 +75,13 @@ def test_the_model_of_the_chat_is_the_usual_one(folder: Path, model: Path) -> No
     with contextlib.closing(SessionStore(sessions_path())) as store:
         store.remember("model", str(model))
     assert ask(folder, "harbour").exit_code == 0
+
+
+def test_a_remote_server_that_refuses_is_no_defect_of_ours(folder: Path) -> None:
+    with openai_server() as script:
+        script.refusal = (404, {"error": {"message": "no such model"}})
+        told = ask(folder, "harbour", "--model", "other", "--remote", script.address)
+    assert told.exit_code == 2 and "no such model" in told.stderr
 
 
 def test_indexing_alone(folder: Path) -> None:

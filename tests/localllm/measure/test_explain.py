@@ -98,6 +98,14 @@ def test_peaks_of_bytes_and_floats_count_by_the_model_s_products(tmp_path: Path)
     assert machine_named("GPU of 8GiB", GB) is None
 
 
+def test_a_gpu_is_not_taken_for_another_whose_name_begins_alike() -> None:
+    for label, name in (("A100 80GB", "A100 80GB"), ("NVIDIA L40S", "L40S"), ("Tesla T4", "T4"), ("NVIDIA A10", "A10")):
+        machine = machine_named(label, GB)
+        assert machine is not None and machine.name == name
+    for label in ("A100 40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA H100 PCIe", "T400 4GB"):
+        assert machine_named(label, GB) is None
+
+
 def test_what_the_formulas_leave_out_is_said(tmp_path: Path) -> None:
     text = str(explained(tmp_path, "llama", machine=None))
     assert "The plan counts 1 MiB of keys and values" in text and "`localllm bench` measures" in text

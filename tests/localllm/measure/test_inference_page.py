@@ -40,7 +40,7 @@ def test_the_table_of_hardware() -> None:
             str(machine.memory_gb or "-"),
             f"{machine.bandwidth / 1e9:g}",
             "-" if machine.f16_peak is None else f"{machine.f16_peak / 1e12:g}",
-            "-" if machine.ridge is None else f"{machine.ridge:.0f}",
+            "-" if machine.f16_peak is None else f"{speed.ridge(machine.f16_peak, machine.bandwidth):.0f}",
             str(machine.watts or "-"),
             f"{machine.bandwidth / weights:.0f}",
         ]

@@ -1,12 +1,9 @@
 """Request times, percentiles and goodput, on cases computed by hand."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from localllm.errors import RequestError
-from localllm.measure.latency import Outcome, Percentiles, Slo, Summary, percentile
+from localllm.measure.latency import Outcome, Percentiles, Slo, Summary
 
 # Due at 1, sent at 1.5, text at 2, 2.5 and 4, complete at 4.25.
 ANSWER = Outcome(1.0, 1.5, (2.0, 2.5, 4.0), 4.25, prompt_tokens=10, cached_tokens=4, generated_tokens=5)
@@ -31,11 +28,6 @@ def test_what_cannot_be_told_is_none() -> None:
     assert Outcome(0.0, 0.0, (1.0,), 1.0, generated_tokens=8).tpot is None
     empty = Outcome(1.0, 1.0, (), 3.0, generated_tokens=0)
     assert (empty.ttft, empty.tpot, empty.itl) == (2.0, None, ())
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 1))
-def test_percentiles_are_numpys(values: list[float], share: float) -> None:
-    assert percentile(sorted(values), share) == pytest.approx(np.percentile(values, 100 * share), abs=1e-6)
 
 
 def test_percentiles_of_a_hundred() -> None:

@@ -10,7 +10,7 @@ from localllm.errors import RequestError
 from localllm.measure.formulas import serving, speed
 from localllm.measure.latency import Outcome
 from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
-from localllm.measure.simulate.costs import Curve, StepTimes, mean_of, roofline, shared_by
+from localllm.measure.simulate.costs import Curve, StepTimes, made_of, roofline, shared_by
 from localllm.measure.simulate.experiments import EXPERIMENTS, Server, as_text
 from localllm.measure.simulate.fit import engine_overhead, measure
 from localllm.measure.simulate.machines import Link, Machine, named
@@ -243,7 +243,7 @@ def test_what_an_engine_adds_is_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     runner.check_integrity(set())
     times = replace(TIMES, fixed=fixed, token=token)
     assert times.seconds([(1, 100)] * 4, 4) - TIMES.seconds([(1, 100)] * 4, 4) == pytest.approx(0.005)
-    assert mean_of(times, TIMES).fixed == pytest.approx(0.0015)
+    assert made_of(lambda one, other: (one + other) / 2, times, TIMES).fixed == pytest.approx(0.0015)
 
 
 def test_a_model_that_leaves_no_room_is_refused() -> None:

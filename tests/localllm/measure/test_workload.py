@@ -65,6 +65,14 @@ def test_traces_are_scaled(write: Callable[..., Path]) -> None:
         (AZURE + "2023-11-16 18:16:00,0,3\n", "line 4: not a request"),
         (AZURE + "2022-11-16 18:16:00,5,3\n", "line 4: the request is earlier"),
         (MOONCAKE + '{"timestamp": 3000}\n', "line 3: not a request"),
+        (
+            MOONCAKE + '{"timestamp": 3000, "input_length": 0, "output_length": 1, "hash_ids": []}\n',
+            "line 3: not a request",
+        ),
+        (
+            MOONCAKE + '{"timestamp": 3000, "input_length": 1e999, "output_length": 1, "hash_ids": []}\n',
+            "line 3: not a request",
+        ),
         (MOONCAKE + "[]\n", "line 3: not a request"),
         ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}\n', "88 tokens before"),
         ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2, 3]}\n', "lengths below 1"),
@@ -153,6 +161,14 @@ def test_prompts_of_a_file(write: Callable[..., Path]) -> None:
     messages = [{"role": "user", "content": "hi"}]
     lines = '{"prompt": "one"}\n{"messages": [{"role": "user", "content": "hi"}]}\n{"turns": ["first", "second"]}\n'
     assert read_prompts(write(lines, "prompts.jsonl")) == ["one", messages, "first"]
+
+
+def test_only_newlines_separate_prompts(write: Callable[..., Path]) -> None:
+    assert read_prompts(write("\ufeffone\u2028still one\ftoo\r\ntwo\r\n", "prompts.txt")) == [
+        "one\u2028still one\ftoo",
+        "two",
+    ]
+    assert read_prompts(write('\ufeff{"prompt": "a\u2028b"}\n', "prompts.jsonl")) == ["a\u2028b"]
 
 
 @pytest.mark.parametrize(

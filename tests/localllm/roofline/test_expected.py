@@ -21,9 +21,8 @@ from localllm.roofline.expected import (
     main_type,
 )
 from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_limits, kept_path
-from localllm.roofline.limits import Limits
+from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.report import Measure, Report, ThreadReport
-from localllm.roofline.spread import Spread
 from localllm.roofline.work import work_in_header
 from models.native_runner import MAX_ROWS
 from tests.models.architecture_models import MODELS
@@ -83,6 +82,14 @@ def test_without_a_model_the_limits_tell(model: Path) -> None:
     assert first is not None and second is not None
     assert first.decode == pytest.approx(USUAL_DECODE * READ / work.decode(0, 64).read)
     assert (second.decode, second.prefill) == (pytest.approx(2 * first.decode), pytest.approx(2 * first.prefill))
+
+
+def test_keys_and_values_count_as_they_are_stored(model: Path) -> None:
+    with open_model(model) as file:
+        full, small = (expected_speed(file, HERE, types) for types in (("f16", "f16"), ("q4_0", "q4_0")))
+        work = work_in_header(file, ("q4_0", "q4_0"))
+    assert full is not None and small is not None
+    assert small.decode == pytest.approx(USUAL_DECODE * READ / work.decode(0, 64).read) and small.decode > full.decode
 
 
 def test_the_model_most_alike_counts() -> None:

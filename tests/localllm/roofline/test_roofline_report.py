@@ -7,9 +7,8 @@ import pytest
 
 from cpu_kernels.recorded_step import Products
 from localllm.roofline.decode_step import DecodeStep
-from localllm.roofline.limits import Limits
+from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.report import Measure, Report, ThreadReport, as_data, as_text
-from localllm.roofline.spread import Spread
 from localllm.roofline.work import ModelWork, Work
 
 LIMITS = Limits(Spread(20e9, 19e9, 21e9), Spread(200e9, 200e9, 200e9), Spread(100e9, 100e9, 100e9))

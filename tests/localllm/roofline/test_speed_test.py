@@ -32,10 +32,10 @@ def test_rounds_time_the_prompt_and_the_tokens_at_each_depth() -> None:
     request = BenchRequest(prompt=20, depths=(30, 0), tokens=5, rounds=2)
     test = SpeedTest(runner, request, runner.clock, told.append)
     assert runner.now == 30  # both depths share one filled sequence
-    for number in range(3):
-        test.round(counts=number > 0)
-    assert test.seconds.prefill == [20.0, 20.0]
-    assert test.seconds.decode == {30: [5.0, 5.0], 0: [5.0, 5.0]}
+    for _ in range(2):
+        test.round()
+    assert test.prefill == [20.0, 20.0]
+    assert test.decode == {30: [5.0, 5.0], 0: [5.0, 5.0]}
     assert told[-3:] == ["prefill of 20 tokens", "decode after 0 tokens", "decode after 30 tokens"]
     test.close()
     assert runner.pages_free() == free

@@ -1,6 +1,8 @@
 """localllm ps and stop, against a running server."""
 
+import http.server
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -88,6 +90,31 @@ def test_a_server_elsewhere_is_asked_with_the_key_for_it(
     assert "Check the address" in capsys.readouterr().err
     assert command(9, "ps", "--host", "ftp://host") == 2
     assert "not a server's address" in capsys.readouterr().err
+
+
+def test_a_proxy_of_the_environment_is_not_used(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"models": []}')
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Empty) as listening:
+        thread = threading.Thread(target=listening.handle_request, daemon=True)
+        listening.timeout = PATIENCE_S
+        thread.start()
+        assert command(9, "ps", "--host", f"127.0.0.1:{listening.server_address[1]}") == 0
+        thread.join(PATIENCE_S)
+    assert "No model is loaded" in capsys.readouterr().err
 
 
 def test_without_a_server_it_is_said_how_to_start_one(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
