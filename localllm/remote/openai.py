@@ -139,10 +139,6 @@ class OpenAIModel:
             raise RemoteError(f"{self.server.endpoint} does not score every document.")
         return scores, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """One batch with all texts."""
-        return [slice(0, len(sizes))]
-
     def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return Call(self.server.endpoint, "POST", route, body).json()
 

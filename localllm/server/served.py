@@ -36,10 +36,7 @@ class ServedModel(AnsweringModel, Protocol):
 
 
 class Embedder(Protocol):
-    """An embedding model or reranker. Its methods block."""
-
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """Which texts to compute together. sizes: their estimated tokens."""
+    """An embedding model or reranker. Its methods block, with checkpoints where they compute here."""
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None

@@ -24,7 +24,7 @@ from localllm.server.bodies import (
     offered_tools,
 )
 from localllm.server.contents import openai_message
-from localllm.server.embeddings import embed_all, rank_all
+from localllm.server.embeddings import embed_all
 from localllm.server.errors import ApiError, kind_of, known
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
@@ -216,7 +216,8 @@ async def rerank(body: RerankBody, service: ServiceDep) -> Object:
             "Qwen3-Reranker or jina-reranker in GGUF.",
         )
     async with service.lease_embedder(body.model, keep_alive_s(body.keep_alive)) as lease:
-        scores, tokens = await rank_all(lease.model, body.query, documents, truncate=body.truncate)
+        work = partial(lease.model.rank, body.query, documents, truncate=body.truncate)
+        scores, tokens = await interruptible(work)
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n]
     return {
         "model": body.model,
