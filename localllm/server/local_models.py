@@ -56,12 +56,12 @@ class LocalModels:
             raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
-            yield Lease(entry.name, model, held.load_s, lambda: self._manager.discard(held.slot))
+            yield Lease(held.name, model, held.load_s, held.discard)
 
     @contextlib.asynccontextmanager
     async def lease_embedder(self, entry: CatalogEntry, keep_alive_s: float | None) -> AsyncIterator[Lease[Embedder]]:
         async with self._manager.lease(entry, keep_alive_s, embeds=True) as held:
-            yield Lease(entry.name, cast("EmbeddingModel", held.model), held.load_s)
+            yield cast("Lease[Embedder]", held)
 
     async def resident(self) -> list[ResidentModel]:
         loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
