@@ -36,7 +36,7 @@ class LoadPlan:
 
 
 class MemoryLoader:
-    """Loads models so that everything they hold or were granted fits into memory.
+    """Loads models so that everything they hold or were granted fits into memory. Its methods block.
 
     A load in progress counts with its whole grant, although part of it may be allocated already: plans made meanwhile
     get too little rather than too much. The same holds for each GPU. llama.cpp loads one model at a time, since its
@@ -58,21 +58,24 @@ class MemoryLoader:
         """
         settings = with_files(self._settings, entry)
         room = self._room(loaded, coming)
+        promised = [plan.grant.devices for plan in coming]
         try:
             with open_model(entry.path) as file:
-                promised = [plan.grant.devices for plan in coming]
                 if embeds:
-                    return self._plan_embedder(entry, settings, file, room, promised)
-                without_others = room + sum(map(_held, loaded))
+                    grant, native = _embedder_grant(settings, file, room, promised)
+                    return LoadPlan(entry, grant, True, native, room)
                 with draft_file(settings) as draft:
-                    if choose_backend(file, settings, without_others, draft).backend == "llama":
+                    without_others = room + sum(map(_held, loaded))
+                    native = choose_backend(file, settings, without_others, draft).backend == "native"
+                    if native:
+                        try:
+                            grant = self._native_grant(settings, file, draft, room, bool(coming))
+                        except UnsupportedModelError:  # loading reports it, or uses llama.cpp
+                            grant, native = Grant(settings, file.weights_bytes), False
+                    else:
                         on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
                         grant = plan_model(settings, file, room, promised, on_gpus)
-                        return LoadPlan(entry, grant, False, False, room)
-                    try:
-                        return self._plan_native(entry, settings, file, draft, room, bool(coming))
-                    except UnsupportedModelError:  # loading reports it, or uses llama.cpp
-                        return LoadPlan(entry, Grant(settings, file.weights_bytes), False, False, room)
+                    return LoadPlan(entry, grant, False, native, room)
         except OutOfMemoryError as error:
             held = _all_held(loaded, coming) // MIB
             raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
@@ -88,26 +91,9 @@ class MemoryLoader:
                 return EmbeddingModel(plan.entry.path, plan.grant.settings, progress)
             return load_model(plan.entry.path, plan.grant.settings, progress, plan.entry.behaviour.template, plan.room)
 
-    def _plan_embedder(
-        self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
-    ) -> LoadPlan:
-        choice = choose_text_encoder(file, settings)
-        try:
-            grant = plan_embedder(settings, choice, file, room, promised)
-        except UnsupportedModelError as error:  # loading reports it, or uses llama.cpp
-            choice = BackendChoice("llama", str(error))
-            grant = plan_embedder(settings, choice, file, room, promised)
-        return LoadPlan(entry, grant, True, choice.backend == "native", room)
-
-    def _plan_native(
-        self,
-        entry: CatalogEntry,
-        settings: Settings,
-        file: ModelFile,
-        draft: ModelFile | None,
-        room: int,
-        others_load: bool,
-    ) -> LoadPlan:
+    def _native_grant(
+        self, settings: Settings, file: ModelFile, draft: ModelFile | None, room: int, others_load: bool
+    ) -> Grant:
         """Grant a KV cache budget: the memory left, halved if more models may be loaded.
 
         While others load, the sums are rough, so a small budget is refused and the model waits for the loads to end.
@@ -118,8 +104,7 @@ class MemoryLoader:
         if others_load and not fixed and kv < AMPLE_TOKENS * plan.kv_bytes_per_token:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
         kv_mib = max(kv // MIB, 1)
-        needed = plan.needed - plan.kv + kv_mib * MIB
-        return LoadPlan(entry, Grant(replace(settings, kv_mib=kv_mib), needed), False, True, room)
+        return Grant(replace(settings, kv_mib=kv_mib), plan.needed - plan.kv + kv_mib * MIB)
 
     def _room(self, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that are neither used nor promised."""
@@ -128,6 +113,17 @@ class MemoryLoader:
         if self._settings.memory_mib is not None:
             room = min(room, self._settings.memory_mib * MIB - _all_held(loaded, coming))
         return room
+
+
+def _embedder_grant(
+    settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
+) -> tuple[Grant, bool]:
+    """The grant of an embedding model, and whether the native engine computes it."""
+    choice = choose_text_encoder(file, settings)
+    try:
+        return plan_embedder(settings, choice, file, room, promised), choice.backend == "native"
+    except UnsupportedModelError as error:  # loading reports it, or uses llama.cpp
+        return plan_embedder(settings, BackendChoice("llama", str(error)), file, room, promised), False
 
 
 def _all_held(loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:

@@ -7,21 +7,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import LoadProgress, release_memory
+from localllm.engine.loaded_model import release_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener, LoadWatch
-from localllm.server.loading import LoadPlan, Model
+from localllm.server.loading import LoadPlan, MemoryLoader, Model
 from localllm.server.options import FOREVER, ServerOptions
 from localllm.server.served import Lease, ModelAbout
 
@@ -31,19 +30,6 @@ log = logging.getLogger(__name__)
 Key = tuple[Path, str | None, tuple[str, str], bool]
 
 STOPPING = "the server is shutting down"
-
-
-class Loader(Protocol):
-    """Loads models; see MemoryLoader. Its methods block. `load` must be thread-safe, `plan` need not be."""
-
-    def describe(self, entry: CatalogEntry) -> ModelAbout:
-        """A model's row in lists. Raises ModelFileError or another file error."""
-
-    def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
-        """Grant a load its memory. Raises OutOfMemoryError if the other models leave too little room."""
-
-    def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
-        """Load as planned. An exception from progress ends the load."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +61,7 @@ class Slot:
 class ModelManager:
     """Holds several models and evicts the least recently used. Loads run concurrently where memory allows."""
 
-    def __init__(self, options: ServerOptions, loader: Loader) -> None:
+    def __init__(self, options: ServerOptions, loader: MemoryLoader) -> None:
         self._options = options
         self._loader = loader
         self._slots: dict[Key, Slot] = {}
