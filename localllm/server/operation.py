@@ -57,7 +57,7 @@ async def ready(service: ServiceDep, model: str | None = None) -> JSONResponse:
         stats = service.models.engine_stats().get(entry.name)
         if stats is None or not stats.generated_tokens:
             async with service.run(model, [_PROBE]) as run:
-                await run.answers()
+                await run.finish()
     state = await service.models.health()
     return JSONResponse(state, 200 if state["ready"] else 503)
 

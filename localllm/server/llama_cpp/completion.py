@@ -1,9 +1,9 @@
 """llama-server's /completion and /infill: a text to continue, or a gap to fill."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import Run, ServiceDep
+from localllm.server.streams import interruptible
 from localllm.server.wire import TimedProgress, logprob_entries, sse, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
@@ -145,9 +146,10 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     prompts = _prompts(body.prompt)
     if body.bias_pairs or any(isinstance(prompt, list) for prompt in prompts):
         async with service.lease(body.model) as lease:
-            prompts = [await to_thread.run_sync(_encoded, prompt, lease.model.tokenizer) for prompt in prompts]
+            tokenizer = lease.model.tokenizer
+            prompts = [await interruptible(partial(_encoded, prompt, tokenizer)) for prompt in prompts]
             if body.bias_pairs:
-                body.logit_bias = await to_thread.run_sync(_biases, body.bias_pairs, lease.model.tokenizer)
+                body.logit_bias = await interruptible(partial(_biases, body.bias_pairs, tokenizer))
     fields = body.answer_fields() | held
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
     choices = body.n_cmpl or body.n or 1
@@ -217,15 +219,15 @@ class _InfillWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({"content": "", "stop": False, "progress": progress, **self._timed.fields(progress)})
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content:
             yield sse({"content": event.content, "stop": False})
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        yield sse({**self.whole(run, answers), "content": ""})
+    def end(self, run: Run) -> Iterator[bytes]:
+        yield sse({**self.whole(run), "content": ""})
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Any:
-        answer = answers[0]
+    def whole(self, run: Run) -> Any:
+        answer = run.answers[0]
         return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
 
 
@@ -235,7 +237,7 @@ class _CompletionWriter(_InfillWriter):
         self._body = body
         self._several = several
 
-    def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content or event.logprobs:
             counts = event.counts
             yield sse(
@@ -252,12 +254,12 @@ class _CompletionWriter(_InfillWriter):
                 }
             )
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        for index, one in enumerate(answers):
-            yield sse(self._selected({**self._one(run, index, one), "content": "", "tokens": []}))
+    def end(self, run: Run) -> Iterator[bytes]:
+        for index in range(len(run.answers)):
+            yield sse(self._selected({**self._one(run, index), "content": "", "tokens": []}))
 
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
-        found = [self._selected(self._one(run, index, one)) for index, one in enumerate(answers)]
+    def whole(self, run: Run) -> Any:
+        found = [self._selected(self._one(run, index)) for index in range(len(run.answers))]
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
@@ -271,8 +273,9 @@ class _CompletionWriter(_InfillWriter):
                 found[path.rpartition("/")[2]] = value
         return told if self._body.response_fields is None else found
 
-    def _one(self, run: Run, index: int, answer: Answer) -> Object:
-        last, counts, body = answer.last, answer.last.counts, self._body
+    def _one(self, run: Run, index: int) -> Object:
+        answer, body = run.answers[index], self._body
+        last, counts = answer.last, answer.last.counts
         settings = {
             "n_predict": body.n_predict,
             "seed": last.seed,

@@ -120,13 +120,13 @@ async def detokenize(body: DetokenizeBody, service: ServiceDep) -> Object:
 async def apply_template(body: TemplateBody, service: ServiceDep) -> Object:
     """A conversation's prompt."""
     messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
-    request = AnswerRequest(messages=messages, tools=tools)
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        if not body.add_generation_prompt:
-            render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
-            return {"prompt": await to_thread.run_sync(render)}
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
+    name = await service.model_or_only(body.model)
+    if body.add_generation_prompt:
+        prompt = await service.prompt(name, AnswerRequest(messages=messages, tools=tools))
         return {"prompt": known(prompt.text, "the text of a prompt")}
+    async with service.lease(name) as lease:
+        render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
+        return {"prompt": await to_thread.run_sync(render)}
 
 
 @router.get("/props")

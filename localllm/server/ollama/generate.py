@@ -1,7 +1,6 @@
 """/api/generate and /api/chat."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from anyio import to_thread
@@ -23,7 +22,7 @@ from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import held_lines, interruptible, streamed
+from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
@@ -129,25 +128,26 @@ class _Writer(Writer):
     def alive(self) -> bytes:
         return ndjson(wire.line(self._body.model, self._empty))
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.parts or event.logprobs:
-            yield ndjson(wire.line(self._body.model, self._content(event, len(before.calls))))
+            calls_before = len(run.answers[0].calls) - len(event.calls)
+            yield ndjson(wire.line(self._body.model, self._content(event, calls_before)))
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        yield ndjson(self._final(run, answers[0], self._empty))
+    def end(self, run: Run) -> Iterator[bytes]:
+        yield ndjson(self._final(run, self._empty))
 
     def error(self, error: LocalLLMError) -> bytes:
         return wire.error_line(error)
 
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
-        return self._final(run, answers[0], self._content(answers[0], 0))
+    def whole(self, run: Run) -> Object:
+        return self._final(run, self._content(run.answers[0], 0))
 
     def _content(self, part: AnswerEvent | Answer, calls_before: int) -> Object:
         fields = self._fields(part, calls_before)
         return {**fields, "logprobs": logprob_entries(part.logprobs)} if part.logprobs else fields
 
-    def _final(self, run: Run, answer: Answer, content: Object) -> Object:
-        body, tokens = self._body, run.prompts[0].tokens
+    def _final(self, run: Run, content: Object) -> Object:
+        body, answer, tokens = self._body, run.answers[0], run.prompts[0].tokens
         if isinstance(body, GenerateBody) and not body.raw and not body.images and tokens is not None:
             content = {**content, "context": [*tokens, *answer.token_ids]}
         return wire.final(body.model, content, answer.last, run.total_s, run.lease.load_s)
@@ -161,8 +161,7 @@ async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Re
 
 async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
     """The prompt's text, for debugging a template. Generates nothing."""
-    async with service.lease(body.model, keep_alive_s(body.keep_alive)) as lease:
-        prompt = await interruptible(partial(lease.model.prepare, request))
+    prompt = await service.prompt(body.model, request, keep_alive_s(body.keep_alive))
     info = {
         "rendered_template": known(prompt.text, "the text of a prompt"),
         **({"image_count": prompt.images} if prompt.images else {}),

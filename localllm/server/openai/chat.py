@@ -1,6 +1,6 @@
 """/v1/chat/completions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -89,17 +89,17 @@ class _Writer(ChunkWriter):
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         delta = self._delta(event, self._calls[index])
         if delta or event.logprobs:
             yield self._chunk(index, delta, logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            reason = self._reason(event, bool(before.calls or event.calls))
+            reason = self._reason(run.answers[index])
             yield self._chunk(index, {}, finish_reason=reason, **warnings_of(event))
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(answers)}
+    def whole(self, run: Run) -> Object:
+        choices = [self._choice(index, answer) for index, answer in enumerate(run.answers)]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(run)}
 
     def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -117,7 +117,7 @@ class _Writer(ChunkWriter):
             "index": index,
             "message": message,
             "logprobs": _logprobs(answer),
-            "finish_reason": self._reason(answer.last, bool(answer.calls)),
+            "finish_reason": self._reason(answer),
             **warnings_of(answer.last),
         }
 
@@ -134,8 +134,8 @@ class _Writer(ChunkWriter):
             delta["function_call"] = added[0]["function"]
         return delta
 
-    def _reason(self, last: AnswerEvent, calls: bool) -> str:
-        return "function_call" if calls and self._is_older else finish_reason(last, calls)
+    def _reason(self, answer: Answer) -> str:
+        return "function_call" if answer.calls and self._is_older else finish_reason(answer)
 
 
 def _logprobs(part: AnswerEvent | Answer) -> Object | None:

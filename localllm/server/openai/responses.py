@@ -135,21 +135,21 @@ class _Writer(answering.Writer):
         """See answering.Writer. The event is our addition."""
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+    def end(self, run: Run) -> Iterator[bytes]:
         yield from self._close()
-        response = self._ended(answers[0])
+        response = self._ended(run.answers[0])
         yield self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LocalLLMError) -> bytes:
         body = self.error_body(error)["error"]
         return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        answer = answers[0]
+    def whole(self, run: Run) -> Object:
+        answer = run.answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
         for part in [*parts, *(called([call]) for call in answer.calls)]:

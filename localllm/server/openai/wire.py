@@ -51,21 +51,21 @@ class ChunkWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress, **self._timed.fields(progress)})
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+    def end(self, run: Run) -> Iterator[bytes]:
         if self._includes_usage:
-            yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
+            yield sse({**self._head, "choices": [], "usage": self._usage(run)})
         yield DONE
 
-    def _usage(self, answers: Sequence[Answer]) -> Object:
+    def _usage(self, run: Run) -> Object:
         """The token counts of all prompts together."""
-        lasts = [answer.last for answer in answers]
+        lasts = [answer.last for answer in run.answers]
         found = usage(lasts[: self._choices])
         for first in range(self._choices, len(lasts), self._choices):
             more = usage(lasts[first : first + self._choices])
             for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
                 found[name] += more[name]
             found["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
-        reasoning = sum(answer.reasoning_tokens for answer in answers)
+        reasoning = sum(answer.reasoning_tokens for answer in run.answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
         return found | details
 
@@ -123,10 +123,10 @@ def arguments_of(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)
 
 
-def finish_reason(last: AnswerEvent, calls: bool) -> str:
-    if calls and not last.is_cut_call:
+def finish_reason(answer: Answer) -> str:
+    if answer.calls and not answer.last.is_cut_call:
         return "tool_calls"
-    return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
+    return "length" if answer.last.finish_reason is FinishReason.LENGTH else "stop"
 
 
 def think_of(effort: str | None) -> bool | str | None:
