@@ -43,19 +43,13 @@ _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
-def _plain_error(_status: int, message: str, _code: str | None) -> dict[str, str]:
-    return {"error": message}
-
-
 class Gate:
     """ASGI middleware that checks Host, Origin, API key and the body's size, in this order.
 
     error_body_at: the error format for a path.
     """
 
-    def __init__(
-        self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody] = lambda _: _plain_error
-    ) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody]) -> None:
         self._app = app
         self._error_body_at = error_body_at
         self._keys = KeyRing(options.keys)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import RequestError
@@ -79,13 +78,10 @@ class GuardedProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn's server. On shutdown it first stops loads, then waits for requests in progress."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._app = app
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop loads, then the server."""
-        self._app.state.service.models.stop_loading()
+        app: Any = self.config.app
+        app.state.service.models.stop_loading()
         await super().shutdown(sockets)
 
 
@@ -99,9 +95,8 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
-        app = create_app(options, models)
         config = uvicorn.Config(
-            app,
+            create_app(options, models),
             http=GuardedProtocol,
             ws="none",
             log_config=None,
@@ -110,11 +105,10 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=options.settings.grace_s,
         )
-        server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         # uvicorn raises the signal again after a clean shutdown; Ctrl-C is not an error here.
         with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+            Server(config).run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:
