@@ -3,14 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.engine.stream import EventStream
-from localllm.remote.connection import Call, RemoteError
+from localllm.remote.connection import Call, Endpoint, RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,24 @@ class Meter:
 # Reads an answer: yields its events, the last one with a finish_reason. Raises RemoteError; and TypeError, ValueError,
 # KeyError, AttributeError or RecursionError if the server does not follow its protocol.
 Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrompt:
+    """A request's body for a route of a server. Implements Prompt."""
+
+    endpoint: Endpoint
+    route: str
+    body: Mapping[str, Any]
+    read: Reader
+    tokens: None = None
+    text: None = None
+    images: int = 0
+
+    def submit(self, choice: int = 0) -> "RemoteStream":
+        """See Prompt. Does not block; the stream reports a refusal."""
+        body = {**self.body, "seed": self.body["seed"] + choice} if choice and "seed" in self.body else self.body
+        return RemoteStream(Call(self.endpoint, "POST", self.route, body), self.read)
 
 
 class RemoteStream:
@@ -125,3 +144,21 @@ class RemoteStream:
             self._room.wait()
             self._room.clear()
         self._events.push(event)
+
+
+def read_logprobs(entries: Iterable[Mapping[str, Any]], most: int) -> tuple[Logprob, ...]:
+    """Log-probabilities in the format of Ollama and of OpenAI's chats. most: alternatives for each.
+
+    https://platform.openai.com/docs/api-reference/chat/object
+    """
+    found = []
+    for entry in entries:
+        top = [(_spelling(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ()]
+        found.append(Logprob(_spelling(entry), float(entry["logprob"]), tuple(top[:most])))
+    return tuple(found)
+
+
+def _spelling(entry: Mapping[str, Any]) -> bytes:
+    """A token's bytes, which may be invalid UTF-8; some servers leave them out."""
+    data = entry.get("bytes")
+    return bytes(data) if data is not None else str(entry["token"]).encode()
