@@ -15,7 +15,7 @@ from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled,
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import interruptible
 from localllm.server.wire import TimedProgress, logprob_entries, sse, usage, warnings_of
 
@@ -142,14 +142,7 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     if body.grammar and body.json_schema is not None:
         raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
     held: Object = {"grammar": ("gbnf", body.grammar)} if body.grammar else {"format": body.json_schema}
-    body.model = await service.model_or_only(body.model)
-    prompts = _prompts(body.prompt)
-    if body.bias_pairs or any(isinstance(prompt, list) for prompt in prompts):
-        async with service.lease(body.model) as lease:
-            tokenizer = lease.model.tokenizer
-            prompts = [await interruptible(partial(_encoded, prompt, tokenizer)) for prompt in prompts]
-            if body.bias_pairs:
-                body.logit_bias = await interruptible(partial(_biases, body.bias_pairs, tokenizer))
+    prompts = await _tokenized(body, _prompts(body.prompt), service)
     fields = body.answer_fields() | held
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
     choices = body.n_cmpl or body.n or 1
@@ -161,11 +154,21 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
 async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
     """Fill in the text between a prefix and a suffix."""
     extra = "".join(f"{one.filename}\n{one.text}\n\n" for one in body.input_extra or ())
-    request = AnswerRequest(
-        prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
-    )
-    body.model = await service.model_or_only(body.model)
+    (prompt,) = await _tokenized(body, [f"{extra}{body.input_prefix}{body.prompt}"], service)
+    request = AnswerRequest(prompt=prompt, suffix=body.input_suffix, **body.answer_fields())
     return await answer(http, service, body, [request], _InfillWriter(body))
+
+
+async def _tokenized(body: Predicted, prompts: list[Any], service: Service) -> list[Any]:
+    """The prompts, those that mix text and ids as ids. Also sets the body's model, and its logit_bias from pairs."""
+    body.model = await service.model_or_only(body.model)
+    if not body.bias_pairs and all(isinstance(prompt, str) for prompt in prompts):
+        return prompts
+    async with service.lease(body.model) as lease:
+        tokenizer = lease.model.tokenizer
+        if body.bias_pairs:
+            body.logit_bias = await interruptible(partial(_biases, body.bias_pairs, tokenizer))
+        return [await interruptible(partial(_encoded, prompt, tokenizer)) for prompt in prompts]
 
 
 def _prompts(given: Any) -> list[Any]:
