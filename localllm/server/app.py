@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from itertools import takewhile
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -46,14 +45,14 @@ _PROTOCOLS = (
 )
 
 
-def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) -> FastAPI:
+def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> FastAPI:
     """Create the application. models: creates the served models; called on the event loop."""
     metrics = Metrics(options.slo)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         served = models()
-        metrics.watch(served.engine_stats)
+        metrics.watch(lambda: {name: model.engine.stats() for name, model in served.loaded().items()})
         app.state.service = Service(options, served, metrics)
         app.state.stored_items = StoredItems()
         yield

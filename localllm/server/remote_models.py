@@ -11,7 +11,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from localllm.engine.engine import EngineStats
+from localllm.engine.loaded_model import LoadedModel
 from localllm.library.entry import LibraryModel
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIModel, OpenAIServer
@@ -136,11 +136,8 @@ class RemoteModels:
             return state | {"ready": False, "reason": str(error)}
         return state
 
-    def engine_stats(self) -> Mapping[str, EngineStats]:
+    def loaded(self) -> Mapping[str, LoadedModel]:
         return {}
-
-    def loaded(self, _name: str) -> None:
-        return None
 
     def stop_loading(self) -> None:
         """Nothing loads here."""

@@ -9,16 +9,15 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import cache
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.server.errors import ErrorBody
-from localllm.server.keys import CLIENT, NAMESPACE, KeyRing, namespace_of
+from localllm.server.keys import CLIENT, NAMESPACE, namespace_of, namespace_of_key
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
@@ -52,10 +51,9 @@ class Gate:
     def __init__(self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody]) -> None:
         self._app = app
         self._error_body_at = error_body_at
-        self._keys = KeyRing(options.keys)
-        self._hosts = frozenset(
-            {options.settings.host.lower(), *(host.lower() for host in options.hosts), *_own_names()}
-        )
+        self._keys = options.keys
+        own = socket.gethostname()
+        self._hosts = {host.lower() for host in (options.settings.host, *options.hosts, own, f"{own}.local")}
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,11 +116,11 @@ class Gate:
 
     def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
         """Whether the request has a valid key if one is needed. Writes the user's cache namespace into the scope."""
-        if self._keys.is_empty or scope["path"] in OPEN_PATHS:
+        if not self._keys or scope["path"] in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
-        namespace = self._keys.admit(given.encode("latin-1"))
+        namespace = namespace_of_key(given.encode("latin-1"), self._keys)
         scope[NAMESPACE] = namespace or ""
         return namespace is not None
 
@@ -135,12 +133,6 @@ def _host_of(header: str) -> str | None:
     except ValueError:
         return None
     return host if host and parts.netloc == header and "@" not in header else None
-
-
-@cache
-def _own_names() -> Iterable[str]:
-    name = socket.gethostname().lower()
-    return (name, f"{name}.local")
 
 
 async def _discard(receive: Receive) -> None:

@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, models: Callable[[], ServedModels], ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM: then refuse connections, stop loads, and cancel requests after the grace time.
 
     models: called on the event loop. ready: called with the URL before the first request is accepted. Raises

@@ -132,7 +132,7 @@ def check_ending(event: AnswerEvent) -> None:
 class Service:
     """A server's models and limits."""
 
-    def __init__(self, options: ServerOptions, models: ServedModels[Any], metrics: Metrics) -> None:
+    def __init__(self, options: ServerOptions, models: ServedModels, metrics: Metrics) -> None:
         self.options = options
         self.models = models
         self._listed = listed_models(options)
@@ -169,14 +169,14 @@ class Service:
 
         return sorted(self.options.models_of(name) or (name,), key=rank)
 
-    async def find(self, name: str) -> tuple[ServedModels[Any], Any]:
+    async def find(self, name: str) -> tuple[ServedModels, Any]:
         """Find a model by name; see ServedModels.find. For a fallback list, the first of its models that is found.
 
         Returns the collection that has the model, and its entry there.
         """
         return await to_thread.run_sync(self._find, name)
 
-    def _find(self, name: str) -> tuple[ServedModels[Any], Any]:
+    def _find(self, name: str) -> tuple[ServedModels, Any]:
         *others, last = self.choices(name)
         for other in others:
             try:
@@ -185,7 +185,7 @@ class Service:
                 self._passed_on(other, error)
         return self._find_one(last)
 
-    def _find_one(self, name: str) -> tuple[ServedModels[Any], Any]:
+    def _find_one(self, name: str) -> tuple[ServedModels, Any]:
         models = self._listed.get(name, self.models)
         return models, models.find(name)
 
@@ -203,7 +203,7 @@ class Service:
         about = models.about(entry)
         return replace(about, name=name.removesuffix(":latest")) if self.options.models_of(name) else about
 
-    def listed(self) -> list[tuple[ServedModels[Any], Any, ModelAbout]]:
+    def listed(self) -> list[tuple[ServedModels, Any, ModelAbout]]:
         """All models, and fallback lists, as in `find`, each with its row; without those whose files cannot be read.
 
         Blocks.

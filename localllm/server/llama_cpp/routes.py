@@ -159,11 +159,11 @@ async def props(service: ServiceDep, model: str = "") -> Object:
 @router.get("/slots")
 async def slots(service: ServiceDep) -> list[Object]:
     """The places for answers of the models in memory, and how many are taken."""
-    stats = service.models.engine_stats()
+    loaded = service.models.loaded()
     found: list[Object] = []
     for resident in await service.models.resident():
         name = resident.about.name
-        running = stats[name].running if name in stats else 0
+        running = loaded[name].engine.stats().running if name in loaded else 0
         for index in range(max(running, 1)):
             about = {"id": len(found), "model": name, "n_ctx": resident.context, "is_processing": index < running}
             found.append(about)

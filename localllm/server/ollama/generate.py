@@ -1,7 +1,6 @@
 """/api/generate and /api/chat."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -15,7 +14,7 @@ from localllm.library.errors import LibraryError
 from localllm.library.go_templates import is_jinja
 from localllm.library.go_translation import translated
 from localllm.server.answering import Writer, answer
-from localllm.server.bodies import keep_alive_s, offered_tools
+from localllm.server.bodies import Object, keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
@@ -27,7 +26,6 @@ from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
 
-Object = dict[str, Any]
 # Makes the fields of an answer's text, from an event or a whole answer and the number of earlier tool calls.
 Fields = Callable[[AnswerEvent | Answer, int], Object]
 

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from localllm.errors import LocalLLMError
 from localllm.library.behaviour import Behaviour
 from localllm.library.entry import ModelDefaults
-from localllm.server.bodies import keep_alive_s, stop_strings
+from localllm.server.bodies import Object, keep_alive_s, stop_strings
 from localllm.server.embeddings import embed_all
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
@@ -29,7 +29,6 @@ from localllm.server.wire import load_progress
 
 router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
-Object = dict[str, Any]
 
 OLLAMA_VERSION = "0.13.5"
 _LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
@@ -153,7 +152,7 @@ def _resident(model: ResidentModel) -> Object:
     }
 
 
-def _shown(models: ServedModels[Any], entry: Any, body: ShowBody) -> Object:
+def _shown(models: ServedModels, entry: Any, body: ShowBody) -> Object:
     """The response of /api/show.
 
     Raises ModelFileError or another file error, LibraryError for a bad manifest, ApiError 400 for bad options.

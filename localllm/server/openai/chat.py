@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.server import answering
+from localllm.server.bodies import Object
 from localllm.server.contents import openai_message
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
@@ -15,13 +16,12 @@ from localllm.server.openai.tools import toolbox, with_choice
 from localllm.server.openai.wire import (
     CallDeltas,
     ChunkWriter,
-    Object,
     OpenAIRoute,
+    called,
     constraint_of,
     finish_reason,
     function_of,
     think_of,
-    tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import logprob_entries, sse, warnings_of
@@ -112,7 +112,7 @@ class _Writer(ChunkWriter):
         if answer.calls and self._is_older:
             message["function_call"] = function_of(answer.calls[0])
         elif answer.calls:
-            message["tool_calls"] = tool_calls(answer, self._tools)
+            message["tool_calls"] = [called(call, self._tools.client_tool(call.name)) for call in answer.calls]
         return {
             "index": index,
             "message": message,

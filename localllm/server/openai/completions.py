@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import AnswerEvent, Logprob
 from localllm.answer.request import AnswerRequest
 from localllm.server.answering import answer
+from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, constraint_of, finish_reason
+from localllm.server.openai.wire import ChunkWriter, OpenAIRoute, constraint_of, finish_reason
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import finite, sse, warnings_of
 

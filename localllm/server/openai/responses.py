@@ -15,12 +15,13 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
+from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import StoredItems, conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
+from localllm.server.openai.wire import OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import sse, warnings_of
 

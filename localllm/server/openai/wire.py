@@ -10,15 +10,13 @@ from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.server.answering import Writer
-from localllm.server.bodies import Sampled
+from localllm.server.bodies import Object, Sampled
 from localllm.server.errors import ApiError, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
 from localllm.server.wire import TimedProgress, sse, usage
-
-Object = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
 _KINDS = {401: "authentication_error", 404: "not_found_error"}
@@ -70,12 +68,8 @@ class ChunkWriter(Writer):
         return found | details
 
 
-def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
-    """Tool calls with new ids: arguments as JSON text, or a custom tool's input."""
-    return [called(call, tools.client_tool(call.name)) for call in answer.calls]
-
-
 def called(call: ToolCall, tool: ClientTool) -> Object:
+    """A tool call with a new id: arguments as JSON text, or a custom tool's input."""
     identity = {"id": f"call_{secrets.token_hex(12)}"}
     if tool.is_custom:
         return {**identity, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
@@ -115,12 +109,7 @@ class CallDeltas:
 
 
 def function_of(call: ToolCall) -> Object:
-    return {"name": call.name, "arguments": arguments_of(call)}
-
-
-def arguments_of(call: ToolCall) -> str:
-    """A call's arguments as JSON text."""
-    return json.dumps(call.arguments, ensure_ascii=False)
+    return {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
 
 
 def finish_reason(answer: Answer) -> str:

@@ -14,6 +14,7 @@ from localllm.answer.event import AnswerEvent
 from localllm.engine.request import FinishReason
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.library.behaviour import Behaviour
+from localllm.library.entry import LibraryModel, Source
 from localllm.server.app import error_body_at
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError, status_of
@@ -120,7 +121,8 @@ class InstantLoader:
 
 def test_a_model_that_was_made_anew_takes_the_place_of_the_old_one() -> None:
     loader = InstantLoader()
-    old, new = (CatalogEntry("m", Path("/m.gguf"), Behaviour(template=template)) for template in ("old", "new"))
+    model = LibraryModel(("m",), Source.PATH, Path("/m.gguf"))
+    old, new = (CatalogEntry("m", model, Behaviour(template=template)) for template in ("old", "new"))
 
     async def scene() -> None:
         manager = ModelManager(ServerOptions(), loader)

@@ -10,6 +10,7 @@ from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.planner import DEFAULT_RESERVE
 from localllm.engine.text_encoders import choose_text_encoder, encoder_bytes
 from localllm.errors import OutOfMemoryError
+from localllm.library.entry import LibraryModel, Source
 from localllm.server import llama_plans
 from localllm.server.catalog import CatalogEntry
 from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
@@ -100,7 +101,7 @@ def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.Monkey
 def test_the_loader_hands_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     needed = needs(monkeypatch, path)
     with_gpus(monkeypatch, needed)
-    loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", path)
+    loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", LibraryModel(("story",), Source.PATH, path))
     first = loader.plan(entry, False, [], [])
     assert first.grant.devices == (needed,)
     with pytest.raises(OutOfMemoryError, match="1 other models hold"):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from localllm.errors import OutOfMemoryError
+from localllm.library.entry import LibraryModel, Source
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadState
@@ -56,7 +57,7 @@ class FakeLoader:
 
 
 def entry(name: str) -> CatalogEntry:
-    return CatalogEntry(name, Path(f"/{name}.gguf"))
+    return CatalogEntry(name, LibraryModel((name,), Source.PATH, Path(f"/{name}.gguf")))
 
 
 def played(
