@@ -83,7 +83,7 @@ class Catalog:
 
     def find(self, name: str) -> CatalogEntry:
         """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
-        check_name(name)
+        parse_name(name)
         for entry in self._served:
             if _plain(entry.name) == _plain(name):
                 return entry
@@ -96,12 +96,11 @@ class Catalog:
         return _entry(model.name, model)
 
 
-def check_name(name: str) -> str:
-    """Return the name if it is valid. Raises ApiError 400."""
+def parse_name(name: str) -> ModelName:
+    """Parse a model's name. Raises ApiError 400."""
     try:
         if len(name) <= MAX_NAME_CHARS:
-            ModelName.parse(name)
-            return name
+            return ModelName.parse(name)
     except library_errors.LibraryError:
         pass
     raise ApiError(400, "model is required" if not name else "invalid model name")
