@@ -3,7 +3,7 @@
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,14 @@ def noted_image(read: Callable[[], Part]) -> Part:
     except (ApiError, PictureError) as error:
         note_ignored(f"an image in a tool's result: {error}")
         return text_part(note)
+
+
+def text_field(what: str, holder: Mapping[str, Any], key: str) -> str:
+    """A field that must be text. what: names the holder in the error. Raises ApiError 400."""
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{what} of type {str(holder.get('type'))[:32]} needs {key} as text")
+    return value
 
 
 def plain(parts: list[Part]) -> str | list[Part]:

@@ -16,6 +16,7 @@ from localllm.library.go_translation import translated
 from localllm.server.answering import Writer, answer
 from localllm.server.bodies import Object, keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
@@ -24,7 +25,7 @@ from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
-router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
 # Makes the fields of an answer's text, from an event or a whole answer and the number of earlier tool calls.
 Fields = Callable[[AnswerEvent | Answer, int], Object]
@@ -170,12 +171,12 @@ async def _rendered(body: Common, request: AnswerRequest, fields: Fields, servic
 async def _load(body: Common, empty: Object, service: Service) -> Response:
     """Load or unload a model."""
     keep_alive = keep_alive_s(body.keep_alive)
+    reason = "unload" if keep_alive == 0 else "load"
+    loaded = {**wire.line(body.model, empty), "done": True, "done_reason": reason}
     if keep_alive == 0:
         models, entry = await service.find(body.model)
         models.release(entry)
-        return JSONResponse(_loaded(body, empty, "unload"))
-
-    loaded = _loaded(body, empty, "load")
+        return JSONResponse(loaded)
     if not body.progress or body.stream is False:
         async with service.lease(body.model, keep_alive):
             return JSONResponse(loaded)
@@ -188,7 +189,3 @@ async def _load(body: Common, empty: Object, service: Service) -> Response:
 
     loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
     return await streamed(loading, wire.error_line, NDJSON)
-
-
-def _loaded(body: Common, empty: Object, reason: str) -> Object:
-    return {**wire.line(body.model, empty), "done": True, "done_reason": reason}

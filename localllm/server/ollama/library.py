@@ -34,14 +34,15 @@ from localllm.quality.quantize import TYPES, quantized_model
 from localllm.server import errors
 from localllm.server.catalog import facts_of, parse_name
 from localllm.server.errors import ApiError
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import BODY_SECONDS, MAX_ADAPTERS
 from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
-from localllm.server.ollama.wire import OllamaRoute, error_line
+from localllm.server.ollama.wire import error_line
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
 
-router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
 # The only registries that requests may pull from: the server must not be made to call addresses of its own network.
 REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})

@@ -19,15 +19,16 @@ from localllm.library.behaviour import Behaviour
 from localllm.library.entry import ModelDefaults
 from localllm.server.bodies import Object, keep_alive_s, stop_strings
 from localllm.server.embeddings import embed_all
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
-from localllm.server.ollama.wire import NANOSECONDS, OllamaRoute
+from localllm.server.ollama.wire import NANOSECONDS
 from localllm.server.options import FOREVER
 from localllm.server.served import ModelAbout, ResidentModel, ServedModels
 from localllm.server.service import Service, ServiceDep
 from localllm.server.wire import load_progress
 
-router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
 
 OLLAMA_VERSION = "0.13.5"
