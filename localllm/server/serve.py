@@ -32,13 +32,13 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request's headers."""
         super().connection_made(transport)
-        self._headers_due: asyncio.TimerHandle | None = self._abort_after(HEADER_SECONDS)
-        self._writing_due: asyncio.TimerHandle | None = None
+        self._clocks: dict[str, asyncio.TimerHandle] = {}
+        self._start("headers", HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks."""
-        self._headers_arrived()
-        self._caught_up()
+        self._stop("headers")
+        self._stop("writing")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -46,33 +46,28 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         waiting = self.cycle is None or self.cycle.response_complete
         if not waiting:
-            self._headers_arrived()
-        elif self._headers_due is None:
-            self._headers_due = self._abort_after(HEADER_SECONDS)
+            self._stop("headers")
+        elif "headers" not in self._clocks:
+            self._start("headers", HEADER_SECONDS)
 
     def pause_writing(self) -> None:
         """Start the clock of a slow client."""
         super().pause_writing()
-        self._writing_due = self._abort_after(STALLED_SECONDS)
+        self._start("writing", STALLED_SECONDS)
 
     def resume_writing(self) -> None:
         """Stop the clock: the client has caught up."""
         super().resume_writing()
-        self._caught_up()
+        self._stop("writing")
 
-    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
+    def _start(self, clock: str, seconds: float) -> None:
+        """Abort the connection unless the clock is stopped within this time."""
         transport: Any = self.transport
-        return self.loop.call_later(seconds, transport.abort)
+        self._clocks[clock] = self.loop.call_later(seconds, transport.abort)
 
-    def _headers_arrived(self) -> None:
-        if self._headers_due:
-            self._headers_due.cancel()
-            self._headers_due = None
-
-    def _caught_up(self) -> None:
-        if self._writing_due:
-            self._writing_due.cancel()
-            self._writing_due = None
+    def _stop(self, clock: str) -> None:
+        if timer := self._clocks.pop(clock, None):
+            timer.cancel()
 
 
 class Server(uvicorn.Server):

@@ -231,7 +231,7 @@ class _InfillWriter(Writer):
 
     def whole(self, run: Run) -> Any:
         answer = run.answers[0]
-        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
+        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer])}
 
 
 class _CompletionWriter(_InfillWriter):

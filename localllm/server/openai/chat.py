@@ -1,5 +1,6 @@
 """/v1/chat/completions."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from anyio import to_thread
@@ -83,7 +84,7 @@ class _Writer(ChunkWriter):
         super().__init__(body, "chatcmpl", "chat.completion.chunk")
         self._tools = toolbox(_tools(body))
         self._is_older = bool(body.functions)  # calls are written as `function_call`
-        self._calls = [CallDeltas(self._tools) for _ in range(self._choices)]
+        self._calls = defaultdict[int, CallDeltas](lambda: CallDeltas(self._tools))
 
     def begin(self, run: Run) -> Iterator[bytes]:
         for index in range(len(run.streams)):

@@ -37,7 +37,6 @@ class ChunkWriter(Writer):
 
     def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._choices = body.n or 1
         self._body = body
         self._timed = TimedProgress(body.return_progress)
         self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
@@ -55,17 +54,9 @@ class ChunkWriter(Writer):
         yield DONE
 
     def _usage(self, run: Run) -> Object:
-        """The token counts of all prompts together."""
-        lasts = [answer.last for answer in run.answers]
-        found = usage(lasts[: self._choices])
-        for first in range(self._choices, len(lasts), self._choices):
-            more = usage(lasts[first : first + self._choices])
-            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-                found[name] += more[name]
-            found["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
         reasoning = sum(answer.reasoning_tokens for answer in run.answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
-        return found | details
+        return usage(run.answers, run.choices) | details
 
 
 def called(call: ToolCall, tool: ClientTool) -> Object:
