@@ -11,10 +11,9 @@ from gpu_offload.planner import DEFAULT_RESERVE
 from localllm.engine.text_encoders import choose_text_encoder, encoder_bytes
 from localllm.errors import OutOfMemoryError
 from localllm.library.entry import LibraryModel, Source
-from localllm.server import llama_plans
+from localllm.server import loading
 from localllm.server.catalog import CatalogEntry
-from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
-from localllm.server.loading import LoadPlan, MemoryLoader
+from localllm.server.loading import MIB, Grant, LoadPlan, MemoryLoader, plan_embedder, plan_model
 from localllm.settings import Settings
 from tests.oracle import llama_oracle
 
@@ -33,7 +32,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
         Device(f"CUDA{index}", f"GPU {index}", "CUDA", DeviceKind.GPU, 2**40, DEFAULT_RESERVE + size)
         for index, size in enumerate(free)
     ]
-    monkeypatch.setattr(llama_plans, "gpus", lambda: found)
+    monkeypatch.setattr(loading, "gpus", lambda: found)
 
 
 def granted(
