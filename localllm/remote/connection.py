@@ -101,11 +101,6 @@ class Call:
         self._held = contextlib.ExitStack()  # connection and response
         self._response: http.client.HTTPResponse | None = None
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the request was cancelled."""
-        return self._cancelled
-
     def cancel(self) -> None:
         """Shut down the connection, which ends the request on the server and any blocking read here."""
         with self._lock:

@@ -45,15 +45,16 @@ class OpenAIServer:
     def models(self) -> "list[OpenAIModel]":
         """The server's models. Raises RemoteError."""
         rows = Call(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
-        return [self._model(row) for row in rows if isinstance(row, dict) and "id" in row]
+        return [
+            # llama-server ignores a completion's suffix.
+            OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
+            for row in rows
+            if isinstance(row, dict) and "id" in row
+        ]
 
     def model(self, name: str) -> "OpenAIModel":
         """A model by name, whether or not the server lists it."""
         return OpenAIModel(self, name)
-
-    def _model(self, row: Mapping[str, Any]) -> "OpenAIModel":
-        # llama-server ignores a completion's suffix.
-        return OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
 @dataclass(frozen=True, slots=True)
