@@ -286,8 +286,7 @@ class Service:
                 try:
                     yield Run(lease, requests, prompts, choices, streams, began, meters, answers)
                 finally:
-                    for stream in streams:
-                        stream.cancel()
+                    _cancel(streams)
 
         *first, last = self.choices(name)
         async with contextlib.AsyncExitStack() as stack:
@@ -312,7 +311,7 @@ class Service:
         try:
             streams = await asyncio.shield(work)
         except asyncio.CancelledError:
-            work.add_done_callback(_cancel_all)
+            work.add_done_callback(_cancel_submitted)
             raise
         except EngineStoppedError:
             lease.discard()
@@ -321,8 +320,7 @@ class Service:
             for stream in streams:
                 await asyncio.wrap_future(stream.accepted)
         except BaseException:
-            for stream in streams:
-                stream.cancel()
+            _cancel(streams)
             raise
         return streams
 
@@ -333,17 +331,20 @@ def _submit_all(prompts: Sequence[Prompt], choices: int) -> Sequence[AnswerStrea
         for prompt in prompts:
             streams += (prompt.submit(choice) for choice in range(choices))
     except BaseException:
-        for stream in streams:
-            stream.cancel()
+        _cancel(streams)
         raise
     return streams
 
 
-def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
+def _cancel_submitted(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
     """Cancel the streams that were submitted after the client left."""
     if not work.cancelled() and work.exception() is None:
-        for stream in work.result():
-            stream.cancel()
+        _cancel(work.result())
+
+
+def _cancel(streams: Sequence[AnswerStream]) -> None:
+    for stream in streams:
+        stream.cancel()
 
 
 def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:

@@ -106,7 +106,7 @@ def _tags(service: Service) -> list[Object]:
     for models, entry, about in listed:
         row = _row(about)
         if time.monotonic() < patience_ends:
-            with contextlib.suppress(LocalLLMError):  # a request for this model reports the error
+            with contextlib.suppress(OSError, LocalLLMError):  # a request for this model reports the error
                 row["capabilities"] = list(models.capabilities(entry))
         rows.append(row)
     return rows
