@@ -123,7 +123,7 @@ def constraint_of(body: Constrained) -> Object:
         "guided_json": _parsed(guided) if isinstance(guided, str) else guided,
         "grammar": _grammar("gbnf", body.grammar or body.guided_grammar),
         "guided_regex": _grammar("regex", body.guided_regex),
-        "guided_choice": _grammar("gbnf", _choices(body.guided_choice) if body.guided_choice else None),
+        "guided_choice": _grammar("gbnf", _choices(body.guided_choice or ())),
     }
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
@@ -138,7 +138,9 @@ def _grammar(kind: str, source: str | None) -> tuple[str, str] | None:
 
 
 def _choices(texts: Sequence[str]) -> str:
-    return f"root ::= {' | '.join(map(json.dumps, texts))}"
+    """A grammar of these texts; "" if there are none. Its strings have JSON's escapes, except of other scripts."""
+    spelt = [json.dumps(text, ensure_ascii=False) for text in texts]
+    return f"root ::= {' | '.join(spelt)}" if spelt else ""
 
 
 def _parsed(schema: str) -> Any:
