@@ -118,8 +118,6 @@ class ModelManager:
 
     def _expire(self, slot: Slot) -> None:
         slot.keep_alive_s = 0.0
-        if slot.timer:
-            slot.timer.cancel()
         self._plan_unload(slot)
 
     def _discard(self, slot: Slot) -> None:
