@@ -308,13 +308,6 @@ def test_what_an_answer_must_fit(server: Server, body: dict[str, Any]) -> None:
     assert httpx.post(f"{server.url}/v1/chat/completions", json=both, timeout=PATIENCE_S).status_code == 400
 
 
-@pytest.mark.parametrize("text", ["é", "\N{FOX FACE}", 'a "b" \\ c\n'])
-def test_choices_in_any_script(server: Server, text: str) -> None:
-    asked = {"model": MODEL, "messages": HI, "guided_choice": [text]}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=PATIENCE_S).json()
-    assert answer["choices"][0]["message"]["content"] == text
-
-
 def test_a_small_model_ends_its_json(server: Server) -> None:
     """A model that writes blanks and properties wherever allowed."""
     ended = 0

@@ -64,6 +64,15 @@ def test_texts_are_computed_in_portions_and_come_back_in_order(
 
 
 def test_who_leaves_ends_the_work_behind_the_portion_that_is_computed(encoder: FakeEncoder, model_files: Path) -> None:
+    ended = threading.Event()
+
+    class Watched(EmbeddingModel):
+        def embed(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return super().embed(*arguments, **options)
+            finally:
+                ended.set()
+
     async def leave(model: EmbeddingModel) -> None:
         work = asyncio.create_task(embed_all(model, [[1] * 8] * 5, truncate=True, dimensions=None))
         assert await asyncio.to_thread(encoder.begun.wait, PATIENCE_S)
@@ -71,8 +80,9 @@ def test_who_leaves_ends_the_work_behind_the_portion_that_is_computed(encoder: F
         with pytest.raises(asyncio.CancelledError):
             await work
         encoder.let.set()
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
 
-    with contextlib.closing(EmbeddingModel(model_files / "stories260K-Q8_0.gguf", Settings())) as model:
+    with contextlib.closing(Watched(model_files / "stories260K-Q8_0.gguf", Settings())) as model:
         asyncio.run(leave(model))
     assert len(encoder.portions) == 1
 
