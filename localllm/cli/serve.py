@@ -1,6 +1,6 @@
 """localllm serve: the REST server."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
 
 
-def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
+def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callable[[], ServedModels]":
     """A factory for the models of this machine. Raises LocalLLMError if a named one cannot be served."""
     from localllm.server.catalog import Catalog
     from localllm.server.loading import MemoryLoader
@@ -79,7 +79,7 @@ def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callabl
     return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(options.settings)))
 
 
-def _remote_models(address: str, options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
+def _remote_models(address: str, options: "ServerOptions") -> "Callable[[], ServedModels]":
     """A factory for the models of the remote server."""
     from localllm.remote.openai import OpenAIServer
     from localllm.server.remote_models import RemoteModels

@@ -54,13 +54,14 @@ class Endpoint:
 
         Raises RemoteError.
         """
-        parts = urlsplit(address if "://" in address else f"http://{address}")
+        invalid = RemoteError(f"{address!r} is not a server's address; write http://host:port.")
         try:
+            parts = urlsplit(address if "://" in address else f"http://{address}")
             named = parts.port
-        except ValueError:
-            named = 0
+        except ValueError as error:  # of the port, or of brackets around the host
+            raise invalid from error
         if parts.scheme not in ("http", "https") or not parts.hostname or named == 0 or parts.query:
-            raise RemoteError(f"{address!r} is not a server's address; write http://host:port.")
+            raise invalid
         if parts.username or parts.password:
             raise RemoteError("An address must not contain a password; set LOCALLLM_REMOTE_KEY instead.")
         secure = parts.scheme == "https"
@@ -99,11 +100,6 @@ class Call:
         self._cancelled = False
         self._held = contextlib.ExitStack()  # connection and response
         self._response: http.client.HTTPResponse | None = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the request was cancelled."""
-        return self._cancelled
 
     def cancel(self) -> None:
         """Shut down the connection, which ends the request on the server and any blocking read here."""

@@ -14,9 +14,6 @@ from localllm.answer.request import AnswerRequest, Message
 from localllm.errors import RequestError
 from localllm.sampling import COMMON
 
-# Our sampling parameter -> its names in the protocol and in the extensions of various servers.
-_SAMPLING: dict[str, tuple[str, ...]] = {name: (name,) for name in COMMON}
-_SAMPLING["repeat_penalty"] += ("repetition_penalty",)  # vLLM's and SGLang's name
 BANNED = -100  # the logit_bias that bans a token
 _PNG = b"\x89PNG"
 
@@ -64,10 +61,9 @@ def completion_fields(request: AnswerRequest) -> dict[str, Any]:
 
 def _limits(request: AnswerRequest) -> dict[str, Any]:
     """Limits and sampling parameters that the request sets; the server's defaults apply to the others."""
-    fields: dict[str, Any] = {}
-    for ours, theirs in _SAMPLING.items():
-        if (value := request.sampling.get(ours)) is not None:
-            fields |= dict.fromkeys(theirs, value)
+    fields: dict[str, Any] = {name: value for name in COMMON if (value := request.sampling.get(name)) is not None}
+    if "repeat_penalty" in fields:
+        fields["repetition_penalty"] = fields["repeat_penalty"]  # vLLM's and SGLang's name
     if biases := request.sampling.get("logit_bias"):
         fields["logit_bias"] = {str(token): BANNED if bias == -math.inf else bias for token, bias in biases.items()}
     if request.max_tokens is not None and request.max_tokens >= 0:

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind, called
@@ -15,7 +16,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError
-from localllm.remote.stream import Meter, RemoteStream
+from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
 
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadProgress
@@ -74,7 +75,7 @@ class OllamaModel:
     capabilities: frozenset[str] = frozenset()
     most_choices: int = 1
 
-    def prepare(self, request: AnswerRequest) -> "OllamaPrompt":
+    def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders and tokenises. Raises RequestError for fields the protocol lacks."""
         request.check()
         lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar, request.prompt_logprobs)
@@ -92,7 +93,7 @@ class OllamaModel:
             "stream": True,
             "progress": True,  # an extension of localllm's server
         }
-        if logprobs := body["options"].pop("logprobs", None):
+        if (logprobs := body["options"].pop("logprobs", None)) is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         if request.think is not None:
             body["think"] = request.think
@@ -100,22 +101,7 @@ class OllamaModel:
             body["tools"] = list(request.tools)
         if request.has_format:
             body["format"] = request.format
-        return OllamaPrompt(self, body)
-
-
-@dataclass(frozen=True, slots=True)
-class OllamaPrompt:
-    """See Prompt."""
-
-    model: OllamaModel
-    body: dict[str, Any]
-    tokens: None = None
-    text: None = None
-    images: int = 0
-
-    def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not block; the stream reports a refusal."""
-        return RemoteStream(Call(self.model.server.endpoint, "POST", "/api/chat", self.body), _read)
+        return RemotePrompt(self.server.endpoint, "/api/chat", body, partial(_read, most=logprobs or 0))
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -135,17 +121,19 @@ def _message(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _read(call: Call, meter: Meter) -> Iterator[AnswerEvent]:
+def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
+    """See Reader. most: alternatives for each log-probability."""
     for line in _objects(call):
         if "error" in line:
             raise RemoteError(str(line["error"]))
         parts = _parts(line.get("message", {}))
         if parts:
             meter.piece()
+        logprobs = read_logprobs(line.get("logprobs") or (), most)
         if line.get("done"):
-            yield _end(line, meter.event(parts))
+            yield _end(line, meter.event(parts, logprobs))
             return
-        yield meter.event(parts, progress=_progress(line))
+        yield meter.event(parts, logprobs, _progress(line))
 
 
 def _objects(call: Call) -> Iterator[dict[str, Any]]:

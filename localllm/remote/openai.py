@@ -7,6 +7,7 @@ llama.cpp send it as reasoning_content, Ollama and newer versions of vLLM as rea
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind, called
@@ -16,7 +17,7 @@ from localllm.engine.request import Counts, FinishReason
 from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, refusal
 from localllm.remote.fields import chat_fields, completion_fields
-from localllm.remote.stream import Meter, RemoteStream
+from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
 from localllm.settings import Settings, read_key
 
 if TYPE_CHECKING:
@@ -44,15 +45,16 @@ class OpenAIServer:
     def models(self) -> "list[OpenAIModel]":
         """The server's models. Raises RemoteError."""
         rows = Call(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
-        return [self._model(row) for row in rows if isinstance(row, dict) and "id" in row]
+        return [
+            # llama-server ignores a completion's suffix.
+            OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
+            for row in rows
+            if isinstance(row, dict) and "id" in row
+        ]
 
     def model(self, name: str) -> "OpenAIModel":
         """A model by name, whether or not the server lists it."""
         return OpenAIModel(self, name)
-
-    def _model(self, row: Mapping[str, Any]) -> "OpenAIModel":
-        # llama-server ignores a completion's suffix.
-        return OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class OpenAIModel:
     def adapters(self) -> NoReturn:
         raise unavailable("adapters")
 
-    def prepare(self, request: AnswerRequest) -> "OpenAIPrompt":
+    def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders, tokenises and limits the context."""
         request.check()
         if request.adapters is not None:
@@ -91,12 +93,15 @@ class OpenAIModel:
             raise RequestError("a prompt's log-probabilities are not supported for models of a remote server")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
-        top_logprobs = request.sampling.get("logprobs") or 0
         if request.prompt is None:
-            return OpenAIPrompt(self, "/chat/completions", chat_fields(request), top_logprobs)
-        if request.suffix is not None and not self.fills_in:
+            route, fields = "/chat/completions", chat_fields(request)
+        elif request.suffix is not None and not self.fills_in:
             raise RemoteError(f"{self.server.endpoint} does not support suffix; use its own route /infill", 501)
-        return OpenAIPrompt(self, "/completions", completion_fields(request), top_logprobs)
+        else:
+            route, fields = "/completions", completion_fields(request)
+        body = {"model": self.name, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        most = request.sampling.get("logprobs") or 0
+        return RemotePrompt(self.server.endpoint, route, body, partial(_read, most=most))
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
@@ -133,39 +138,14 @@ class OpenAIModel:
                 if not 0 <= row["index"] < len(documents):
                     raise RemoteError(f"{self.server.endpoint} scores document {row['index']} of {len(documents)}.")
                 scores[row["index"]] = row["relevance_score"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise RemoteError(f"{self.server.endpoint} does not send scores.") from error
         if not np.isfinite(scores).all():
             raise RemoteError(f"{self.server.endpoint} does not score every document.")
         return scores, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """One batch with all texts."""
-        return [slice(0, len(sizes))]
-
     def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return Call(self.server.endpoint, "POST", route, body).json()
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAIPrompt:
-    """See Prompt. fields: the request's body. top_logprobs: alternatives for each log-probability."""
-
-    model: OpenAIModel
-    route: str
-    fields: dict[str, Any]
-    top_logprobs: int = 0
-    tokens: None = None
-    text: None = None
-    images: int = 0
-
-    def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not block; the stream reports a refusal."""
-        body = {"model": self.model.name, **self.fields, "stream": True, "stream_options": {"include_usage": True}}
-        if choice and "seed" in body:
-            body["seed"] += choice
-        call = Call(self.model.server.endpoint, "POST", self.route, body)
-        return RemoteStream(call, lambda call, meter: _read(call, meter, self.top_logprobs))
 
 
 def unavailable(what: str) -> RemoteError:
@@ -173,7 +153,8 @@ def unavailable(what: str) -> RemoteError:
     return RemoteError(f"{what}: not available, since the model is on a remote server of OpenAI's protocol", 501)
 
 
-def _read(call: Call, meter: Meter, top_logprobs: int) -> Iterator[AnswerEvent]:
+def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
+    """See Reader. most: alternatives for each log-probability."""
     calls, finish = _Calls(), None
     for event in _events(call):
         usage = event.get("usage")
@@ -187,7 +168,7 @@ def _read(call: Call, meter: Meter, top_logprobs: int) -> Iterator[AnswerEvent]:
             if (parts or deltas) and not usage:
                 meter.piece()
             parts += calls.push(deltas)
-            logprobs = tuple(_read_logprobs(choice, top_logprobs))
+            logprobs = _logprobs(choice, most)
             if reason := choice.get("finish_reason"):
                 finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
             if parts or logprobs:
@@ -260,31 +241,24 @@ class _Calls:
         return [called([ToolCall(name, arguments)], f"{name} {source}")]
 
 
-def _read_logprobs(choice: Mapping[str, Any], most: int) -> Iterator[Logprob]:
+def _logprobs(choice: Mapping[str, Any], most: int) -> tuple[Logprob, ...]:
     """The log-probabilities of a choice, in the format of chats or of completions. most: alternatives for each.
 
-    https://platform.openai.com/docs/api-reference/chat/object, .../completions/object
+    https://platform.openai.com/docs/api-reference/completions/object
     """
     found = choice.get("logprobs")
     if not isinstance(found, Mapping):
-        return
+        return ()
     if isinstance(found.get("content"), list):
-        for entry in found["content"]:
-            top = tuple((_spelling(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ())
-            yield Logprob(_spelling(entry), float(entry["logprob"]), top[:most])
-        return
+        return read_logprobs(found["content"], most)
     tokens, values = found.get("tokens") or (), found.get("token_logprobs") or ()
     tops: Sequence[Mapping[str, Any]] = found.get("top_logprobs") or ({},) * len(tokens)
+    read = []
     for token, value, others in zip(tokens, values, tops, strict=False):
         if value is not None:  # None: a prompt's first token
-            top = tuple((str(text).encode(), float(other)) for text, other in (others or {}).items())
-            yield Logprob(str(token).encode(), float(value), top[:most])
-
-
-def _spelling(entry: Mapping[str, Any]) -> bytes:
-    """A token's bytes, which may be invalid UTF-8; some servers leave them out."""
-    data = entry.get("bytes")
-    return bytes(data) if data is not None else str(entry["token"]).encode()
+            top = [(str(text).encode(), float(other)) for text, other in (others or {}).items()]
+            read.append(Logprob(str(token).encode(), float(value), tuple(top[:most])))
+    return tuple(read)
 
 
 def _context(row: Mapping[str, Any]) -> int | None:

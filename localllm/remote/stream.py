@@ -3,14 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.engine.stream import EventStream
-from localllm.remote.connection import Call, RemoteError
+from localllm.remote.connection import Call, Endpoint, RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -59,36 +60,39 @@ class Meter:
 Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
 
 
-class RemoteStream:
-    """Sends a request and reads its answer. Implements AnswerStream."""
+@dataclass(frozen=True, slots=True)
+class RemotePrompt:
+    """A request's body for a route of a server. Implements Prompt."""
+
+    endpoint: Endpoint
+    route: str
+    body: Mapping[str, Any]
+    read: Reader
+    tokens: None = None
+    text: None = None
+    images: int = 0
+
+    def submit(self, choice: int = 0) -> "RemoteStream":
+        """See Prompt. Does not block; the stream reports a refusal."""
+        body = {**self.body, "seed": self.body["seed"] + choice} if choice and "seed" in self.body else self.body
+        return RemoteStream(Call(self.endpoint, "POST", self.route, body), self.read)
+
+
+class RemoteStream(EventStream[AnswerEvent]):
+    """Sends a request and reads its answer. Implements AnswerStream; the protocols cancel by closing the connection."""
 
     def __init__(self, call: Call, read: Reader) -> None:
+        self._room = threading.Event()  # set when the reader has taken events from a full stream, or cancels
+        super().__init__(self._room.set, self._leave)
         self.accepted: Future[None] = Future()
         self.accepted.set_running_or_notify_cancel()  # cancelling a waiter must not cancel it
         self._call = call
         self._reader = read
-        self._room = threading.Event()
-        self._events: EventStream[AnswerEvent] = EventStream(self._wake)
         threading.Thread(target=self._run, name="remote answer", daemon=True).start()
 
-    def cancel(self) -> None:
-        """See AnswerStream. The protocols cancel by closing the connection."""
+    def _leave(self) -> None:
+        """Called when the answer is cancelled."""
         self._call.cancel()
-        self._room.set()
-
-    def poll(self) -> list[AnswerEvent]:
-        return self._events.poll()
-
-    def __iter__(self) -> Iterator[AnswerEvent]:
-        return iter(self._events)
-
-    def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
-        return self._events.__aiter__()
-
-    def _wake(self) -> None:
-        """Called when the consumer has taken events from a full queue, or has cancelled."""
-        if self._events.cancelled:
-            self._call.cancel()
         self._room.set()
 
     def _run(self) -> None:
@@ -98,7 +102,7 @@ class RemoteStream:
             self._call.open()
             self.accepted.set_result(None)
             for event in self._reader(self._call, meter):
-                self._push(event)
+                self._push_with_room(event)
                 if event.finish_reason is not None:
                     return
             failure = RemoteError(NO_REASON)
@@ -111,17 +115,35 @@ class RemoteStream:
             failure = error
         finally:
             self._call.close()
-        if self._call.cancelled:
-            self._push(meter.event(finish_reason=FinishReason.CANCELLED))
+        if self.cancelled:
+            self._push_with_room(meter.event(finish_reason=FinishReason.CANCELLED))
         else:
             last = meter.event(finish_reason=FinishReason.ERROR)
-            self._push(replace(last, error=str(failure), cause=failure))
+            self._push_with_room(replace(last, error=str(failure), cause=failure))
         if not self.accepted.done():
             self.accepted.set_exception(failure)
 
-    def _push(self, event: AnswerEvent) -> None:
-        """Queue an event. While the queue is full, wait: the socket fills up, and the server gets back-pressure."""
-        while self._events.full and not self._call.cancelled:
+    def _push_with_room(self, event: AnswerEvent) -> None:
+        """Add an event. While the stream is full, wait: the socket fills up, and the server gets back-pressure."""
+        while self.full and not self.cancelled:
             self._room.wait()
             self._room.clear()
-        self._events.push(event)
+        self.push(event)
+
+
+def read_logprobs(entries: Iterable[Mapping[str, Any]], most: int) -> tuple[Logprob, ...]:
+    """Log-probabilities in the format of Ollama and of OpenAI's chats. most: alternatives for each.
+
+    https://platform.openai.com/docs/api-reference/chat/object
+    """
+    found = []
+    for entry in entries:
+        top = [(_spelling(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ()]
+        found.append(Logprob(_spelling(entry), float(entry["logprob"]), tuple(top[:most])))
+    return tuple(found)
+
+
+def _spelling(entry: Mapping[str, Any]) -> bytes:
+    """A token's bytes, which may be invalid UTF-8; some servers leave them out."""
+    data = entry.get("bytes")
+    return bytes(data) if data is not None else str(entry["token"]).encode()

@@ -5,11 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
-from anyio import to_thread
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
-from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.event import AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
 from localllm.server.bodies import keep_alive_s
@@ -31,7 +30,7 @@ class Asking(Protocol):
 
 
 class Writer(ABC):
-    """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream.
+    """Writes a run's answers in a protocol's format. Every method but `whole` returns lines of a stream.
 
     route: whose format errors have.
     """
@@ -52,11 +51,11 @@ class Writer(ABC):
         return SSE_COMMENT
 
     @abstractmethod
-    def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
-        """An event of one answer. before: the answer without this event."""
+    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterable[bytes]:
+        """An event of one answer, to which it is already added."""
 
     @abstractmethod
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterable[bytes]:
+    def end(self, run: Run) -> Iterable[bytes]:
         """After the last event of every answer."""
 
     def error(self, error: LocalLLMError) -> bytes:
@@ -68,8 +67,8 @@ class Writer(ABC):
         return self.route.error_body(status_of(error), message_of(error))
 
     @abstractmethod
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
-        """The answers as one JSON object."""
+    def whole(self, run: Run) -> Any:
+        """The complete answers as one JSON object."""
 
 
 async def answer(
@@ -98,7 +97,8 @@ async def answer(
 
     if not (streams if body.stream is None else body.stream):
         async with running() as run:
-            return JSONResponse(writer.whole(run, await run.answers()))
+            await run.finish()
+            return JSONResponse(writer.whole(run))
     state_line = (lambda state: writer.progress(load_progress(state))) if body.progress else None
     lines = held_lines(running, lambda run: _lines(run, writer, body.progress), state_line)
     return await streamed(lines, writer.error, writer.media_type, writer.alive)
@@ -106,21 +106,18 @@ async def answer(
 
 async def count_tokens(service: Service, model: str, request: AnswerRequest) -> int:
     """The tokens of a request's prompt, including its template's. Raises RemoteError 501 for a remote model."""
-    async with service.lease(await service.model_or_only(model)) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return len(known(prompt.tokens, "the number of tokens"))
+    prompt = await service.prompt(await service.model_or_only(model), request)
+    return len(known(prompt.tokens, "the number of tokens"))
 
 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
-    answers = [Answer() for _ in run.streams]
     for line in [*writer.begin(run), b""]:  # the empty line starts the response
         yield line
     async with contextlib.aclosing(run.events()) as events:
         async for index, event in events:
             if event.progress and progress:
                 yield writer.progress(prompt_progress(event.progress))
-            for line in writer.event(run, index, event, answers[index]):
+            for line in writer.event(run, index, event):
                 yield line
-            answers[index].add(event)
-    for line in writer.end(run, answers):
+    for line in writer.end(run):
         yield line

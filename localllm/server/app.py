@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from itertools import takewhile
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -46,14 +45,14 @@ _PROTOCOLS = (
 )
 
 
-def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) -> FastAPI:
+def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> FastAPI:
     """Create the application. models: creates the served models; called on the event loop."""
     metrics = Metrics(options.slo)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         served = models()
-        metrics.watch(served.engine_stats)
+        metrics.watch(lambda: {name: model.engine.stats() for name, model in served.loaded().items()})
         app.state.service = Service(options, served, metrics)
         app.state.stored_items = StoredItems()
         yield
@@ -62,10 +61,8 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) 
     app = FastAPI(title="localllm", version=version("localllm"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Gate, options=options, error_body_at=error_body_at)
-    app.add_exception_handler(LocalLLMError, _show_error)
-    app.add_exception_handler(RequestValidationError, _show_invalid)
-    app.add_exception_handler(HTTPException, _show_http_error)
-    app.add_exception_handler(Exception, _show_defect)
+    for kind in (LocalLLMError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _show_error)
     for module in (*_PROTOCOLS, operation):
         app.include_router(module.router)
     return app
@@ -82,30 +79,18 @@ def error_body_at(path: str) -> ErrorBody:
     return max(routes, key=common).error_body
 
 
-def _refusal(
-    request: Request, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
-) -> JSONResponse:
+async def _show_error(request: Request, error: Exception) -> JSONResponse:
+    """The response for an exception, in the format of the route's protocol."""
+    status, message, code = 500, defect(error), None
+    headers: dict[str, str] = {}
+    if isinstance(error, LocalLLMError):
+        status, message = status_of(error), message_of(error)
+        code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
+        headers = RETRY_AFTER if isinstance(error, QueueFullError) else {}
+    elif isinstance(error, RequestValidationError):
+        status, message = 400, what_is_wrong(error.errors(), error.body)
+    elif isinstance(error, HTTPException):
+        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
     route = request.scope.get("route")
     write = route.error_body if isinstance(route, ProtocolRoute) else error_body_at(request.url.path)
     return JSONResponse(write(status, message, code), status, headers)
-
-
-async def _show_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, LocalLLMError)
-    headers = RETRY_AFTER if isinstance(error, QueueFullError) else None
-    code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
-    return _refusal(request, status_of(error), message_of(error), code, headers)
-
-
-async def _show_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return _refusal(request, 400, what_is_wrong(error.errors(), error.body))
-
-
-async def _show_http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return _refusal(request, error.status_code, str(error.detail), headers=dict(error.headers or {}))
-
-
-async def _show_defect(request: Request, error: Exception) -> JSONResponse:
-    return _refusal(request, 500, defect(error))

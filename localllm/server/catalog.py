@@ -18,7 +18,7 @@ from localllm.engine.companions import projector_of
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
-from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.library.entry import LibraryModel
 from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, is_path
 from localllm.library.names import ModelName
@@ -34,17 +34,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that requests can name. behaviour: what its manifest adds to requests. model: its library entry."""
+    """A model that requests can name. behaviour: what its manifest adds to requests."""
 
     name: str
-    path: Path
-    behaviour: Behaviour = field(default_factory=Behaviour, compare=False)
-    model: LibraryModel | None = field(default=None, compare=False)
+    model: LibraryModel
+    behaviour: Behaviour = field(default_factory=Behaviour)
 
     @property
-    def modified_at(self) -> str:
-        """When the file changed last, RFC 3339."""
-        return datetime.fromtimestamp(self.path.stat().st_mtime, UTC).isoformat().replace("+00:00", "Z")
+    def path(self) -> Path:
+        return self.model.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class Catalog:
 
     def find(self, name: str) -> CatalogEntry:
         """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
-        check_name(name)
+        parse_name(name)
         for entry in self._served:
             if _plain(entry.name) == _plain(name):
                 return entry
@@ -98,12 +96,11 @@ class Catalog:
         return _entry(model.name, model)
 
 
-def check_name(name: str) -> str:
-    """Return the name if it is valid. Raises ApiError 400."""
+def parse_name(name: str) -> ModelName:
+    """Parse a model's name. Raises ApiError 400."""
     try:
         if len(name) <= MAX_NAME_CHARS:
-            ModelName.parse(name)
-            return name
+            return ModelName.parse(name)
     except library_errors.LibraryError:
         pass
     raise ApiError(400, "model is required" if not name else "invalid model name")
@@ -153,11 +150,11 @@ def _listed(model: LibraryModel) -> CatalogEntry:
         pass
     except Exception:
         log.exception("%s: reading its manifest failed", model.name)
-    return CatalogEntry(model.name, model.path, model=model)
+    return CatalogEntry(model.name, model)
 
 
 def _entry(name: str, model: LibraryModel) -> CatalogEntry:
-    return CatalogEntry(name, model.path, behaviour_of(model), model)
+    return CatalogEntry(name, model, behaviour_of(model))
 
 
 def _is_model(path: Path) -> bool:
@@ -174,13 +171,11 @@ def _is_model(path: Path) -> bool:
 
 def about(entry: CatalogEntry) -> ModelAbout:
     """A model's row in lists. Raises ModelFileError or another file error."""
-    path = entry.path
-    facts = facts_of(path)
-    status = path.stat()
+    facts, status = facts_of(entry.path), entry.path.stat()
     return ModelAbout(
         name=entry.name,
         created=int(status.st_mtime),
-        modified=entry.modified_at,
+        modified=datetime.fromtimestamp(status.st_mtime, UTC).isoformat().replace("+00:00", "Z"),
         digest=facts.digest,
         size=facts.summary.file_bytes,
         family=facts.summary.architecture,
@@ -223,7 +218,7 @@ def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDes
         capabilities=capabilities(entry, settings),
         template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",
         behaviour=entry.behaviour,
-        defaults=entry.model.defaults() if entry.model else ModelDefaults(),
+        defaults=entry.model.defaults(),
         info=_info(entry.path, verbose),
         projector_info=_info(projector, False) if projector else None,
         tensors=_tensors(entry.path) if verbose else None,

@@ -3,12 +3,14 @@
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_offload.errors import PictureError
 from gpu_offload.pictures import check_picture
 from localllm.answer.placeholders import NOTE, without_images
+from localllm.answer.request import AnswerRequest
 from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_IMAGES
@@ -80,6 +82,14 @@ def noted_image(read: Callable[[], Part]) -> Part:
         return text_part(note)
 
 
+def text_field(what: str, holder: Mapping[str, Any], key: str) -> str:
+    """A field that must be text. what: names the holder in the error. Raises ApiError 400."""
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{what} of type {str(holder.get('type'))[:32]} needs {key} as text")
+    return value
+
+
 def plain(parts: list[Part]) -> str | list[Part]:
     """A content from parts: their text joined by newlines if there are no images."""
     if any(part["type"] == "image" for part in parts):
@@ -87,22 +97,22 @@ def plain(parts: list[Part]) -> str | list[Part]:
     return "\n".join(part["text"] for part in parts)
 
 
-def with_few_images(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The messages with at most MAX_IMAGES images: notes replace the oldest ones in tools' results.
+def with_few_images(request: AnswerRequest) -> AnswerRequest:
+    """The request with at most MAX_IMAGES images: notes replace the oldest ones in tools' results.
 
     Many are replaced at once, so that most further images leave the prompt's prefix unchanged. Raises ApiError 400 if
     the user's own images exceed the limit.
     """
-    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    contents = [message["content"] for message in request.messages if isinstance(message.get("content"), list)]
     images = [part for content in contents for part in content if part["type"] == "image"]
     own = sum(NOTE not in part for part in images)
     if own > MAX_IMAGES:
         raise ApiError(400, f"the request has {own} images; at most {MAX_IMAGES} are allowed")
     if len(images) <= MAX_IMAGES:
-        return messages
+        return request
     step = max((MAX_IMAGES - own) // 2, 1)
     surplus = -(-(len(images) - MAX_IMAGES) // step) * step
-    return without_images(messages, surplus)
+    return replace(request, messages=without_images(request.messages, surplus))
 
 
 def openai_message(message: Message) -> dict[str, Any]:

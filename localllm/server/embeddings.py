@@ -1,7 +1,7 @@
-"""Embedding models and rerankers, and running them over many texts in batches."""
+"""Embedding models and rerankers of this machine."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io import load_tokenizer, open_model
+from gguf_io.interruption import checkpoint
 from gguf_io.pooling import is_reranker
 from gguf_io.tokenizer.pairs import Pairs
 from localllm.engine.loaded_model import LoadProgress
@@ -19,11 +20,9 @@ from localllm.server.served import Embedder
 from localllm.server.streams import interruptible
 from localllm.settings import Settings
 
-_TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rarely exceeds the model's limit
-
 
 class EmbeddingModel:
-    """An embedding model, or a reranker, and its tokenizer. Thread-safe; one call computes at a time.
+    """An embedding model, or a reranker, and its tokenizer. Thread-safe: calls take turns, batch by batch.
 
     backend: the backend that computes it, and why. held_bytes: the most memory that it takes.
     """
@@ -51,7 +50,7 @@ class EmbeddingModel:
         return self._encoder.max_tokens
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """See served.Embedder: as many texts as fit into one pass of the model."""
+        """Which texts to compute together: as many as fit into one pass of the model. sizes: their tokens."""
         found, first, total = [], 0, 0
         for index, size in enumerate(sizes):
             total += min(size, self.max_tokens)
@@ -74,8 +73,7 @@ class EmbeddingModel:
             raise ApiError(400, f"dimensions must be 1 to {most} for this model (got {dimensions})")
         tokens = [self._tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
         fitted = [self._fitted(text, truncate) for text in tokens]
-        with self._lock:
-            found = self._encoder.pooled(fitted)[:, :dimensions]
+        found = self._pooled(fitted)[:, :dimensions]
         found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         return found, sum(map(len, fitted))
 
@@ -88,9 +86,16 @@ class EmbeddingModel:
         if not self._ranks:
             raise ApiError(400, f"{self.file.path.stem} is not a reranker; /api/show lists what a model can do")
         pairs = [self._fitted_pair(query, document, truncate) for document in documents]
-        with self._lock:
-            scores = self._encoder.pooled(pairs)[:, 0]
-        return scores, sum(map(len, pairs))
+        return self._pooled(pairs)[:, 0], sum(map(len, pairs))
+
+    def _pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Each text's row. Between two batches, others may compute, and a checkpoint may end the work."""
+        found = []
+        for batch in self.batches([len(text) for text in texts]):
+            checkpoint()
+            with self._lock:
+                found.append(self._encoder.pooled(texts[batch]))
+        return np.concatenate(found)
 
     def _fitted_pair(self, query: str, document: str, truncate: bool) -> list[int]:
         """Tokens of the pair, its document shortened from the end until it fits."""
@@ -126,37 +131,7 @@ class EmbeddingModel:
 async def embed_all(
     model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after the current batch.
-
-    Raises ApiError 400 for too many texts.
-    """
+    """Embed texts or token ids on another thread. Raises ApiError 400 for too many texts."""
     if len(texts) > MAX_EMBED_TEXTS:
         raise ApiError(400, f"input has {len(texts)} texts; at most {MAX_EMBED_TEXTS} are embedded in one request")
-
-    def work(batch: slice) -> tuple[NDArray[np.float32], int]:
-        return model.embed(texts[batch], truncate=truncate, dimensions=dimensions)
-
-    return await _together(work, model.batches([_tokens(text) for text in texts]))
-
-
-async def rank_all(
-    model: Embedder, query: str, documents: Sequence[str], *, truncate: bool
-) -> tuple[NDArray[np.float32], int]:
-    """Score each document; returns the scores and the number of tokens. Cancelling stops after the current batch."""
-
-    def work(batch: slice) -> tuple[NDArray[np.float32], int]:
-        return model.rank(query, documents[batch], truncate=truncate)
-
-    return await _together(work, model.batches([_tokens(query) + _tokens(document) for document in documents]))
-
-
-async def _together(
-    work: Callable[[slice], tuple[NDArray[np.float32], int]], batches: Sequence[slice]
-) -> tuple[NDArray[np.float32], int]:
-    found = [await interruptible(partial(work, batch)) for batch in batches]
-    return np.concatenate([rows for rows, _ in found]), sum(tokens for _, tokens in found)
-
-
-def _tokens(text: str | Sequence[int]) -> int:
-    """A text's estimated number of tokens."""
-    return len(text) // _TOKEN_CHARS + 1 if isinstance(text, str) else len(text)
+    return await interruptible(partial(model.embed, texts, truncate=truncate, dimensions=dimensions))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn
 
 from anyio import to_thread
@@ -60,14 +60,11 @@ def _check_depth(parsed: Any) -> None:
     """Raise ValueError for a body that is nested too deeply."""
     level = [parsed]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
+        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [child for children in nodes for child in children]
         if not level:
             return
     raise ValueError(_TOO_DEEP)
-
-
-def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return node.values() if isinstance(node, dict) else node
 
 
 class _NoConstantError(ValueError):
@@ -94,16 +91,12 @@ def what_is_wrong(faults: Sequence[Mapping[str, Any]], body: Any) -> str:
     return f"{'.'.join(map(str, deepest))}: {begin}{' or '.join(words)}"
 
 
-def _steps(body: dict[str, Any] | list[Any]) -> Iterable[int | str]:
-    return body if isinstance(body, dict) else range(len(body))
-
-
 def _place(fault: Mapping[str, Any], body: Any) -> tuple[int | str, ...]:
     """The path of a fault in the body. pydantic's `loc` also contains type names."""
     place: list[int | str] = []
     steps = fault["loc"][1:]
     for step in steps:
-        if isinstance(body, dict if isinstance(step, str) else list) and step in _steps(body):
+        if (isinstance(body, dict) and step in body) or (isinstance(body, list) and step in range(len(body))):
             body = body[step]
         elif not (fault["type"] == "missing" and step is steps[-1]):
             continue

@@ -63,27 +63,14 @@ def _named(lines: Sequence[tuple[int, str]], where: str) -> tuple[Key, ...]:
     return tuple(keys.values())
 
 
-class KeyRing:
-    """Checks keys in constant time."""
-
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = [(key.secret.encode(), _namespace(key) if len(keys) > 1 else "") for key in keys]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether requests need no key."""
-        return not self._keys
-
-    def admit(self, given: bytes) -> str | None:
-        """The cache namespace of the key's user; "" is shared by all. None for a wrong key."""
-        found = [namespace for secret, namespace in self._keys if hmac.compare_digest(given, secret)]
-        return found[0] if found else None
+def namespace_of_key(given: bytes, keys: Sequence[Key]) -> str | None:
+    """The cache namespace of a key's user; "" if there is one key for all. None for a wrong key, in constant time."""
+    found = [key for key in keys if hmac.compare_digest(given, key.secret.encode())]
+    if not found or len(keys) == 1:
+        return "" if found else None
+    return hashlib.blake2b(found[0].secret.encode(), digest_size=_DIGEST).hexdigest()
 
 
 def namespace_of(scope: MutableMapping[str, Any]) -> str:
     """The cache namespace of an HTTP request, set by the gate; "" is shared by all."""
     return str(scope.get(NAMESPACE, ""))
-
-
-def _namespace(key: Key) -> str:
-    return hashlib.blake2b(key.secret.encode(), digest_size=_DIGEST).hexdigest()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,15 +32,14 @@ class LoadStoppedError(ApiError):
 class LoadWatch:
     """Connects a load with the requests that wait for it.
 
-    Create it on the event loop. `progress` and `check` are thread-safe.
+    For the event loop, except `progress` and `check`, which any thread may call.
     """
 
     def __init__(self) -> None:
-        self.state = LoadState("waiting for room", 0.0)  # the newest state; use it on the event loop
+        self.state = LoadState("waiting for room", 0.0)  # the newest
         self._loop = asyncio.get_running_loop()
         self._listeners: list[LoadListener] = []
         self._why: str | None = None
-        self._lock = threading.Lock()
         self._sent = self.state
 
     @property
@@ -51,14 +49,12 @@ class LoadWatch:
 
     def stop(self, why: str) -> None:
         """Make the load end at its next progress report. Later calls do not change the reason."""
-        with self._lock:
-            self._why = self._why or why
+        self._why = self._why or why
 
     def check(self) -> None:
         """Raise LoadStoppedError if the load was asked to stop."""
-        with self._lock:
-            if self._why is not None:
-                raise LoadStoppedError(self._why)
+        if self._why is not None:
+            raise LoadStoppedError(self._why)
 
     def progress(self, phase: str, share: float) -> None:
         """Report to the event loop. Raises LoadStoppedError, which ends the load."""
@@ -70,7 +66,7 @@ class LoadWatch:
 
     @contextlib.contextmanager
     def listening(self, listener: LoadListener | None) -> Iterator[None]:
-        """Call the listener with every new state, on the event loop."""
+        """Call the listener with every new state."""
         if listener is None:
             yield
             return

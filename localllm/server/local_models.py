@@ -8,10 +8,9 @@ from typing import Any, cast
 from anyio import to_thread
 
 from localllm.answer.local import LocalModel
-from localllm.engine.engine import EngineStats
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import LocalLLMError
-from localllm.library.entry import LibraryModel, Source
+from localllm.library.entry import LibraryModel
 from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, facts_of
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
@@ -34,7 +33,7 @@ class LocalModels:
         self._manager = manager
 
     def library_model(self, entry: CatalogEntry) -> LibraryModel:
-        return entry.model or LibraryModel((entry.name,), Source.PATH, entry.path)
+        return entry.model
 
     def about(self, entry: CatalogEntry) -> ModelAbout:
         return about(entry)
@@ -56,12 +55,12 @@ class LocalModels:
             raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
-            yield Lease(entry.name, model, held.load_s, lambda: self._manager.discard(held.slot))
+            yield Lease(held.name, model, held.load_s, held.discard)
 
     @contextlib.asynccontextmanager
     async def lease_embedder(self, entry: CatalogEntry, keep_alive_s: float | None) -> AsyncIterator[Lease[Embedder]]:
         async with self._manager.lease(entry, keep_alive_s, embeds=True) as held:
-            yield Lease(entry.name, cast("EmbeddingModel", held.model), held.load_s)
+            yield cast("Lease[Embedder]", held)
 
     async def resident(self) -> list[ResidentModel]:
         loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
@@ -76,21 +75,14 @@ class LocalModels:
         """status "ok": the process is alive; ready: a loaded model has computed a token."""
         return {
             "status": "ok",
-            "ready": any(stats.generated_tokens > 0 for stats in self.engine_stats().values()),
+            "ready": any(model.engine.stats().generated_tokens > 0 for model in self.loaded().values()),
             "models_loaded": len(self._manager.slots()),
             "models_loading": len(self._manager.coming()),
         }
 
-    def engine_stats(self) -> Mapping[str, EngineStats]:
-        return {
-            slot.entry.name: slot.model.engine.stats()
-            for slot in self._manager.slots()
-            if isinstance(slot.model, LoadedModel)
-        }
-
-    def loaded(self, name: str) -> LoadedModel | None:
-        models = (slot.model for slot in self._manager.slots() if slot.entry.name == name)
-        return next((model for model in models if isinstance(model, LoadedModel)), None)
+    def loaded(self) -> Mapping[str, LoadedModel]:
+        slots = self._manager.slots()
+        return {slot.entry.name: slot.model for slot in slots if isinstance(slot.model, LoadedModel)}
 
 
 def _may_generate(entry: CatalogEntry) -> bool:

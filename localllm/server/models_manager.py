@@ -7,22 +7,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import LoadProgress, release_memory
+from localllm.engine.loaded_model import release_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
-from localllm.server.load_watch import LoadListener, LoadStoppedError, LoadWatch
-from localllm.server.loading import LoadPlan, Model
+from localllm.server.load_watch import LoadListener, LoadWatch
+from localllm.server.loading import LoadPlan, MemoryLoader, Model
 from localllm.server.options import FOREVER, ServerOptions
-from localllm.server.served import ModelAbout
+from localllm.server.served import Lease, ModelAbout
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +30,6 @@ log = logging.getLogger(__name__)
 Key = tuple[Path, str | None, tuple[str, str], bool]
 
 STOPPING = "the server is shutting down"
-
-
-class Loader(Protocol):
-    """Loads models; see MemoryLoader. Its methods block. `load` must be thread-safe, `plan` need not be."""
-
-    def describe(self, entry: CatalogEntry) -> ModelAbout:
-        """A model's row in lists. Raises ModelFileError or another file error."""
-
-    def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
-        """Grant a load its memory. Raises OutOfMemoryError if the other models leave too little room."""
-
-    def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
-        """Load as planned. An exception from progress ends the load."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,19 +58,10 @@ class Slot:
         return self.last_used + self.keep_alive_s - time.monotonic() if not self.users else self.keep_alive_s
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A model that stays loaded while the lease is held. load_s: how long the request waited for it."""
-
-    slot: Slot
-    model: Model
-    load_s: float
-
-
 class ModelManager:
     """Holds several models and evicts the least recently used. Loads run concurrently where memory allows."""
 
-    def __init__(self, options: ServerOptions, loader: Loader) -> None:
+    def __init__(self, options: ServerOptions, loader: MemoryLoader) -> None:
         self._options = options
         self._loader = loader
         self._slots: dict[Key, Slot] = {}
@@ -106,7 +84,7 @@ class ModelManager:
         *,
         embeds: bool = False,
         listener: LoadListener | None = None,
-    ) -> AsyncIterator[Lease]:
+    ) -> AsyncIterator[Lease[Model]]:
         """Hold a model, loading it first if needed. keep_alive_s counts from the lease's end; None is the default.
 
         listener: called with the load's states. A load that no request waits for is stopped. Raises ModelFileError or
@@ -123,7 +101,7 @@ class ModelManager:
             # Shielded: a client that leaves must not cancel the load for the others.
             with slot.watch.listening(listener):
                 model = await asyncio.shield(slot.loading)
-            yield Lease(slot, model, time.monotonic() - began)
+            yield Lease(entry.name, model, time.monotonic() - began, partial(self._discard, slot))
         finally:
             slot.users -= 1
             slot.last_used = time.monotonic()
@@ -140,12 +118,9 @@ class ModelManager:
 
     def _expire(self, slot: Slot) -> None:
         slot.keep_alive_s = 0.0
-        if slot.timer:
-            slot.timer.cancel()
         self._plan_unload(slot)
 
-    def discard(self, slot: Slot) -> None:
-        """Stop leasing a broken model; the next request loads it again."""
+    def _discard(self, slot: Slot) -> None:
         slot.keep_alive_s = 0.0
         self._begin_close(slot)
 
@@ -203,7 +178,11 @@ class ModelManager:
             try:
                 if await self._planned(slot):
                     assert slot.plan
-                    return await to_thread.run_sync(self._load_on_thread, slot, slot.plan)
+                    model = await to_thread.run_sync(self._loader.load, slot.plan, slot.watch.progress)
+                    if slot.watch.stopped:  # after the load's last report
+                        await to_thread.run_sync(model.close)
+                        slot.watch.check()
+                    return model
             except (OutOfMemoryError, LlamaCppMemoryError):
                 slot.plan = None
                 if not self.slots() and not self._under_way():
@@ -220,15 +199,6 @@ class ModelManager:
             plans = [other.plan for other in coming if other.plan]
             slot.plan = await to_thread.run_sync(self._loader.plan, slot.entry, slot.embeds, models, plans)
             return True
-
-    def _load_on_thread(self, slot: Slot, plan: LoadPlan) -> Model:
-        model = self._loader.load(plan, slot.watch.progress)
-        try:
-            slot.watch.check()
-        except LoadStoppedError:  # stopped after the load's last check
-            model.close()
-            raise
-        return model
 
     def _under_way(self) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.plan]

@@ -54,10 +54,10 @@ async def ready(service: ServiceDep, model: str | None = None) -> JSONResponse:
     """Readiness: 200, or 503 while no token has been computed. model: load this one, and compute one, if need be."""
     if model is not None:
         _, entry = await service.find(model)
-        stats = service.models.engine_stats().get(entry.name)
-        if stats is None or not stats.generated_tokens:
+        loaded = service.models.loaded().get(entry.name)
+        if loaded is None or not loaded.engine.stats().generated_tokens:
             async with service.run(model, [_PROBE]) as run:
-                await run.answers()
+                await run.finish()
     state = await service.models.health()
     return JSONResponse(state, 200 if state["ready"] else 503)
 
@@ -75,7 +75,7 @@ async def inspect(service: ServiceDep, model: str, costs: bool = False) -> dict[
     costs: the model's sizes and the machine's limits instead, by which steps can be predicted; null where unknown.
     """
     _, entry = await service.find(model)
-    loaded = service.models.loaded(entry.name)
+    loaded = service.models.loaded().get(entry.name)
     if loaded is None:
         raise ApiError(404, f"model '{entry.name}' is not loaded in this process")
     if costs:

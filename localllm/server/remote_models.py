@@ -2,16 +2,15 @@
 
 import contextlib
 import hashlib
-import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from anyio import to_thread
 
-from localllm.engine.engine import EngineStats
+from localllm.engine.loaded_model import LoadedModel
 from localllm.library.entry import LibraryModel
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIModel, OpenAIServer
@@ -29,11 +28,10 @@ CAPABILITIES = ("completion", "tools")
 
 @dataclass(frozen=True, slots=True)
 class RemoteEntry:
-    """A model that requests can name. used: the time of its last request by time.monotonic(), if any."""
+    """A model that requests can name."""
 
     name: str
     model: OpenAIModel
-    used: list[float] = field(default_factory=list)
 
 
 class RemoteModels:
@@ -50,18 +48,17 @@ class RemoteModels:
         self._server = server
         self._prefix = prefix
         self._keep_alive_s = keep_alive_s
-        self._lock = threading.Lock()
-        self._entries: dict[str, RemoteEntry] = {}
+        self._entries: dict[str, RemoteEntry] = {}  # replaced as a whole, since any thread may read it
+        self._used: dict[str, float] = {}  # by name: the time of the last request
 
     @property
     def settings(self) -> Settings:
         raise ApiError(501, f"the models are on {self._server.endpoint}; add, copy and remove them there")
 
     def entries(self) -> list[RemoteEntry]:
-        offered = self._server.models()
-        with self._lock:
-            self._entries = {entry.name: entry for entry in map(self._entry, offered)}
-            return list(self._entries.values())
+        found = [RemoteEntry(f"{self._prefix}{model.name}", model) for model in self._server.models()]
+        self._entries = {entry.name: entry for entry in found}
+        return found
 
     def find(self, name: str) -> RemoteEntry:
         if not 0 < len(name) <= MAX_NAME_CHARS:
@@ -72,7 +69,7 @@ class RemoteModels:
             found = self._known(name)
         if found is None:
             raise ModelNotFoundError(name)
-        found.used[:] = [time.monotonic()]
+        self._used[found.name] = time.monotonic()
         return found
 
     def library_model(self, entry: RemoteEntry) -> LibraryModel:
@@ -114,17 +111,17 @@ class RemoteModels:
 
     def release(self, entry: RemoteEntry) -> None:
         """Forget the model's last request, so that it no longer counts as resident."""
-        entry.used.clear()
+        self._used.pop(entry.name, None)
 
     async def resident(self) -> list[ResidentModel]:
         now = time.monotonic()
+        more = {"backend": "remote", "backend_reason": str(self._server.endpoint)}
         rows = []
         for entry in await to_thread.run_sync(self.entries):
-            left = max(entry.used, default=-self._keep_alive_s) + self._keep_alive_s - now
-            if left > 0:
+            used = self._used.get(entry.name)
+            if used is not None and used + self._keep_alive_s > now:
                 about = self.about(entry)
-                more = {"backend": "remote", "backend_reason": str(self._server.endpoint)}
-                rows.append(ResidentModel(about, left, 0, about.context, more=more))
+                rows.append(ResidentModel(about, used + self._keep_alive_s - now, 0, about.context, more=more))
         return rows
 
     async def health(self) -> dict[str, Any]:
@@ -136,11 +133,8 @@ class RemoteModels:
             return state | {"ready": False, "reason": str(error)}
         return state
 
-    def engine_stats(self) -> Mapping[str, EngineStats]:
+    def loaded(self) -> Mapping[str, LoadedModel]:
         return {}
-
-    def loaded(self, _name: str) -> None:
-        return None
 
     def stop_loading(self) -> None:
         """Nothing loads here."""
@@ -149,14 +143,8 @@ class RemoteModels:
         """Nothing is held here."""
 
     def _known(self, name: str) -> RemoteEntry | None:
-        plain = name.removesuffix(":latest")
-        with self._lock:
-            return next((self._entries[one] for one in (name, plain, f"{plain}:latest") if one in self._entries), None)
-
-    def _entry(self, model: OpenAIModel) -> RemoteEntry:
-        name = f"{self._prefix}{model.name}"
-        known = self._entries.get(name)
-        return known if known and known.model == model else RemoteEntry(name, model)
+        plain, entries = name.removesuffix(":latest"), self._entries
+        return next((entries[one] for one in (name, plain, f"{plain}:latest") if one in entries), None)
 
 
 def listed_models(options: ServerOptions) -> dict[str, RemoteModels]:

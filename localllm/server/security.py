@@ -9,16 +9,15 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import cache
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import ErrorBody
-from localllm.server.keys import CLIENT, NAMESPACE, KeyRing, namespace_of
+from localllm.server.errors import ApiError, ErrorBody
+from localllm.server.keys import CLIENT, NAMESPACE, namespace_of, namespace_of_key
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
@@ -43,25 +42,18 @@ _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
-def _plain_error(_status: int, message: str, _code: str | None) -> dict[str, str]:
-    return {"error": message}
-
-
 class Gate:
     """ASGI middleware that checks Host, Origin, API key and the body's size, in this order.
 
     error_body_at: the error format for a path.
     """
 
-    def __init__(
-        self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody] = lambda _: _plain_error
-    ) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody]) -> None:
         self._app = app
         self._error_body_at = error_body_at
-        self._keys = KeyRing(options.keys)
-        self._hosts = frozenset(
-            {options.settings.host.lower(), *(host.lower() for host in options.hosts), *_own_names()}
-        )
+        self._keys = options.keys
+        own = socket.gethostname()
+        self._hosts = {host.lower() for host in (options.settings.host, *options.hosts, own, f"{own}.local")}
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,34 +62,29 @@ class Gate:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
-        refusal = self._refusal(scope, headers, origin)
-        if origin and refusal is None:
-            send = _with_origin(send, origin)
-        if refusal is None and scope["method"] == "OPTIONS" and origin and b"access-control-request-method" in headers:
-            await _preflight(headers)(scope, receive, send)
-            return
-        if refusal is None and not self._admits(scope, headers):
-            refusal = (401, "an API key is required: send it as Authorization: Bearer ...")
-        if refusal is None and not scope["path"].startswith(UPLOADS):
-            content, refusal = await _read_body(headers, receive)
-            if refusal:
-                await _discard(receive)
-            receive = _replay(content, receive)
-        CLIENT.set(namespace_of(scope) or (scope.get("client") or ("",))[0])
-        if refusal:
-            status, message = refusal
-            body = self._error_body_at(scope["path"])(status, message, None)
+        try:
+            self._check_source(scope, headers.get(b"host", ""), origin)
+            if origin:
+                send = _with_origin(send, origin)
+                if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                    await _preflight(headers)(scope, receive, send)
+                    return
+            self._check_key(scope, headers)
+            if not scope["path"].startswith(UPLOADS):
+                receive = _replay(await _read_body(headers, receive), receive)
+        except ApiError as error:
+            body = self._error_body_at(scope["path"])(error.status, str(error), None)
             # The unread rest of a body must not be parsed as the next request.
-            await JSONResponse(body, status, headers={"Connection": "close"})(scope, receive, send)
+            await JSONResponse(body, error.status, headers={"Connection": "close"})(scope, receive, send)
             return
+        CLIENT.set(namespace_of(scope) or (scope.get("client") or ("",))[0])
         await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
-        if not self._knows_host(headers.get(b"host", ""), scope):
-            return 403, "this Host is not allowed; allow it with --allow-hosts"
-        if origin is not None and not self._knows_origin(origin, headers.get(b"host", "")):
-            return 403, "this Origin is not allowed; allow it with --origins"
-        return None
+    def _check_source(self, scope: Scope, host: str, origin: str | None) -> None:
+        if not self._knows_host(host, scope):
+            raise ApiError(403, "this Host is not allowed; allow it with --allow-hosts")
+        if origin is not None and not self._knows_origin(origin, host):
+            raise ApiError(403, "this Origin is not allowed; allow it with --origins")
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
         """Whether Host is a private address, or a name that no stranger can own and therefore rebind."""
@@ -122,15 +109,16 @@ class Gate:
             return True
         return any(fnmatchcase(origin, pattern) for pattern in (*LOCAL_ORIGINS, *self._origins))
 
-    def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
-        """Whether the request has a valid key if one is needed. Writes the user's cache namespace into the scope."""
-        if self._keys.is_empty or scope["path"] in OPEN_PATHS:
-            return True
+    def _check_key(self, scope: Scope, headers: dict[bytes, str]) -> None:
+        """Write the user's cache namespace into the scope. Raises ApiError 401 without a valid key if one is needed."""
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
-        namespace = self._keys.admit(given.encode("latin-1"))
-        scope[NAMESPACE] = namespace or ""
-        return namespace is not None
+        namespace = namespace_of_key(given.encode("latin-1"), self._keys)
+        if namespace is None:
+            raise ApiError(401, "an API key is required: send it as Authorization: Bearer ...")
+        scope[NAMESPACE] = namespace
 
 
 def _host_of(header: str) -> str | None:
@@ -141,12 +129,6 @@ def _host_of(header: str) -> str | None:
     except ValueError:
         return None
     return host if host and parts.netloc == header and "@" not in header else None
-
-
-@cache
-def _own_names() -> Iterable[str]:
-    name = socket.gethostname().lower()
-    return (name, f"{name}.local")
 
 
 async def _discard(receive: Receive) -> None:
@@ -162,35 +144,38 @@ async def _discard(receive: Receive) -> None:
                 left = left - len(message.get("body", b"")) if message.get("more_body") else 0
 
 
-def _framing(headers: dict[bytes, str]) -> tuple[int, str] | None:
-    """The refusal of a body by its headers, if any."""
+def _check_framing(headers: dict[bytes, str]) -> None:
+    """Raise ApiError for a body that its headers already rule out."""
     if headers.get(b"content-encoding", "identity").lower() != "identity":
-        return 415, "compressed bodies are not accepted"
+        raise ApiError(415, "compressed bodies are not accepted")
     if b"content-length" in headers and b"transfer-encoding" in headers:  # request smuggling: RFC 9112, section 6.1
-        return 400, "Content-Length and Transfer-Encoding exclude each other"
+        raise ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
     length = headers.get(b"content-length", "0")
-    fits = length.isascii() and length.isdigit() and len(length) <= 19 and int(length) <= MAX_BODY_BYTES
-    return None if fits else _TOO_LARGE
+    if not (length.isascii() and length.isdigit() and len(length) <= 19 and int(length) <= MAX_BODY_BYTES):
+        raise ApiError(*_TOO_LARGE)
 
 
-async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
-    """The whole body, or a refusal if it is too large, too slow or compressed."""
-    if refusal := _framing(headers):
-        return b"", refusal
+async def _read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
+    """The whole body. Raises ApiError, after reading the rest, if it is too large, too slow or compressed."""
     body = bytearray()
     try:
+        _check_framing(headers)
         async with asyncio.timeout(BODY_SECONDS):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    return b"", (400, "the body ended early")
+                    raise ApiError(400, "the body ended early")
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
-                    return b"", _TOO_LARGE
+                    raise ApiError(*_TOO_LARGE)
                 if not message.get("more_body", False):
-                    return bytes(body), None
+                    return bytes(body)
     except TimeoutError:
-        return b"", (408, f"the body did not arrive within {BODY_SECONDS:g} seconds")
+        await _discard(receive)
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
+    except ApiError:
+        await _discard(receive)
+        raise
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import RequestError
@@ -33,13 +32,13 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request's headers."""
         super().connection_made(transport)
-        self._headers_due: asyncio.TimerHandle | None = self._abort_after(HEADER_SECONDS)
-        self._writing_due: asyncio.TimerHandle | None = None
+        self._clocks: dict[str, asyncio.TimerHandle] = {}
+        self._start("headers", HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks."""
-        self._headers_arrived()
-        self._caught_up()
+        self._stop("headers")
+        self._stop("writing")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -47,49 +46,41 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         waiting = self.cycle is None or self.cycle.response_complete
         if not waiting:
-            self._headers_arrived()
-        elif self._headers_due is None:
-            self._headers_due = self._abort_after(HEADER_SECONDS)
+            self._stop("headers")
+        elif "headers" not in self._clocks:
+            self._start("headers", HEADER_SECONDS)
 
     def pause_writing(self) -> None:
         """Start the clock of a slow client."""
         super().pause_writing()
-        self._writing_due = self._abort_after(STALLED_SECONDS)
+        self._start("writing", STALLED_SECONDS)
 
     def resume_writing(self) -> None:
         """Stop the clock: the client has caught up."""
         super().resume_writing()
-        self._caught_up()
+        self._stop("writing")
 
-    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
+    def _start(self, clock: str, seconds: float) -> None:
+        """Abort the connection unless the clock is stopped within this time."""
         transport: Any = self.transport
-        return self.loop.call_later(seconds, transport.abort)
+        self._clocks[clock] = self.loop.call_later(seconds, transport.abort)
 
-    def _headers_arrived(self) -> None:
-        if self._headers_due:
-            self._headers_due.cancel()
-            self._headers_due = None
-
-    def _caught_up(self) -> None:
-        if self._writing_due:
-            self._writing_due.cancel()
-            self._writing_due = None
+    def _stop(self, clock: str) -> None:
+        if timer := self._clocks.pop(clock, None):
+            timer.cancel()
 
 
 class Server(uvicorn.Server):
     """uvicorn's server. On shutdown it first stops loads, then waits for requests in progress."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._app = app
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop loads, then the server."""
-        self._app.state.service.models.stop_loading()
+        app: Any = self.config.app
+        app.state.service.models.stop_loading()
         await super().shutdown(sockets)
 
 
-def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, models: Callable[[], ServedModels], ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM: then refuse connections, stop loads, and cancel requests after the grace time.
 
     models: called on the event loop. ready: called with the URL before the first request is accepted. Raises
@@ -99,9 +90,8 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
-        app = create_app(options, models)
         config = uvicorn.Config(
-            app,
+            create_app(options, models),
             http=GuardedProtocol,
             ws="none",
             log_config=None,
@@ -110,11 +100,10 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=options.settings.grace_s,
         )
-        server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         # uvicorn raises the signal again after a clean shutdown; Ctrl-C is not an error here.
         with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+            Server(config).run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from localllm.answer.event import AnsweringModel
-from localllm.engine.engine import EngineStats
 from localllm.library.behaviour import Behaviour
 from localllm.library.entry import LibraryModel, ModelDefaults
 from localllm.server.load_watch import LoadListener, LoadState
@@ -36,10 +35,7 @@ class ServedModel(AnsweringModel, Protocol):
 
 
 class Embedder(Protocol):
-    """An embedding model or reranker. Its methods block."""
-
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """Which texts to compute together. sizes: their estimated tokens."""
+    """An embedding model or reranker. Its methods block, with checkpoints where they compute here."""
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
@@ -53,14 +49,6 @@ class Embedder(Protocol):
         """Score each document for the query, higher is better; returns the scores and the number of tokens."""
 
 
-class Entry(Protocol):
-    """A model that requests can name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-EntryT = TypeVar("EntryT", bound=Entry)
 ModelT = TypeVar("ModelT")
 
 
@@ -128,46 +116,47 @@ class Lease(Generic[ModelT]):
     discard: Callable[[], None] = lambda: None
 
 
-class ServedModels(Protocol[EntryT]):
+class ServedModels(Protocol):
     """The models of a server. Plain methods may block, unless they say that they are for the event loop.
 
-    Methods that read a model's file raise ModelFileError or another file error.
+    An entry is a model that requests can name, of a class of the implementation; it has a `name`. Methods that read a
+    model's file raise ModelFileError or another file error.
     """
 
     @property
     def settings(self) -> Settings:
         """The settings of this machine's library. Raises ApiError 501 if the models are remote."""
 
-    def entries(self) -> Sequence[EntryT]:
+    def entries(self) -> Sequence[Any]:
         """All models."""
 
-    def find(self, name: str) -> EntryT:
+    def find(self, name: str) -> Any:
         """Find a model by name; ":latest" is optional. Raises ApiError 400 or 404, RemoteError."""
 
-    def library_model(self, entry: EntryT) -> LibraryModel:
+    def library_model(self, entry: Any) -> LibraryModel:
         """The model's library entry. Raises ApiError 501 if the models are remote."""
 
-    def about(self, entry: EntryT) -> ModelAbout:
+    def about(self, entry: Any) -> ModelAbout:
         """A model's row in lists."""
 
-    def capabilities(self, entry: EntryT) -> Sequence[str]:
+    def capabilities(self, entry: Any) -> Sequence[str]:
         """What the model can do, in Ollama's terms."""
 
-    def ranks(self, entry: EntryT) -> bool:
+    def ranks(self, entry: Any) -> bool:
         """Whether requests may rank documents with it."""
 
-    def describe(self, entry: EntryT, verbose: bool) -> ModelDescription:
+    def describe(self, entry: Any, verbose: bool) -> ModelDescription:
         """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""
 
     def lease(
-        self, entry: EntryT, keep_alive_s: float | None, listener: LoadListener | None
+        self, entry: Any, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AbstractAsyncContextManager[Lease[ServedModel]]:
         """Hold a generating model, loading it first if needed. keep_alive_s: None is the server's default."""
 
-    def lease_embedder(self, entry: EntryT, keep_alive_s: float | None) -> AbstractAsyncContextManager[Lease[Embedder]]:
+    def lease_embedder(self, entry: Any, keep_alive_s: float | None) -> AbstractAsyncContextManager[Lease[Embedder]]:
         """Hold an embedding model or reranker."""
 
-    def release(self, entry: EntryT) -> None:
+    def release(self, entry: Any) -> None:
         """Unload a model as soon as no request uses it. On the event loop."""
 
     async def resident(self) -> list[ResidentModel]:
@@ -176,11 +165,8 @@ class ServedModels(Protocol[EntryT]):
     async def health(self) -> dict[str, Any]:
         """The fields of /health."""
 
-    def engine_stats(self) -> Mapping[str, EngineStats]:
-        """Statistics of the engines in this process, by model. On the event loop."""
-
-    def loaded(self, name: str) -> "LoadedModel | None":
-        """The model if it is loaded in this process, else None. On the event loop."""
+    def loaded(self) -> "Mapping[str, LoadedModel]":
+        """The generating models that are loaded in this process, by name. On the event loop."""
 
     def stop_loading(self) -> None:
         """Stop all loads and grant no more leases. On the event loop."""

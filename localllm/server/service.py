@@ -46,7 +46,8 @@ _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
 class Run:
     """One or more answers in progress, on a leased model. choices: answers to each request.
 
-    prompts: one for each request. streams, meters: one for each answer.
+    prompts: one for each request. streams, meters, answers: one for each answer; the answers are what `events` has
+    read, with several streams perhaps a little more than it has yielded.
     """
 
     lease: Lease[ServedModel]
@@ -56,6 +57,7 @@ class Run:
     streams: Sequence[AnswerStream]
     began: float
     meters: Sequence[Meter]
+    answers: Sequence[Answer]
 
     @property
     def total_s(self) -> float:
@@ -96,28 +98,25 @@ class Run:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def answers(self) -> list[Answer]:
-        answers = [Answer() for _ in self.streams]
+    async def finish(self) -> None:
+        """Read all events. Raises an answer's error."""
         async with contextlib.aclosing(self.events()) as events:
-            async for index, event in events:
-                answers[index].add(event)
-        return answers
+            async for _ in events:
+                pass
 
     async def _events(self, index: int) -> AsyncGenerator[AnswerEvent, None]:
-        request, answer = self.requests[index // self.choices], Answer()
-        checked = is_checked(request)
+        request, answer = self.requests[index // self.choices], self.answers[index]
         async with contextlib.aclosing(self.streams[index].__aiter__()) as events:
             async for event in events:
                 check_ending(event)
                 self.meters[index].add(event)
-                if checked:
-                    answer.add(event)
-                if checked and event.finish_reason is FinishReason.STOP:
+                answer.add(event)
+                if event.finish_reason is FinishReason.STOP and is_checked(request):
                     warnings = await interruptible(partial(unmet, request, answer))
                     if warnings:
                         log.warning("an answer does not fit a JSON Schema that is not enforced in full")
-                    event = replace(event, warnings=warnings)  # noqa: PLW2901 - the last one
-                yield event
+                    answer.last = replace(event, warnings=warnings)
+                yield answer.last
 
 
 def check_ending(event: AnswerEvent) -> None:
@@ -133,7 +132,7 @@ def check_ending(event: AnswerEvent) -> None:
 class Service:
     """A server's models and limits."""
 
-    def __init__(self, options: ServerOptions, models: ServedModels[Any], metrics: Metrics) -> None:
+    def __init__(self, options: ServerOptions, models: ServedModels, metrics: Metrics) -> None:
         self.options = options
         self.models = models
         self._listed = listed_models(options)
@@ -170,14 +169,14 @@ class Service:
 
         return sorted(self.options.models_of(name) or (name,), key=rank)
 
-    async def find(self, name: str) -> tuple[ServedModels[Any], Any]:
+    async def find(self, name: str) -> tuple[ServedModels, Any]:
         """Find a model by name; see ServedModels.find. For a fallback list, the first of its models that is found.
 
         Returns the collection that has the model, and its entry there.
         """
         return await to_thread.run_sync(self._find, name)
 
-    def _find(self, name: str) -> tuple[ServedModels[Any], Any]:
+    def _find(self, name: str) -> tuple[ServedModels, Any]:
         *others, last = self.choices(name)
         for other in others:
             try:
@@ -186,7 +185,7 @@ class Service:
                 self._passed_on(other, error)
         return self._find_one(last)
 
-    def _find_one(self, name: str) -> tuple[ServedModels[Any], Any]:
+    def _find_one(self, name: str) -> tuple[ServedModels, Any]:
         models = self._listed.get(name, self.models)
         return models, models.find(name)
 
@@ -204,7 +203,7 @@ class Service:
         about = models.about(entry)
         return replace(about, name=name.removesuffix(":latest")) if self.options.models_of(name) else about
 
-    def listed(self) -> list[tuple[ServedModels[Any], Any, ModelAbout]]:
+    def listed(self) -> list[tuple[ServedModels, Any, ModelAbout]]:
         """All models, and fallback lists, as in `find`, each with its row; without those whose files cannot be read.
 
         Blocks.
@@ -248,6 +247,12 @@ class Service:
             async with models.lease_embedder(entry, keep_alive_s) as lease:
                 yield lease
 
+    async def prompt(self, name: str, request: AnswerRequest, keep_alive_s: float | None = None) -> Prompt:
+        """A request's prompt, of which nothing is generated. Raises as `run` does."""
+        request = with_few_images(request)
+        async with self.lease(name, keep_alive_s) as lease:
+            return await interruptible(partial(lease.model.prepare, request))
+
     @contextlib.asynccontextmanager
     async def run(
         self,
@@ -266,45 +271,34 @@ class Service:
         """
         began = time.monotonic()
         number = f"request {next(self._numbers)}"
-        requests = [
-            replace(request, client=request.namespace or number, messages=with_few_images(request.messages))
-            for request in requests
-        ]
+        requests = [replace(with_few_images(request), client=request.namespace or number) for request in requests]
+        count = len(requests) * choices
+
+        @contextlib.asynccontextmanager
+        async def begun(model: str) -> AsyncIterator[Run]:
+            async with self.lease(model, keep_alive_s, listener, count) as lease:
+                if count > lease.model.most_choices:
+                    raise ApiError(400, f"one request cannot have {count} answers; send several requests")
+                prompts = [await interruptible(partial(lease.model.prepare, request)) for request in requests]
+                streams = await self._submit(lease, prompts, choices)
+                meters = [self.metrics.meter(lease.name, requests[0].namespace) for _ in streams]
+                answers = [Answer() for _ in streams]
+                try:
+                    yield Run(lease, requests, prompts, choices, streams, began, meters, answers)
+                finally:
+                    _cancel(streams)
+
         *first, last = self.choices(name)
         async with contextlib.AsyncExitStack() as stack:
             for model in first:
                 try:
-                    held = self._run(model, requests, keep_alive_s, choices, listener, began)
-                    run = await stack.enter_async_context(held)
+                    run = await stack.enter_async_context(begun(model))
                     break
                 except LocalLLMError as error:
                     self._passed_on(model, error)
             else:
-                held = self._run(last, requests, keep_alive_s, choices, listener, began)
-                run = await stack.enter_async_context(held)
+                run = await stack.enter_async_context(begun(last))
             yield run
-
-    @contextlib.asynccontextmanager
-    async def _run(
-        self,
-        name: str,
-        requests: Sequence[AnswerRequest],
-        keep_alive_s: float | None,
-        choices: int,
-        listener: LoadListener | None,
-        began: float,
-    ) -> AsyncIterator[Run]:
-        async with self.lease(name, keep_alive_s, listener, len(requests) * choices) as lease:
-            if len(requests) * choices > lease.model.most_choices:
-                raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
-            prompts = [await interruptible(partial(lease.model.prepare, request)) for request in requests]
-            streams = await self._submit(lease, prompts, choices)
-            meters = [self.metrics.meter(lease.name, requests[0].namespace) for _ in streams]
-            try:
-                yield Run(lease, requests, prompts, choices, streams, began, meters)
-            finally:
-                for stream in streams:
-                    stream.cancel()
 
     async def _submit(
         self, lease: Lease[ServedModel], prompts: Sequence[Prompt], choices: int
@@ -317,7 +311,7 @@ class Service:
         try:
             streams = await asyncio.shield(work)
         except asyncio.CancelledError:
-            work.add_done_callback(_cancel_all)
+            work.add_done_callback(_cancel_submitted)
             raise
         except EngineStoppedError:
             lease.discard()
@@ -326,8 +320,7 @@ class Service:
             for stream in streams:
                 await asyncio.wrap_future(stream.accepted)
         except BaseException:
-            for stream in streams:
-                stream.cancel()
+            _cancel(streams)
             raise
         return streams
 
@@ -338,17 +331,20 @@ def _submit_all(prompts: Sequence[Prompt], choices: int) -> Sequence[AnswerStrea
         for prompt in prompts:
             streams += (prompt.submit(choice) for choice in range(choices))
     except BaseException:
-        for stream in streams:
-            stream.cancel()
+        _cancel(streams)
         raise
     return streams
 
 
-def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
+def _cancel_submitted(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
     """Cancel the streams that were submitted after the client left."""
     if not work.cancelled() and work.exception() is None:
-        for stream in work.result():
-            stream.cancel()
+        _cancel(work.result())
+
+
+def _cancel(streams: Sequence[AnswerStream]) -> None:
+    for stream in streams:
+        stream.cancel()
 
 
 def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:

@@ -90,7 +90,7 @@ async def kept_alive(
     async with contextlib.aclosing(lines):
         try:
             while True:
-                coming = coming or asyncio.create_task(_next_or_none(lines))
+                coming = coming or asyncio.ensure_future(anext(lines, None))
                 done, _ = await asyncio.wait({coming}, timeout=seconds)
                 if not done:
                     yield alive_line()
@@ -122,27 +122,17 @@ async def held_lines(
 
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.create_task(stack.enter_async_context(holding(listen)))
+        entering.add_done_callback(lambda _: arrived.set())
         try:
-            while state_line and await _comes_first(arrived, entering):
+            while await arrived.wait() and not entering.done():
                 arrived.clear()
-                yield state_line(latest[0])
+                if state_line:
+                    yield state_line(latest[0])
             held = await entering
         finally:
             await _end(entering)
         async for line in lines(held):
             yield line
-
-
-async def _comes_first(event: asyncio.Event, task: "asyncio.Task[Any]") -> bool:
-    """Wait for the event or the task; True if the task is not done."""
-    waiting = asyncio.create_task(event.wait())
-    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return not task.done()
-
-
-async def _next_or_none(lines: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(lines, None)
 
 
 async def _end(task: "asyncio.Task[Any]") -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from localllm.answer.event import AnswerEvent, Logprob
+from localllm.answer.event import Answer, AnswerEvent, Logprob
 from localllm.engine.request import Counts, Progress
 from localllm.server.load_watch import LoadState
 
@@ -87,15 +87,15 @@ def finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
-def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
-    """OpenAI's token counts from the last events of one prompt's answers."""
-    counts = [last.counts for last in lasts]
-    prompt, generated = counts[0].prompt, sum(count.generated for count in counts)
+def usage(answers: Sequence[Answer], choices: int = 1) -> dict[str, Any]:
+    """OpenAI's token counts of all prompts together. choices: answers to each prompt."""
+    counts = [answer.last.counts for answer in answers]
+    prompt, generated = sum(one.prompt for one in counts[::choices]), sum(one.generated for one in counts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": counts[0].cached},
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in counts[::choices])},
         **dropped_of(counts[0]),
     }
 

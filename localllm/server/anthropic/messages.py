@@ -1,7 +1,7 @@
 """/v1/messages and /v1/messages/count_tokens."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from anyio import to_thread
@@ -75,21 +75,22 @@ class _Writer(answering.Writer):
     def alive(self) -> bytes:
         return _event("ping")
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+    def end(self, run: Run) -> Iterator[bytes]:
         yield from self._close()
-        last = answers[0].last
-        yield _event("message_delta", delta=self._stopped(answers[0]), usage=_usage(last), **warnings_of(last))
+        last = run.answers[0].last
+        delta = self._stopped(run.answers[0])
+        yield _event("message_delta", delta=delta, usage=_usage(last), **warnings_of(last))
         yield _event("message_stop")
 
     def error(self, error: LocalLLMError) -> bytes:
         return sse(self.error_body(error), event="error")
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        answer = answers[0]
+    def whole(self, run: Run) -> Object:
+        answer = run.answers[0]
         blocks = [_block(PartKind.REASONING, answer.reasoning)] if answer.reasoning else []
         if answer.content or not answer.calls:
             blocks.append(_block(PartKind.CONTENT, answer.content))

@@ -5,15 +5,27 @@ cannot reach the model is replaced by a note that the model reads.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, note_ignored, shown
-from localllm.server.contents import Part, image_part, image_part_of_url, left_out, noted_image, plain, text_part
+from localllm.server.contents import (
+    Part,
+    image_part,
+    image_part_of_url,
+    left_out,
+    noted_image,
+    plain,
+    text_field,
+    text_part,
+)
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
+
+_string = partial(text_field, "a block")
 
 # Prefix of Claude Code's first system block, which changes from session to session and means nothing to a model.
 BILLING = "x-anthropic-billing-header:"
@@ -227,10 +239,3 @@ def _document(source: Any) -> str:
         return _joined(source.get("content"))
     note_ignored(f"document whose source is of type {shown(kind)}")
     return left_out("document")
-
-
-def _string(block: Mapping[str, Any], key: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ApiError(400, f"a block of type {str(block.get('type'))[:32]} needs {key} as text")
-    return value

@@ -1,9 +1,9 @@
 """llama-server's /completion and /infill: a text to continue, or a gap to fill."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
@@ -15,7 +15,8 @@ from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled,
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.streams import interruptible
 from localllm.server.wire import TimedProgress, logprob_entries, sse, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
@@ -141,13 +142,7 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     if body.grammar and body.json_schema is not None:
         raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
     held: Object = {"grammar": ("gbnf", body.grammar)} if body.grammar else {"format": body.json_schema}
-    body.model = await service.model_or_only(body.model)
-    prompts = _prompts(body.prompt)
-    if body.bias_pairs or any(isinstance(prompt, list) for prompt in prompts):
-        async with service.lease(body.model) as lease:
-            prompts = [await to_thread.run_sync(_encoded, prompt, lease.model.tokenizer) for prompt in prompts]
-            if body.bias_pairs:
-                body.logit_bias = await to_thread.run_sync(_biases, body.bias_pairs, lease.model.tokenizer)
+    prompts = await _tokenized(body, _prompts(body.prompt), service)
     fields = body.answer_fields() | held
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
     choices = body.n_cmpl or body.n or 1
@@ -159,11 +154,21 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
 async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
     """Fill in the text between a prefix and a suffix."""
     extra = "".join(f"{one.filename}\n{one.text}\n\n" for one in body.input_extra or ())
-    request = AnswerRequest(
-        prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
-    )
-    body.model = await service.model_or_only(body.model)
+    (prompt,) = await _tokenized(body, [f"{extra}{body.input_prefix}{body.prompt}"], service)
+    request = AnswerRequest(prompt=prompt, suffix=body.input_suffix, **body.answer_fields())
     return await answer(http, service, body, [request], _InfillWriter(body))
+
+
+async def _tokenized(body: Predicted, prompts: list[Any], service: Service) -> list[Any]:
+    """The prompts, those that mix text and ids as ids. Also sets the body's model, and its logit_bias from pairs."""
+    body.model = await service.model_or_only(body.model)
+    if not body.bias_pairs and all(isinstance(prompt, str) for prompt in prompts):
+        return prompts
+    async with service.lease(body.model) as lease:
+        tokenizer = lease.model.tokenizer
+        if body.bias_pairs:
+            body.logit_bias = await interruptible(partial(_biases, body.bias_pairs, tokenizer))
+        return [await interruptible(partial(_encoded, prompt, tokenizer)) for prompt in prompts]
 
 
 def _prompts(given: Any) -> list[Any]:
@@ -217,16 +222,16 @@ class _InfillWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({"content": "", "stop": False, "progress": progress, **self._timed.fields(progress)})
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content:
             yield sse({"content": event.content, "stop": False})
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        yield sse({**self.whole(run, answers), "content": ""})
+    def end(self, run: Run) -> Iterator[bytes]:
+        yield sse({**self.whole(run), "content": ""})
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Any:
-        answer = answers[0]
-        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
+    def whole(self, run: Run) -> Any:
+        answer = run.answers[0]
+        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer])}
 
 
 class _CompletionWriter(_InfillWriter):
@@ -235,7 +240,7 @@ class _CompletionWriter(_InfillWriter):
         self._body = body
         self._several = several
 
-    def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content or event.logprobs:
             counts = event.counts
             yield sse(
@@ -252,12 +257,12 @@ class _CompletionWriter(_InfillWriter):
                 }
             )
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        for index, one in enumerate(answers):
-            yield sse(self._selected({**self._one(run, index, one), "content": "", "tokens": []}))
+    def end(self, run: Run) -> Iterator[bytes]:
+        for index in range(len(run.answers)):
+            yield sse(self._selected({**self._one(run, index), "content": "", "tokens": []}))
 
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
-        found = [self._selected(self._one(run, index, one)) for index, one in enumerate(answers)]
+    def whole(self, run: Run) -> Any:
+        found = [self._selected(self._one(run, index)) for index in range(len(run.answers))]
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
@@ -271,8 +276,9 @@ class _CompletionWriter(_InfillWriter):
                 found[path.rpartition("/")[2]] = value
         return told if self._body.response_fields is None else found
 
-    def _one(self, run: Run, index: int, answer: Answer) -> Object:
-        last, counts, body = answer.last, answer.last.counts, self._body
+    def _one(self, run: Run, index: int) -> Object:
+        answer, body = run.answers[index], self._body
+        last, counts = answer.last, answer.last.counts
         settings = {
             "n_predict": body.n_predict,
             "seed": last.seed,

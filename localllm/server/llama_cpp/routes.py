@@ -24,7 +24,7 @@ from localllm.server.bodies import (
     offered_tools,
 )
 from localllm.server.contents import openai_message
-from localllm.server.embeddings import embed_all, rank_all
+from localllm.server.embeddings import embed_all
 from localllm.server.errors import ApiError, kind_of, known
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
@@ -120,13 +120,13 @@ async def detokenize(body: DetokenizeBody, service: ServiceDep) -> Object:
 async def apply_template(body: TemplateBody, service: ServiceDep) -> Object:
     """A conversation's prompt."""
     messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
-    request = AnswerRequest(messages=messages, tools=tools)
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        if not body.add_generation_prompt:
-            render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
-            return {"prompt": await to_thread.run_sync(render)}
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
+    name = await service.model_or_only(body.model)
+    if body.add_generation_prompt:
+        prompt = await service.prompt(name, AnswerRequest(messages=messages, tools=tools))
         return {"prompt": known(prompt.text, "the text of a prompt")}
+    async with service.lease(name) as lease:
+        render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
+        return {"prompt": await to_thread.run_sync(render)}
 
 
 @router.get("/props")
@@ -159,11 +159,11 @@ async def props(service: ServiceDep, model: str = "") -> Object:
 @router.get("/slots")
 async def slots(service: ServiceDep) -> list[Object]:
     """The places for answers of the models in memory, and how many are taken."""
-    stats = service.models.engine_stats()
+    loaded = service.models.loaded()
     found: list[Object] = []
     for resident in await service.models.resident():
         name = resident.about.name
-        running = stats[name].running if name in stats else 0
+        running = loaded[name].engine.stats().running if name in loaded else 0
         for index in range(max(running, 1)):
             about = {"id": len(found), "model": name, "n_ctx": resident.context, "is_processing": index < running}
             found.append(about)
@@ -216,7 +216,8 @@ async def rerank(body: RerankBody, service: ServiceDep) -> Object:
             "Qwen3-Reranker or jina-reranker in GGUF.",
         )
     async with service.lease_embedder(body.model, keep_alive_s(body.keep_alive)) as lease:
-        scores, tokens = await rank_all(lease.model, body.query, documents, truncate=body.truncate)
+        work = partial(lease.model.rank, body.query, documents, truncate=body.truncate)
+        scores, tokens = await interruptible(work)
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n]
     return {
         "model": body.model,

@@ -1,8 +1,6 @@
 """/api/generate and /api/chat."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -16,19 +14,19 @@ from localllm.library.errors import LibraryError
 from localllm.library.go_templates import is_jinja
 from localllm.library.go_translation import translated
 from localllm.server.answering import Writer, answer
-from localllm.server.bodies import keep_alive_s, offered_tools
+from localllm.server.bodies import Object, keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import held_lines, interruptible, streamed
+from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
-router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
-Object = dict[str, Any]
 # Makes the fields of an answer's text, from an event or a whole answer and the number of earlier tool calls.
 Fields = Callable[[AnswerEvent | Answer, int], Object]
 
@@ -129,25 +127,26 @@ class _Writer(Writer):
     def alive(self) -> bytes:
         return ndjson(wire.line(self._body.model, self._empty))
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.parts or event.logprobs:
-            yield ndjson(wire.line(self._body.model, self._content(event, len(before.calls))))
+            calls_before = len(run.answers[0].calls) - len(event.calls)
+            yield ndjson(wire.line(self._body.model, self._content(event, calls_before)))
 
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        yield ndjson(self._final(run, answers[0], self._empty))
+    def end(self, run: Run) -> Iterator[bytes]:
+        yield ndjson(self._final(run, self._empty))
 
     def error(self, error: LocalLLMError) -> bytes:
         return wire.error_line(error)
 
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
-        return self._final(run, answers[0], self._content(answers[0], 0))
+    def whole(self, run: Run) -> Object:
+        return self._final(run, self._content(run.answers[0], 0))
 
     def _content(self, part: AnswerEvent | Answer, calls_before: int) -> Object:
         fields = self._fields(part, calls_before)
         return {**fields, "logprobs": logprob_entries(part.logprobs)} if part.logprobs else fields
 
-    def _final(self, run: Run, answer: Answer, content: Object) -> Object:
-        body, tokens = self._body, run.prompts[0].tokens
+    def _final(self, run: Run, content: Object) -> Object:
+        body, answer, tokens = self._body, run.answers[0], run.prompts[0].tokens
         if isinstance(body, GenerateBody) and not body.raw and not body.images and tokens is not None:
             content = {**content, "context": [*tokens, *answer.token_ids]}
         return wire.final(body.model, content, answer.last, run.total_s, run.lease.load_s)
@@ -161,8 +160,7 @@ async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Re
 
 async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
     """The prompt's text, for debugging a template. Generates nothing."""
-    async with service.lease(body.model, keep_alive_s(body.keep_alive)) as lease:
-        prompt = await interruptible(partial(lease.model.prepare, request))
+    prompt = await service.prompt(body.model, request, keep_alive_s(body.keep_alive))
     info = {
         "rendered_template": known(prompt.text, "the text of a prompt"),
         **({"image_count": prompt.images} if prompt.images else {}),
@@ -173,12 +171,12 @@ async def _rendered(body: Common, request: AnswerRequest, fields: Fields, servic
 async def _load(body: Common, empty: Object, service: Service) -> Response:
     """Load or unload a model."""
     keep_alive = keep_alive_s(body.keep_alive)
+    reason = "unload" if keep_alive == 0 else "load"
+    loaded = {**wire.line(body.model, empty), "done": True, "done_reason": reason}
     if keep_alive == 0:
         models, entry = await service.find(body.model)
         models.release(entry)
-        return JSONResponse(_loaded(body, empty, "unload"))
-
-    loaded = _loaded(body, empty, "load")
+        return JSONResponse(loaded)
     if not body.progress or body.stream is False:
         async with service.lease(body.model, keep_alive):
             return JSONResponse(loaded)
@@ -191,7 +189,3 @@ async def _load(body: Common, empty: Object, service: Service) -> Response:
 
     loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
     return await streamed(loading, wire.error_line, NDJSON)
-
-
-def _loaded(body: Common, empty: Object, reason: str) -> Object:
-    return {**wire.line(body.model, empty), "done": True, "done_reason": reason}

@@ -10,6 +10,7 @@ import os
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,23 @@ from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.go_templates import is_jinja
 from localllm.library.manifest import Layer, blob_name, check_digest
 from localllm.library.modelfile import PARAMETERS, Modelfile
-from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST, ModelName
+from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
 from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
 from localllm.quality.quantize import TYPES, quantized_model
 from localllm.server import errors
-from localllm.server.catalog import check_name, facts_of
+from localllm.server.catalog import facts_of, parse_name
 from localllm.server.errors import ApiError
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import BODY_SECONDS, MAX_ADAPTERS
 from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
-from localllm.server.ollama.wire import OllamaRoute, error_line
+from localllm.server.ollama.wire import error_line
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
-from localllm.settings import Settings
 
-router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
 # The only registries that requests may pull from: the server must not be made to call addresses of its own network.
 REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})
@@ -54,26 +55,26 @@ _AT_ONCE = CapacityLimiter(4)
 @router.post("/api/pull")
 async def pull_model(body: PullBody, service: ServiceDep) -> Response:
     """Download a model."""
-    name = ModelName.parse(check_name(body.model))
+    name = parse_name(body.model)
     if name.host not in REGISTRIES:
         allowed = " and ".join(sorted(REGISTRIES))
         raise ApiError(400, f"requests may pull from {allowed} only; for others run `localllm pull`")
-    return await progress_response(pull_lines(str(name), service.models.settings), body.stream)
+    # If the client leaves, the next pull resumes the download.
+    return await _progress_response(partial(pull, str(name), service.models.settings), body.stream)
 
 
 @router.post("/api/create")
 async def create_model(body: CreateBody, service: ServiceDep) -> Response:
     """Create a model from another one, or from uploaded files."""
-    name = ModelName.parse(check_name(body.model))
+    name = parse_name(body.model)
     for field in ("draft_files", "renderer", "parser"):
         if getattr(body, field):
             raise ApiError(400, f"{field} is not supported; leave it out")
     if body.quantize and body.quantize.upper() not in TYPES:
         raise ApiError(400, f"unknown quantize type {body.quantize[:32]!r}; choose one of {', '.join(TYPES)}")
-    recipe = _recipe(body)
-    recipe.adapters = [str(path) for path in _blobs(service.models.settings, body.adapters or {}, MAX_ADAPTERS)]
+    recipe, store = _recipe(body), _store(service)
+    recipe.adapters = [str(path) for _, path in _blobs(store, body.adapters or {}, MAX_ADAPTERS)]
     base = await to_thread.run_sync(_base, service, body)
-    store = OwnStore(own_store(service.models.settings))
 
     def work(progress: PullProgress) -> None:
         progress(PullStatus("creating model"))
@@ -89,22 +90,26 @@ async def create_model(body: CreateBody, service: ServiceDep) -> Response:
         create(store, name, recipe, made)
         progress(PullStatus("success"))
 
-    return await progress_response(work_lines(work), body.stream)
+    return await _progress_response(work, body.stream)
 
 
 @router.post("/api/copy")
 async def copy_model(body: CopyBody, service: ServiceDep) -> Response:
     """Give a model a second name."""
-    target = ModelName.parse(check_name(body.destination))
-    await to_thread.run_sync(_copy, service, body.source, target)
+    target = parse_name(body.destination)
+
+    def copy() -> None:
+        base = _library_model(service, body.source)
+        create(_store(service), target, Modelfile(source=body.source), base)
+
+    await to_thread.run_sync(copy)
     return Response(status_code=200)
 
 
 @router.delete("/api/delete")
 async def delete_model(body: DeleteBody, service: ServiceDep) -> Response:
     """Delete a model from localllm's own store."""
-    name = ModelName.parse(check_name(body.model))
-    store = OwnStore(own_store(service.models.settings))
+    name, store = parse_name(body.model), _store(service)
     try:
         await to_thread.run_sync(store.remove, name)
     except ModelNotFoundError as error:
@@ -121,20 +126,20 @@ async def push_model() -> None:
 @router.head("/api/blobs/{digest}")
 async def has_blob(digest: str, service: ServiceDep) -> Response:
     """Whether a blob exists: 200 or 404."""
-    path = _blob_path(service.models.settings, digest)
+    path = _blob_path(_store(service), digest)
     return Response(status_code=200 if path.is_file() else 404)
 
 
 @router.post("/api/blobs/{digest}")
 async def add_blob(digest: str, request: Request, service: ServiceDep) -> Response:
     """Upload a file with this digest."""
-    path = _blob_path(service.models.settings, digest)
+    store = _store(service)
+    path = _blob_path(store, digest)
     if path.is_file():
         return Response(status_code=200)
-    store = OwnStore(own_store(service.models.settings))
     store.prepare()
-    partial = store.partial / f".{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    unfinished = store.partial / f".{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             found = await _receive(request, file.write, store.root)
@@ -142,10 +147,10 @@ async def add_blob(digest: str, request: Request, service: ServiceDep) -> Respon
             await to_thread.run_sync(os.fsync, file.fileno())
         if found != digest:
             raise ApiError(400, f"digest mismatch, expected {digest!r}, got {found!r}")
-        partial.replace(path)
+        unfinished.replace(path)
         await to_thread.run_sync(sync_folder, path.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return Response(status_code=201)
 
 
@@ -167,10 +172,14 @@ async def _receive(request: Request, write: Callable[[bytes], Any], folder: Path
         await to_thread.run_sync(write, chunk)
 
 
-def _blob_path(settings: Settings, digest: str) -> Path:
+def _store(service: Service) -> OwnStore:
+    return OwnStore(own_store(service.models.settings))
+
+
+def _blob_path(store: OwnStore, digest: str) -> Path:
     """A blob's path. Raises ApiError 400 for an invalid digest, before it becomes a path."""
     try:
-        return OwnStore(own_store(settings)).blobs / blob_name(check_digest(digest))
+        return store.blobs / blob_name(check_digest(digest))
     except LibraryError as error:
         raise ApiError(400, "invalid digest format") from error
 
@@ -196,45 +205,29 @@ def _recipe(body: CreateBody) -> Modelfile:
 
 
 def _base(service: Service, body: CreateBody) -> LibraryModel:
+    """The model to start from: that of an uploaded file or of a split file's parts, or another model."""
     if body.files:
-        return _uploaded(service.models.settings, body.files)
+        store = _store(service)
+        blobs = _blobs(store, body.files, MAX_PARTS)
+        return uploaded_model(store, [Layer("model", digest, path.stat().st_size) for digest, path in blobs])
     if body.from_:
         return _library_model(service, body.from_)
     raise ApiError(400, "neither 'from' or 'files' was specified")
 
 
-def _uploaded(settings: Settings, files: dict[str, str]) -> LibraryModel:
-    """The model of an uploaded file, or of a split file's parts, ordered by name."""
-    paths = _blobs(settings, files, MAX_PARTS)
-    digests = (digest for _, digest in sorted(files.items()))
-    layers = [Layer("model", digest, path.stat().st_size) for digest, path in zip(digests, paths, strict=True)]
-    return uploaded_model(OwnStore(own_store(settings)), layers)
-
-
-def _blobs(settings: Settings, files: dict[str, str], most: int) -> list[Path]:
-    """The paths of uploaded files, ordered by name. Raises ApiError 400 for too many and for missing ones."""
+def _blobs(store: OwnStore, files: dict[str, str], most: int) -> list[tuple[str, Path]]:
+    """The digests and paths of uploaded files, ordered by name. Raises ApiError 400 for too many and missing ones."""
     if len(files) > most:
         raise ApiError(400, f"{len(files)} files are too many; at most {most} are allowed")
-    paths = [_blob_path(settings, digest) for _, digest in sorted(files.items())]
-    for path, (_, digest) in zip(paths, sorted(files.items()), strict=True):
+    found = [(digest, _blob_path(store, digest)) for _, digest in sorted(files.items())]
+    for digest, path in found:
         if not path.is_file():
             raise ApiError(400, f"missing blob {digest}; upload it to /api/blobs/{digest} first")
-    return paths
-
-
-def _copy(service: Service, source: str, target: ModelName) -> None:
-    base = _library_model(service, source)
-    store = OwnStore(own_store(service.models.settings))
-    create(store, target, Modelfile(source=source), base)
+    return found
 
 
 def _library_model(service: Service, name: str) -> LibraryModel:
     return service.models.library_model(service.models.find(name))
-
-
-def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
-    """Lines of a pull's progress. If the client leaves, the next pull resumes the download."""
-    return work_lines(lambda progress: pull(name, settings, progress))
 
 
 class _StoppedError(Exception):
@@ -285,8 +278,9 @@ def _status_of(status: PullStatus) -> dict[str, Any]:
     }
 
 
-async def progress_response(lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
+async def _progress_response(work: Work, stream: bool | None) -> Response:
     """Respond with lines of progress, or with one success object at the end if stream is false."""
+    lines = work_lines(work)
     if stream is not False:
         return await streamed(lines, error_line, NDJSON)
     async with contextlib.aclosing(lines):

@@ -17,19 +17,19 @@ from starlette.responses import PlainTextResponse
 from localllm.errors import LocalLLMError
 from localllm.library.behaviour import Behaviour
 from localllm.library.entry import ModelDefaults
-from localllm.server.bodies import keep_alive_s, stop_strings
+from localllm.server.bodies import Object, keep_alive_s, stop_strings
 from localllm.server.embeddings import embed_all
+from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
-from localllm.server.ollama.wire import NANOSECONDS, OllamaRoute
+from localllm.server.ollama.wire import NANOSECONDS
 from localllm.server.options import FOREVER
 from localllm.server.served import ModelAbout, ResidentModel, ServedModels
 from localllm.server.service import Service, ServiceDep
 from localllm.server.wire import load_progress
 
-router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
+router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 
-Object = dict[str, Any]
 
 OLLAMA_VERSION = "0.13.5"
 _LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
@@ -106,7 +106,7 @@ def _tags(service: Service) -> list[Object]:
     for models, entry, about in listed:
         row = _row(about)
         if time.monotonic() < patience_ends:
-            with contextlib.suppress(LocalLLMError):  # a request for this model reports the error
+            with contextlib.suppress(OSError, LocalLLMError):  # a request for this model reports the error
                 row["capabilities"] = list(models.capabilities(entry))
         rows.append(row)
     return rows
@@ -153,7 +153,7 @@ def _resident(model: ResidentModel) -> Object:
     }
 
 
-def _shown(models: ServedModels[Any], entry: Any, body: ShowBody) -> Object:
+def _shown(models: ServedModels, entry: Any, body: ShowBody) -> Object:
     """The response of /api/show.
 
     Raises ModelFileError or another file error, LibraryError for a bad manifest, ApiError 400 for bad options.

@@ -18,13 +18,9 @@ from localllm.server.wire import dropped_of, ndjson, warnings_of
 NANOSECONDS = 1_000_000_000
 
 
-class OllamaRoute(ProtocolRoute):
-    """A route of Ollama's."""
-
-
 def error_line(error: LocalLLMError) -> bytes:
     """An error within a stream."""
-    return ndjson(OllamaRoute.error_body(status_of(error), message_of(error)))
+    return ndjson(ProtocolRoute.error_body(status_of(error), message_of(error)))
 
 
 def content_of(text: str, images: Sequence[str] | None) -> Any:

@@ -1,6 +1,7 @@
 """/v1/chat/completions."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.server import answering
+from localllm.server.bodies import Object
 from localllm.server.contents import openai_message
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
@@ -15,13 +17,12 @@ from localllm.server.openai.tools import toolbox, with_choice
 from localllm.server.openai.wire import (
     CallDeltas,
     ChunkWriter,
-    Object,
     OpenAIRoute,
+    called,
     constraint_of,
     finish_reason,
     function_of,
     think_of,
-    tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import logprob_entries, sse, warnings_of
@@ -83,23 +84,23 @@ class _Writer(ChunkWriter):
         super().__init__(body, "chatcmpl", "chat.completion.chunk")
         self._tools = toolbox(_tools(body))
         self._is_older = bool(body.functions)  # calls are written as `function_call`
-        self._calls = [CallDeltas(self._tools) for _ in range(self._choices)]
+        self._calls = defaultdict[int, CallDeltas](lambda: CallDeltas(self._tools))
 
     def begin(self, run: Run) -> Iterator[bytes]:
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         delta = self._delta(event, self._calls[index])
         if delta or event.logprobs:
             yield self._chunk(index, delta, logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            reason = self._reason(event, bool(before.calls or event.calls))
+            reason = self._reason(run.answers[index])
             yield self._chunk(index, {}, finish_reason=reason, **warnings_of(event))
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(answers)}
+    def whole(self, run: Run) -> Object:
+        choices = [self._choice(index, answer) for index, answer in enumerate(run.answers)]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(run)}
 
     def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -112,12 +113,12 @@ class _Writer(ChunkWriter):
         if answer.calls and self._is_older:
             message["function_call"] = function_of(answer.calls[0])
         elif answer.calls:
-            message["tool_calls"] = tool_calls(answer, self._tools)
+            message["tool_calls"] = [called(call, self._tools.client_tool(call.name)) for call in answer.calls]
         return {
             "index": index,
             "message": message,
             "logprobs": _logprobs(answer),
-            "finish_reason": self._reason(answer.last, bool(answer.calls)),
+            "finish_reason": self._reason(answer),
             **warnings_of(answer.last),
         }
 
@@ -134,8 +135,8 @@ class _Writer(ChunkWriter):
             delta["function_call"] = added[0]["function"]
         return delta
 
-    def _reason(self, last: AnswerEvent, calls: bool) -> str:
-        return "function_call" if calls and self._is_older else finish_reason(last, calls)
+    def _reason(self, answer: Answer) -> str:
+        return "function_call" if answer.calls and self._is_older else finish_reason(answer)
 
 
 def _logprobs(part: AnswerEvent | Answer) -> Object | None:

@@ -9,12 +9,13 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from localllm.answer.event import Answer, AnswerEvent, Logprob
+from localllm.answer.event import AnswerEvent, Logprob
 from localllm.answer.request import AnswerRequest
 from localllm.server.answering import answer
+from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, constraint_of, finish_reason
+from localllm.server.openai.wire import ChunkWriter, OpenAIRoute, constraint_of, finish_reason
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import finite, sse, warnings_of
 
@@ -80,7 +81,7 @@ class _Writer(ChunkWriter):
             for index in range(len(run.streams)):
                 yield self._chunk(index, _prompt_text(run, index))
 
-    def event(self, run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if (scores := event.prompt_logprobs) is not None:
             text = _prompt_text(run, index) if self._scores_echo else ""
             logprobs = self._echoed(run, index, scores) if self._scores_echo else None
@@ -88,11 +89,12 @@ class _Writer(ChunkWriter):
         if event.parts or event.logprobs:
             yield self._chunk(index, event.content, logprobs=self._logprobs(index, event.logprobs))
         if event.finish_reason is not None:
-            yield self._chunk(index, "", finish_reason=finish_reason(event, False), **warnings_of(event))
+            reason = finish_reason(run.answers[index])
+            yield self._chunk(index, "", finish_reason=reason, **warnings_of(event))
 
-    def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
+    def whole(self, run: Run) -> Object:
         choices = []
-        for index, found in enumerate(answers):
+        for index, found in enumerate(run.answers):
             scores = found.prompt_logprobs or ()
             before = self._echoed(run, index, scores) if self._scores_echo else None
             after = self._logprobs(index, found.logprobs)
@@ -102,12 +104,12 @@ class _Writer(ChunkWriter):
                     index,
                     (_prompt_text(run, index) if self._echo else "") + found.content,
                     logprobs=both or before or after,
-                    finish_reason=finish_reason(found.last, False),
+                    finish_reason=finish_reason(found),
                     **self._of_prompt(scores),
                     **warnings_of(found.last),
                 )
             )
-        return {**self._head, "choices": choices, "usage": self._usage(answers)}
+        return {**self._head, "choices": choices, "usage": self._usage(run)}
 
     def _chunk(self, index: int, text: str, **more: object) -> bytes:
         return sse({**self._head, "choices": [_choice(index, text, **more)]})

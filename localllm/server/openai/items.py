@@ -5,13 +5,15 @@ import binascii
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from localllm.server.bodies import Object, note_ignored, shown
-from localllm.server.contents import as_arguments, left_out, openai_content
+from localllm.server.contents import as_arguments, left_out, openai_content, text_field
 from localllm.server.errors import ApiError
 from localllm.server.openai.tools import INPUT, full_name
 
+_string = partial(text_field, "an item")
 _SAID = ("content", "reasoning_content", "tool_calls")
 MAX_CHARS = 32 * 2**20  # of all items together, as JSON
 _SEALED = "localllm:"  # prefix of our reasoning in encrypted_content
@@ -92,13 +94,6 @@ def _reasoning(item: Object) -> str:
 def _texts(parts: Any) -> str:
     texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _string(item: Object, key: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise ApiError(400, f"an item of type {str(item.get('type'))[:32]} needs {key} as text")
-    return value
 
 
 class StoredItems:

@@ -8,10 +8,10 @@ from anyio import to_thread
 from fastapi import APIRouter
 from numpy.typing import NDArray
 
-from localllm.server.bodies import keep_alive_s
+from localllm.server.bodies import Object, keep_alive_s
 from localllm.server.embeddings import embed_all
 from localllm.server.openai.schema import EmbeddingsBody
-from localllm.server.openai.wire import Object, OpenAIRoute
+from localllm.server.openai.wire import OpenAIRoute
 from localllm.server.served import ModelAbout
 from localllm.server.service import ServiceDep
 

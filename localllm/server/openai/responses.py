@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
@@ -14,24 +15,41 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
+from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import StoredItems, conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
+from localllm.server.openai.wire import OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
-# The type of an item, the prefix of its id, and the type of its one part.
-_ITEMS = {
-    PartKind.REASONING: ("reasoning", "rs", "reasoning_text"),
-    PartKind.CONTENT: ("message", "msg", "output_text"),
-}
-# Reasoning if the request wants a summary: the reasoning itself is sent as the summary.
-_SUMMARY = ("reasoning", "rs", "summary_text")
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Names of an item of text, and of its events. prefix: of its id. field: its place for its one part, of type part.
+
+    text, whole: in the names of events about the part's text, and about the part. index: the field of its number.
+    """
+
+    item: str
+    prefix: str
+    field: str
+    part: str
+    text: str
+    whole: str
+    index: str
+
+
+_MESSAGE = _Kind("message", "msg", "content", "output_text", "output_text", "content_part", "content_index")
+_REASONING = _Kind("reasoning", "rs", "content", "reasoning_text", "reasoning_text", "content_part", "content_index")
+# If the request wants a summary, the reasoning itself is sent as the summary.
+_SUMMARY = _Kind(
+    "reasoning", "rs", "summary", "summary_text", "reasoning_summary_text", "reasoning_summary_part", "summary_index"
+)
 # Calls: the type of an item, the prefix of its id, the field of its text, and the name of its events.
 _FUNCTION_CALL = ("function_call", "fc", "arguments", "function_call_arguments")
 _CUSTOM_CALL = ("custom_tool_call", "ctc", "input", "custom_tool_call_input")
@@ -42,14 +60,12 @@ UNSUPPORTED = ("conversation", "background")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
-    stored: StoredItems = http.app.state.stored_items
-    user = namespace_of(http.scope) or ""
-    items = stored.expanded(user, given_items(body), body.previous_response_id)
-    request = await to_thread.run_sync(responses_request, body, items)
+    items, request = await _asked(body, http)
 
     def keep(response: Object) -> None:
         if body.store is not False:
-            stored.keep(user, response["id"], items, response["output"])
+            stored: StoredItems = http.app.state.stored_items
+            stored.keep(namespace_of(http.scope), response["id"], items, response["output"])
 
     return await answering.answer(http, service, body, [request], _Writer(body, keep))
 
@@ -57,13 +73,18 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) -> Object:
     """Count the tokens of a request's prompt, including its template's."""
-    stored: StoredItems = http.app.state.stored_items
-    items = stored.expanded(namespace_of(http.scope) or "", given_items(body), body.previous_response_id)
-    request = await to_thread.run_sync(responses_request, body, items)
+    _, request = await _asked(body, http)
     return {
         "object": "response.input_tokens",
         "input_tokens": await answering.count_tokens(service, body.model, request),
     }
+
+
+async def _asked(body: ResponsesBody, http: Request) -> tuple[list[Object], AnswerRequest]:
+    """The items of a body's whole conversation, and its request."""
+    stored: StoredItems = http.app.state.stored_items
+    items = stored.expanded(namespace_of(http.scope), given_items(body), body.previous_response_id)
+    return items, await to_thread.run_sync(responses_request, body, items)
 
 
 def given_items(body: ResponsesBody) -> list[Object]:
@@ -112,9 +133,8 @@ class _Writer(answering.Writer):
         self._body = body
         self._fixed = _begun(body)
         self._tools: Toolbox = toolbox(body.tools or [])
-        self._kinds = dict(_ITEMS)
-        if body.reasoning and body.reasoning.summary:
-            self._kinds[PartKind.REASONING] = _SUMMARY
+        is_summary = body.reasoning is not None and bool(body.reasoning.summary)
+        self._kinds = {PartKind.CONTENT: _MESSAGE, PartKind.REASONING: _SUMMARY if is_summary else _REASONING}
         self._seals = "reasoning.encrypted_content" in (body.include or ())
         self._items: list[Object] = []
         self._open: PartKind | None = None
@@ -135,21 +155,21 @@ class _Writer(answering.Writer):
         """See answering.Writer. The event is our addition."""
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+    def end(self, run: Run) -> Iterator[bytes]:
         yield from self._close()
-        response = self._ended(answers[0])
+        response = self._ended(run.answers[0])
         yield self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LocalLLMError) -> bytes:
         body = self.error_body(error)["error"]
         return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
 
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        answer = answers[0]
+    def whole(self, run: Run) -> Object:
+        answer = run.answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
         for part in [*parts, *(called([call]) for call in answer.calls)]:
@@ -162,6 +182,10 @@ class _Writer(answering.Writer):
         self._sequence += 1
         return sse({"type": kind, "sequence_number": self._sequence - 1, **fields}, event=kind)
 
+    def _item_event(self, what: str) -> bytes:
+        """An event about the last item as a whole."""
+        return self._event(f"response.output_item.{what}", output_index=len(self._items) - 1, item=self._items[-1])
+
     def _part(self, part: AnswerPart) -> list[bytes]:
         if part.kind is PartKind.TOOL_CALLS:
             return self._calls(part)
@@ -169,49 +193,42 @@ class _Writer(answering.Writer):
         if self._open is not part.kind:
             lines = [*self._close(), *self._begin_item(part.kind)]
         self._text += part.text
-        return [*lines, self._delta(part)]
+        kind = self._kinds[part.kind]
+        delta = self._event(f"response.{kind.text}.delta", **self._at(kind), delta=part.text, **_logprobs(kind))
+        return [*lines, delta]
 
-    def _delta(self, part: AnswerPart) -> bytes:
-        kind = self._kinds[part.kind][2]
-        name = f"reasoning_{kind}" if kind == "summary_text" else kind
-        return self._event(f"response.{name}.delta", **self._at(), delta=part.text, **_logprobs(part.kind))
-
-    def _begin_item(self, kind: PartKind) -> list[bytes]:
-        self._open, self._text = kind, ""
-        name, prefix, part_kind = self._kinds[kind]
+    def _begin_item(self, part_kind: PartKind) -> list[bytes]:
+        self._open, self._text = part_kind, ""
+        kind = self._kinds[part_kind]
         item: Object = {
-            "type": name,
-            "id": f"{prefix}_{secrets.token_hex(12)}",
+            "type": kind.item,
+            "id": f"{kind.prefix}_{secrets.token_hex(12)}",
             "status": "in_progress",
             "content": [],
-            **({"role": "assistant"} if kind is PartKind.CONTENT else {"summary": []}),
+            **({"role": "assistant"} if kind is _MESSAGE else {"summary": []}),
         }
         self._items.append(item)
-        added = "reasoning_summary_part" if part_kind == "summary_text" else "content_part"
-        return [
-            self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item)),
-            self._event(f"response.{added}.added", **self._at(), part=_content_part(part_kind, "")),
-        ]
+        part = _content_part(kind, "")
+        return [self._item_event("added"), self._event(f"response.{kind.whole}.added", **self._at(kind), part=part)]
 
     def _close(self) -> list[bytes]:
-        """Complete the open item."""
-        kind, self._open = self._open, None
-        if kind is None:
+        """Complete the open item. A call that is still open was cut off by the answer's end."""
+        part_kind, self._open = self._open, None
+        if part_kind is None:
             return []
-        if kind is PartKind.TOOL_CALLS:
-            return self._cut_call()
-        part, item = _content_part(self._kinds[kind][2], self._text), self._items[-1]
-        is_summary = part["type"] == "summary_text"
-        item |= {"summary" if is_summary else "content": [part], "status": "completed"}
-        if kind is PartKind.REASONING and self._seals:
+        item = self._items[-1]
+        if part_kind is PartKind.TOOL_CALLS:
+            item |= {"status": "incomplete"} | ({"arguments": self._text} if "arguments" in item else {})
+            return [self._item_event("done")]
+        kind = self._kinds[part_kind]
+        part = _content_part(kind, self._text)
+        item |= {kind.field: [part], "status": "completed"}
+        if kind is not _MESSAGE and self._seals:
             item["encrypted_content"] = sealed(self._text)
-        text, whole = (part["type"], "content_part")
-        if is_summary:
-            text, whole = ("reasoning_summary_text", "reasoning_summary_part")
         return [
-            self._event(f"response.{text}.done", **self._at(kind), text=self._text, **_logprobs(kind)),
-            self._event(f"response.{whole}.done", **self._at(kind), part=part),
-            self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
+            self._event(f"response.{kind.text}.done", **self._at(kind), text=self._text, **_logprobs(kind)),
+            self._event(f"response.{kind.whole}.done", **self._at(kind), part=part),
+            self._item_event("done"),
         ]
 
     def _calls(self, part: AnswerPart) -> list[bytes]:
@@ -243,7 +260,7 @@ class _Writer(answering.Writer):
         }
         self._items.append(item)
         self._open, self._text = PartKind.TOOL_CALLS, ""
-        return self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+        return self._item_event("added")
 
     def _end_call(self, call: ToolCall) -> list[bytes]:
         item, at = self._items[-1], self._at_item()
@@ -256,24 +273,15 @@ class _Writer(answering.Writer):
         return [
             *([self._event(f"response.{delta}.delta", **at, delta=text)] if is_custom else []),
             self._event(f"response.{delta}.done", **at, **named, **{field: text}),
-            self._event("response.output_item.done", output_index=at["output_index"], item=item),
+            self._item_event("done"),
         ]
-
-    def _cut_call(self) -> list[bytes]:
-        """Close the item of a call that the answer's end cut off."""
-        item = self._items[-1]
-        item |= {"status": "incomplete"} | ({"arguments": self._text} if "arguments" in item else {})
-        return [self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
 
     def _at_item(self) -> Object:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _at(self, kind: PartKind | None = None) -> Object:
-        """The location of a part: in the open item, or in the last one, which was of this kind."""
-        kind = kind or self._open
-        is_summary = kind is not None and self._kinds[kind] is _SUMMARY
-        index = {"summary_index" if is_summary else "content_index": 0}
-        return {**self._at_item(), **index}
+    def _at(self, kind: _Kind) -> Object:
+        """The location of the last item's part."""
+        return {**self._at_item(), kind.index: 0}
 
     def _ended(self, answer: Answer) -> Object:
         cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts
@@ -320,10 +328,10 @@ def _begun(body: ResponsesBody) -> Object:
     }
 
 
-def _content_part(kind: str, text: str) -> Object:
-    more: Object = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return {"type": kind, "text": text, **more}
+def _content_part(kind: _Kind, text: str) -> Object:
+    more: Object = {"annotations": [], "logprobs": []} if kind is _MESSAGE else {}
+    return {"type": kind.part, "text": text, **more}
 
 
-def _logprobs(kind: PartKind) -> Object:
-    return {"logprobs": []} if kind is PartKind.CONTENT else {}
+def _logprobs(kind: _Kind) -> Object:
+    return {"logprobs": []} if kind is _MESSAGE else {}

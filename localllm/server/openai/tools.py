@@ -101,22 +101,18 @@ def _flattened(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[Cl
         about: Object = inner if isinstance(inner, dict) else tool
         if kind == "namespace":
             yield from _flattened(tool.get("tools") or [], _name_of(tool))
+            continue
+        if kind == "custom":
+            fields: Object = {"description": _custom_description(about), "parameters": _INPUT_SCHEMA}
         elif kind == "function":
-            name = _name_of(about)
             fields = {key: about[key] for key in about if key not in ("type", "name")} if about is not tool else {}
             fields = fields or {key: about[key] for key in _KEPT if about.get(key)}
-            function = {"name": full_name(name, namespace), **fields}
-            yield ClientTool(name, namespace), {"type": "function", "function": function}
-        elif kind == "custom":
-            name = _name_of(about)
-            function = {
-                "name": full_name(name, namespace),
-                "description": _custom_description(about),
-                "parameters": _INPUT_SCHEMA,
-            }
-            yield ClientTool(name, namespace, is_custom=True), {"type": "function", "function": function}
         else:
             note_ignored(f"tool of type {shown(kind)}, which only OpenAI runs")
+            continue
+        name = _name_of(about)
+        function = {"name": full_name(name, namespace), **fields}
+        yield ClientTool(name, namespace, is_custom=kind == "custom"), {"type": "function", "function": function}
 
 
 def _custom_description(about: Mapping[str, Any]) -> str:

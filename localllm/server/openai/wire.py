@@ -10,15 +10,13 @@ from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.server.answering import Writer
-from localllm.server.bodies import Sampled
+from localllm.server.bodies import Object, Sampled
 from localllm.server.errors import ApiError, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
 from localllm.server.wire import TimedProgress, sse, usage
-
-Object = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
 _KINDS = {401: "authentication_error", 404: "not_found_error"}
@@ -39,7 +37,6 @@ class ChunkWriter(Writer):
 
     def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._choices = body.n or 1
         self._body = body
         self._timed = TimedProgress(body.return_progress)
         self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
@@ -51,31 +48,19 @@ class ChunkWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress, **self._timed.fields(progress)})
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+    def end(self, run: Run) -> Iterator[bytes]:
         if self._includes_usage:
-            yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
+            yield sse({**self._head, "choices": [], "usage": self._usage(run)})
         yield DONE
 
-    def _usage(self, answers: Sequence[Answer]) -> Object:
-        """The token counts of all prompts together."""
-        lasts = [answer.last for answer in answers]
-        found = usage(lasts[: self._choices])
-        for first in range(self._choices, len(lasts), self._choices):
-            more = usage(lasts[first : first + self._choices])
-            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-                found[name] += more[name]
-            found["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
-        reasoning = sum(answer.reasoning_tokens for answer in answers)
+    def _usage(self, run: Run) -> Object:
+        reasoning = sum(answer.reasoning_tokens for answer in run.answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
-        return found | details
-
-
-def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
-    """Tool calls with new ids: arguments as JSON text, or a custom tool's input."""
-    return [called(call, tools.client_tool(call.name)) for call in answer.calls]
+        return usage(run.answers, run.choices) | details
 
 
 def called(call: ToolCall, tool: ClientTool) -> Object:
+    """A tool call with a new id: arguments as JSON text, or a custom tool's input."""
     identity = {"id": f"call_{secrets.token_hex(12)}"}
     if tool.is_custom:
         return {**identity, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
@@ -115,18 +100,13 @@ class CallDeltas:
 
 
 def function_of(call: ToolCall) -> Object:
-    return {"name": call.name, "arguments": arguments_of(call)}
+    return {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
 
 
-def arguments_of(call: ToolCall) -> str:
-    """A call's arguments as JSON text."""
-    return json.dumps(call.arguments, ensure_ascii=False)
-
-
-def finish_reason(last: AnswerEvent, calls: bool) -> str:
-    if calls and not last.is_cut_call:
+def finish_reason(answer: Answer) -> str:
+    if answer.calls and not answer.last.is_cut_call:
         return "tool_calls"
-    return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
+    return "length" if answer.last.finish_reason is FinishReason.LENGTH else "stop"
 
 
 def think_of(effort: str | None) -> bool | str | None:
@@ -143,7 +123,7 @@ def constraint_of(body: Constrained) -> Object:
         "guided_json": _parsed(guided) if isinstance(guided, str) else guided,
         "grammar": _grammar("gbnf", body.grammar or body.guided_grammar),
         "guided_regex": _grammar("regex", body.guided_regex),
-        "guided_choice": _grammar("gbnf", _choices(body.guided_choice) if body.guided_choice else None),
+        "guided_choice": _grammar("gbnf", _choices(body.guided_choice or ())),
     }
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
@@ -158,7 +138,9 @@ def _grammar(kind: str, source: str | None) -> tuple[str, str] | None:
 
 
 def _choices(texts: Sequence[str]) -> str:
-    return f"root ::= {' | '.join(map(json.dumps, texts))}"
+    """A grammar of these texts; "" if there are none. Its strings have JSON's escapes, except of other scripts."""
+    spelt = [json.dumps(text, ensure_ascii=False) for text in texts]
+    return f"root ::= {' | '.join(spelt)}" if spelt else ""
 
 
 def _parsed(schema: str) -> Any:

@@ -133,6 +133,13 @@ def test_a_bad_event_is_an_error_of_the_server(script: ScriptedOpenAI, event: by
     assert last.finish_reason is FinishReason.ERROR and isinstance(last.cause, RemoteError)
 
 
+@pytest.mark.parametrize("index", [0.5, "0", None, 7])
+def test_a_bad_score_is_an_error_of_the_server(script: ScriptedOpenAI, index: Any) -> None:
+    script.json_answer = {"results": [{"index": index, "relevance_score": 0.5}]}
+    with pytest.raises(RemoteError, match="score"):
+        OpenAIServer.at(script.address, Settings()).model("tiny").rank("a", ["b"], truncate=True)
+
+
 def test_cancelling_ends_the_connection_at_any_moment(script: ScriptedOpenAI) -> None:
     script.pieces = [{"content": "Half"}]
     script.hold.clear()
@@ -188,7 +195,9 @@ def test_addresses(address: str, shown: str) -> None:
     assert str(Endpoint.parse(address)) == shown
 
 
-@pytest.mark.parametrize("address", ["", "ftp://host", "http://", "host:port", "http://host/v1?key=x"])
+@pytest.mark.parametrize(
+    "address", ["", "ftp://host", "http://", "host:port", "host:0", "http://[::1", "http://host/v1?key=x"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(RemoteError, match="is not a server's address"):
         Endpoint.parse(address)

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: OpenAI's `echo` with `logprobs`, and vLLM's `prompt_logprobs`."""
+"""Log-probabilities: of prompts (OpenAI's `echo` with `logprobs`, vLLM's `prompt_logprobs`), and on other servers."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,10 @@ import pytest
 
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
+from localllm.answer.request import AnswerRequest
+from localllm.remote.connection import Endpoint
+from localllm.remote.ollama import OllamaModel, OllamaServer
+from localllm.remote.openai import OpenAIServer
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.oracle import llama_oracle
 from tests.waiting import PATIENCE_S
@@ -128,3 +132,15 @@ def test_vllms_form(http: httpx.Client, tokenizer: Tokenizer) -> None:
         assert entries[str(token)]["logprob"] == value
         assert {1, 2} <= {entry["rank"] for entry in entries.values()} <= {1, 2, None} and len(entries) <= 3
     assert "prompt_logprobs" not in ask(http, prompt=prompt, echo=True)["choices"][0]
+
+
+@pytest.mark.parametrize("wanted", [0, 3])
+def test_a_remote_chat_gets_the_same_in_both_protocols(server: Server, wanted: int) -> None:
+    sampling = {"temperature": 0.0, "logprobs": wanted}
+    request = AnswerRequest(messages=[{"role": "user", "content": "Hi"}], sampling=sampling, max_tokens=4)
+    models = OllamaModel(OllamaServer(server.url), MODEL), OpenAIServer(Endpoint.parse(server.url)).model(MODEL)
+    ollamas, openais = (
+        [entry for event in model.prepare(request).submit() for entry in event.logprobs] for model in models
+    )
+    assert ollamas == openais
+    assert [len(entry.top) for entry in ollamas] == [wanted] * 4

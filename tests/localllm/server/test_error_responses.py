@@ -14,6 +14,8 @@ from localllm.answer.event import AnswerEvent
 from localllm.engine.request import FinishReason
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.library.behaviour import Behaviour
+from localllm.library.entry import LibraryModel, Source
+from localllm.server.app import error_body_at
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError, status_of
 from localllm.server.json_body import parse_json
@@ -96,7 +98,7 @@ def test_a_page_that_may_call_can_read_a_refusal(origin: str, told: bool) -> Non
     headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
     scope = {"type": "http", "method": "GET", "path": "/api/tags", "server": ("127.0.0.1", 1), "headers": headers}
     options = ServerOptions(keys=(Key("", "sesame"),), origins=("https://app.example",))
-    asyncio.run(Gate(nothing, options)(scope, nothing, send))
+    asyncio.run(Gate(nothing, options, error_body_at)(scope, nothing, send))
     assert sent[0]["status"] == (401 if told else 403)
     assert (dict(sent[0]["headers"]).get(b"access-control-allow-origin") == origin.encode()) == told
 
@@ -119,7 +121,8 @@ class InstantLoader:
 
 def test_a_model_that_was_made_anew_takes_the_place_of_the_old_one() -> None:
     loader = InstantLoader()
-    old, new = (CatalogEntry("m", Path("/m.gguf"), Behaviour(template=template)) for template in ("old", "new"))
+    model = LibraryModel(("m",), Source.PATH, Path("/m.gguf"))
+    old, new = (CatalogEntry("m", model, Behaviour(template=template)) for template in ("old", "new"))
 
     async def scene() -> None:
         manager = ModelManager(ServerOptions(), loader)

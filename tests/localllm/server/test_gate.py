@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server.app import error_body_at
 from localllm.server.keys import Key
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
@@ -30,7 +31,7 @@ def status(options: ServerOptions, path: str = "/api/tags", **headers: str) -> i
     async def send(message: Any) -> None:
         told.extend([message["status"]] if message["type"] == "http.response.start" else [])
 
-    asyncio.run(Gate(answer, options)(scope, receive, send))
+    asyncio.run(Gate(answer, options, error_body_at)(scope, receive, send))
     return told[0]
 
 

@@ -67,6 +67,10 @@ def test_infill_whole_and_streamed(filler: Any, middle: str) -> None:
     assert whole["content"] == middle and whole["stop"] and whole["stop_type"] == "limit"
     stopped = httpx.post(f"{filler.url}/infill", json=body | {"stop": [middle[2:4]]}, timeout=PATIENCE_S).json()
     assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", middle[2:4])
+    banned = httpx.post(
+        f"{filler.url}/infill", json=body | {"logit_bias": [[middle, False]]}, timeout=PATIENCE_S
+    ).json()
+    assert banned["content"] and not set(banned["content"].split()) & set(middle.split())
     lines = httpx.post(f"{filler.url}/infill", json=body | {"stream": True}, timeout=PATIENCE_S).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert "".join(event["content"] for event in events) == middle

@@ -84,11 +84,23 @@ SentencePieces.encode, Tokenizer.encode = slowly, told
 """
 
 
-@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions", "/tokenize"])
-def test_leaving_while_a_long_text_is_read(start_server: StartServer, path: str) -> None:
-    text = "once upon a time " * 300_000
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/api/generate", "prompt"),
+        ("/v1/completions", "prompt"),
+        ("/tokenize", "content"),
+        ("/v1/messages/count_tokens", "messages"),
+        ("/completion", "prompt"),
+    ],
+)
+def test_leaving_while_a_long_text_is_read(start_server: StartServer, path: str, field: str) -> None:
+    text: Any = "once upon a time " * 300_000
+    if path == "/completion":
+        text = [1, text]
     with start_server(begins=READS_SLOWLY) as server:
-        connection = send(server, {"model": MODEL, "prompt": text, "content": text}, path)
+        body = {"model": MODEL, field: [{"role": "user", "content": text}] if field == "messages" else text}
+        connection = send(server, body, path)
         eventually(lambda: "a piece is read" in server.log.read_text())
         connection.close()
         eventually(lambda: "the text is given up: ClientGoneError" in server.log.read_text())

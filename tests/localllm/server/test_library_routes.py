@@ -1,15 +1,19 @@
 """Blobs, create, copy and delete by the official client, and what they refuse."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import ollama
 import pytest
 
+from localllm.server.ollama.models import tags
+from localllm.server.served import ModelAbout
 from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"
@@ -139,3 +143,13 @@ def test_one_bad_manifest_hides_no_other_model(start_server: Any, tmp_path: Path
         rows = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["data"]
         assert {"good:latest", MODEL} <= {row["id"] for row in rows}
         assert client.generate("good", "Once").eval_count == 4
+
+
+def test_a_file_that_disappears_while_it_is_listed_breaks_no_list() -> None:
+    def gone(_entry: object) -> list[str]:
+        raise FileNotFoundError("m.gguf")
+
+    listed = [(SimpleNamespace(capabilities=gone), None, ModelAbout("m", 0, "", "0" * 64))]
+    service: Any = SimpleNamespace(listed=lambda: listed)
+    (row,) = asyncio.run(tags(service))["models"]
+    assert row["name"] == "m" and "capabilities" not in row

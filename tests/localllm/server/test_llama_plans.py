@@ -10,10 +10,10 @@ from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.planner import DEFAULT_RESERVE
 from localllm.engine.text_encoders import choose_text_encoder, encoder_bytes
 from localllm.errors import OutOfMemoryError
-from localllm.server import llama_plans
+from localllm.library.entry import LibraryModel, Source
+from localllm.server import loading
 from localllm.server.catalog import CatalogEntry
-from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
-from localllm.server.loading import LoadPlan, MemoryLoader
+from localllm.server.loading import MIB, Grant, LoadPlan, MemoryLoader, plan_embedder, plan_model
 from localllm.settings import Settings
 from tests.oracle import llama_oracle
 
@@ -32,7 +32,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
         Device(f"CUDA{index}", f"GPU {index}", "CUDA", DeviceKind.GPU, 2**40, DEFAULT_RESERVE + size)
         for index, size in enumerate(free)
     ]
-    monkeypatch.setattr(llama_plans, "gpus", lambda: found)
+    monkeypatch.setattr(loading, "gpus", lambda: found)
 
 
 def granted(
@@ -100,7 +100,7 @@ def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.Monkey
 def test_the_loader_hands_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     needed = needs(monkeypatch, path)
     with_gpus(monkeypatch, needed)
-    loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", path)
+    loader, entry = MemoryLoader(SETTINGS), CatalogEntry("story", LibraryModel(("story",), Source.PATH, path))
     first = loader.plan(entry, False, [], [])
     assert first.grant.devices == (needed,)
     with pytest.raises(OutOfMemoryError, match="1 other models hold"):

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from localllm.errors import OutOfMemoryError
+from localllm.library.entry import LibraryModel, Source
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadState
@@ -55,7 +57,7 @@ class FakeLoader:
 
 
 def entry(name: str) -> CatalogEntry:
-    return CatalogEntry(name, Path(f"/{name}.gguf"))
+    return CatalogEntry(name, LibraryModel((name,), Source.PATH, Path(f"/{name}.gguf")))
 
 
 def played(
@@ -202,6 +204,35 @@ def test_a_load_that_ends_as_it_is_stopped_leaves_no_model() -> None:
         with pytest.raises(ApiError):
             await waiting
         assert loader.closed == ["a"] and not manager.slots()
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
+
+
+def test_a_load_that_ends_as_its_last_request_leaves_can_be_asked_for_again() -> None:
+    class Last(FakeLoader):
+        """The first request leaves between the end of its load and the event loop's news of it."""
+
+        leaves: Callable[[], object] | None = None
+
+        def load(self, plan: Any, progress: Callable[[str, float], None]) -> Any:
+            model = super().load(plan, progress)
+            leave, self.leaves = self.leaves, None
+            if leave:
+                leave()
+            return model
+
+    loader = Last()
+    loader.of("a")
+
+    async def play() -> None:
+        manager = ModelManager(ServerOptions(), loader)
+        waiting = asyncio.create_task(held(manager, "a"))
+        await begun(loader, "a")
+        loader.leaves = partial(asyncio.get_running_loop().call_soon_threadsafe, waiting.cancel)
+        loader.let["a"].set()
+        await asyncio.wait([waiting])
+        await held(manager, "a")
+        await manager.close()
 
     asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
 

@@ -165,3 +165,11 @@ def test_missing_model_is_openais_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     assert isinstance(caught.value.body, dict) and caught.value.body["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("text", ["é", "\N{FOX FACE}", 'a "b" \\ c\n'])
+def test_choices_in_any_script(client: openai.OpenAI, text: str) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_body={"guided_choice": [text]}
+    )
+    assert answer.choices[0].message.content == text

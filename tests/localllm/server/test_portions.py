@@ -1,73 +1,90 @@
 """Embedding many texts, and the loads for it, end when no client waits."""
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from localllm.server.embeddings import EmbeddingModel, embed_all, rank_all
+from localllm.server import embeddings
+from localllm.server.embeddings import EmbeddingModel, embed_all
 from localllm.settings import Settings
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
 from tests.waiting import PATIENCE_S
 
 
-class FakeModel:
-    """Takes eight tokens at once, one per letter; computes when the test lets it."""
+class FakeEncoder:
+    """Takes eight tokens at once; computes when the test lets it. A text's row is its length."""
 
     max_tokens = 8
+    dimensions = 1
 
     def __init__(self) -> None:
-        self.portions: list[list[Any]] = []
+        self.portions: list[list[list[int]]] = []
         self.begun, self.let = threading.Event(), threading.Event()
 
-    batches = EmbeddingModel.batches
-
-    def embed(self, texts: Any, **_options: Any) -> Any:
-        return self._computed(list(texts), [[len(text)] for text in texts], sum(map(len, texts)))
-
-    def rank(self, _query: str, documents: Any, **_options: Any) -> Any:
-        return self._computed(list(documents), [len(document) for document in documents], len(documents))
-
-    def _computed(self, portion: list[Any], rows: list[Any], tokens: int) -> Any:
-        self.portions.append(portion)
+    def pooled(self, texts: list[list[int]]) -> Any:
+        self.portions.append(texts)
         self.begun.set()
         assert self.let.wait(PATIENCE_S)
-        return np.array(rows, np.float32), tokens
+        return np.array([[len(text)] for text in texts], np.float32)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
-def model() -> Any:
-    return FakeModel()
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> FakeEncoder:
+    fake = FakeEncoder()
+    monkeypatch.setattr(embeddings, "encoder_bytes", lambda *_: (0, 0))
+    monkeypatch.setattr(embeddings, "open_text_encoder", lambda *_: (fake, None))
+    return fake
 
 
-def test_texts_are_computed_in_portions_and_come_back_in_order() -> None:
-    fake = model()
-    fake.let.set()
+def test_texts_are_computed_in_portions_and_come_back_in_order(
+    encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch, model_files: Path
+) -> None:
+    encoder.let.set()
     ids = [[1] * length for length in (3, 5, 1, 9, 2)]
-    rows, tokens = asyncio.run(embed_all(fake, ids, truncate=True, dimensions=None))
-    assert [len(portion) for portion in fake.portions] == [2, 1, 1, 1]
-    assert rows[:, 0].tolist() == [3, 5, 1, 9, 2] and tokens == 20
-    scores, _ = asyncio.run(rank_all(fake, "a", ["b" * 9, "c", "d"], truncate=False))
-    assert scores.tolist() == [9, 1, 1]
+    with contextlib.closing(EmbeddingModel(model_files / "stories260K-Q8_0.gguf", Settings())) as model:
+        rows, tokens = asyncio.run(embed_all(model, ids, truncate=True, dimensions=None))
+        assert [len(portion) for portion in encoder.portions] == [2, 1, 1, 1]
+        assert rows.tolist() == [[1.0]] * 5 and tokens == 19
+        monkeypatch.setattr(model, "_ranks", True)
+        monkeypatch.setattr(
+            model, "_pairs", SimpleNamespace(encode=lambda query, document: [1] * len(query + document))
+        )
+        scores, tokens = model.rank("a", ["b" * 7, "c", "dd"], truncate=False)
+    assert scores.tolist() == [8, 2, 3] and tokens == 13
 
 
-def test_who_leaves_ends_the_work_behind_the_portion_that_is_computed() -> None:
-    fake = model()
+def test_who_leaves_ends_the_work_behind_the_portion_that_is_computed(encoder: FakeEncoder, model_files: Path) -> None:
+    ended = threading.Event()
 
-    async def leave() -> None:
-        work = asyncio.create_task(embed_all(fake, [[1] * 8] * 5, truncate=True, dimensions=None))
-        assert await asyncio.to_thread(fake.begun.wait, PATIENCE_S)
+    class Watched(EmbeddingModel):
+        def embed(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return super().embed(*arguments, **options)
+            finally:
+                ended.set()
+
+    async def leave(model: EmbeddingModel) -> None:
+        work = asyncio.create_task(embed_all(model, [[1] * 8] * 5, truncate=True, dimensions=None))
+        assert await asyncio.to_thread(encoder.begun.wait, PATIENCE_S)
         work.cancel()
-        await asyncio.sleep(0)
-        fake.let.set()
         with pytest.raises(asyncio.CancelledError):
             await work
+        encoder.let.set()
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
 
-    asyncio.run(leave())
-    assert len(fake.portions) == 1
+    with contextlib.closing(Watched(model_files / "stories260K-Q8_0.gguf", Settings())) as model:
+        asyncio.run(leave(model))
+    assert len(encoder.portions) == 1
 
 
 @pytest.mark.oracle

@@ -77,13 +77,36 @@ def test_images_of_tools_are_kept_for_models_that_see(http: httpx.Client) -> Non
     assert without_images(found)[-1]["content"] == f"Seen:\n{left_out('image')}"
     posted(http, "/v1/messages", max_tokens=9, messages=messages, tools=[READ])
 
-    many = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(40, picture))).messages
-    fewer = with_few_images(many)
+    many = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(40, picture)))
+    fewer = with_few_images(many).messages
     seen = [isinstance(message["content"], list) for message in fewer if message["role"] == "tool"]
     assert sum(seen) == 24 and seen == sorted(seen)
-    more = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(41, picture))).messages
-    assert with_few_images(more)[: len(fewer)] == fewer, "one more image changes nothing before it"
+    more = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(41, picture)))
+    assert with_few_images(more).messages[: len(fewer)] == fewer, "one more image changes nothing before it"
     posted(http, "/v1/messages", max_tokens=9, messages=_results_with(40, picture), tools=[READ])
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/messages/count_tokens", {}),
+        ("/v1/chat/completions/input_tokens", {}),
+        ("/apply-template", {}),
+        ("/api/chat", {"_debug_render_only": True}),
+    ],
+)
+def test_a_prompt_that_is_only_counted_or_shown_has_no_more_images_either(
+    http: httpx.Client, path: str, more: dict[str, Any]
+) -> None:
+    picture = base64.b64encode(png(1)).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    image: dict[str, Any] = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    content: list[Any] = [{"type": "image", "source": source} if path.startswith("/v1/messages") else image]
+    messages: list[Any] = [{"role": "user", "content": content * 33}]
+    if path == "/api/chat":
+        messages = [{"role": "user", "content": "Hi", "images": [picture] * 17}] * 2
+    refused = http.post(path, json={"model": "scripted", "messages": messages, **more})
+    assert refused.status_code == 400 and "at most 32 are allowed" in refused.text
 
 
 @pytest.mark.parametrize("data", ["AA", "%%", base64.b64encode(b"GIF89a" + bytes(40)).decode()])
