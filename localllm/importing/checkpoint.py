@@ -215,7 +215,7 @@ def _tensor(path: Path, name: str, entry: Any, first: int, size: int) -> StoredT
         whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: {shortened(name)}: its entry is damaged. Download it again.") from error
-    if dtype not in _STORED:
+    if not isinstance(dtype, str) or dtype not in _STORED:
         known = ", ".join(_STORED)
         raise CheckpointError(f"{path}: {shortened(name)} has the type {shortened(dtype)!r}, not one of {known}.")
     expected = prod(shape) * np.dtype(_STORED[dtype]).itemsize if whole else -1

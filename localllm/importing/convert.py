@@ -93,7 +93,10 @@ def _write(
     where = str(folder / "config.json")
     config = Config(checkpoint.config, where)
     family = find_family(checkpoint.model_type, config)
-    keys, factors = model_keys(family, config)
+    try:
+        keys, factors = model_keys(family, config)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"{where}: its numbers do not fit together ({error}). Download it again.") from error
     tensors, notes = new_tensors(checkpoint, family, config)
     keys |= pooling_keys(checkpoint)
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size")) | xielu_keys(checkpoint, config.layers)

@@ -80,6 +80,16 @@ def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_pat
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 15}, "shares from 0 to 1"),
         ("gemma4", {"per_layer_config": {"2": {"head_dim": 64}, "5": {"head_dim": 32}}}, "layers differ in head_dim"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": 3}}, "deepstack_visual_indexes must be a list"),
+        (
+            "phi3-longrope",
+            {
+                "original_max_position_embeddings": 0,
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 0},
+            },
+            "do not fit together",
+        ),
+        ("hunyuan_v1_dense-rope", {"rope_parameters": {"rope_type": "dynamic", "alpha": -1.0}}, "do not fit together"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(
