@@ -1,5 +1,6 @@
 """Converts a folder of safetensors to one GGUF file: headers first, then tensor by tensor, quantising on the way."""
 
+import struct
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from math import prod
@@ -127,7 +128,13 @@ def _write(
             shape = quants.quant_shape_to_byte_shape(tensor.shape, block_type)
             writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), prod(shape), block_type)
         writer.write_header_to_file()
-        writer.write_kv_data_to_file()
+        try:
+            writer.write_kv_data_to_file()
+        except (ValueError, struct.error) as error:  # half a surrogate pair in a token, and the like
+            target.unlink()
+            raise CheckpointError(
+                f"{folder}: config.json or the tokenizer has a value that GGUF cannot hold: {error}. Download it again."
+            ) from error
         writer.write_ti_data_to_file()
         for values in factors.values():
             writer.write_tensor_data(values)

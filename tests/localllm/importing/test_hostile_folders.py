@@ -135,6 +135,8 @@ FIRST = "model.layers.0.mlp.up_proj.weight"
         (tokenizer(model={"type": "BPE", "vocab": {"a": 999}, "merges": []}), "has a token 999"),
         (tokenizer(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}), "token ids are unusable"),
         (tokenizer(model={"type": "BPE"}), "is damaged"),
+        (tokenizer(model={**TOKENIZER["model"], "vocab": {"a\ud800": 0}, "merges": []}), "GGUF cannot hold.*surrogates"),
+        (config(type_vocab_size=-1), "GGUF cannot hold"),
         (tokenizer(pre_tokenizer={"type": "Whitespace"}), "in a way that GGUF has no name for"),
         (tokenizer(pre_tokenizer={"type": "Nothing"}), "pre-tokenizer cannot be used"),
     ],
