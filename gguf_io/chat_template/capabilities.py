@@ -147,7 +147,7 @@ def _render_probes(
         }
         for messages, offered in _PROBES.values()
     ]
-    return dict(zip(_PROBES, sandbox.render_each(renders), strict=True))
+    return dict(zip(_PROBES, sandbox.render(renders), strict=True))
 
 
 def _shows_arguments(text: str) -> bool:
