@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any, Protocol
 
 from gguf_io.chat_template.capabilities import Capabilities, Marker, probe, tool_variables
@@ -173,18 +172,13 @@ class HasMetadata(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-def load_chat_template(model: HasMetadata | str | Path, source: str | None = None) -> ChatTemplate:
+def load_chat_template(model: HasMetadata, source: str | None = None) -> ChatTemplate:
     """The template in `tokenizer.chat_template`, and in `tokenizer.chat_template.tool_use` for requests with tools.
 
     A file without one gets the default of its family, see `defaults`; then `is_default` is true and `warning` says so.
     source: a Jinja template to use instead of all of these.
-    Raises ModelFileError if the path is not a model, TemplateError if the template is not text or too long.
+    Raises TemplateError if the template is not text or too long.
     """
-    if isinstance(model, str | Path):
-        from gguf_io.model_file import open_model  # not above: the sandbox imports this package without NumPy
-
-        with open_model(model) as opened:
-            return load_chat_template(opened, source)
     metadata = model.metadata
     listed = metadata.get("tokenizer.ggml.tokens")
     tokens = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()

@@ -50,7 +50,7 @@ class StoredTensor:
         if self.dtype == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         if self.dtype == "F8_E4M3":
-            return _E4M3[raw]
+            return np.asarray(_E4M3[raw], np.float32)
         if self.dtype == "F8_E5M2":  # the upper half of a float16
             return (raw.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
         return raw.astype(np.float32)

@@ -98,4 +98,4 @@ class Nvfp4:
 def _half_a_span_apart(pairs: Codes, span: int) -> Codes:
     """Rows of bytes with two neighbouring values each, as rows x spans x bytes with values half a span apart."""
     values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, span)
-    return values[..., : span // 2] | values[..., span // 2 :] << 4
+    return np.asarray(values[..., : span // 2] | values[..., span // 2 :] << 4, np.uint8)

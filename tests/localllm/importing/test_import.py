@@ -271,6 +271,18 @@ def test_sentence_pieces(name: str, folder: Callable[..., Path], tmp_path: Path)
         assert list(found.encode(text, add_special=False)) == expected.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_older_pieces_without_a_space_before_a_text(inside: bool, folder: Callable[..., Path], tmp_path: Path) -> None:
+    made = folder()
+    step = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": inside}
+    model = {"type": "BPE", "byte_fallback": True, "vocab": {"<unk>": 0, "a": 1, "\u2581": 2}, "merges": []}
+    cutter = {"type": "Sequence", "pretokenizers": [step]} if inside else step
+    (made / "tokenizer.json").write_text(json.dumps({"model": model, "pre_tokenizer": cutter}))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        assert file.metadata.get_bool("tokenizer.ggml.add_space_prefix") == inside
+
+
 def test_memory_stays_below_the_largest_tensor_and_a_bound(
     folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
