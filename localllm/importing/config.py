@@ -6,7 +6,9 @@ from typing import Any
 
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
-from models.config import MAX_HEAD_SIZE, MAX_LAYERS
+from models.config import MAX_LAYERS
+
+_MOST_OF_A_HEAD = 1 << 16  # far above what the engine takes; bounds tables of factors
 
 # Names in the configurations of GPT-2, EXAONE, the first Nemotron-H, and Nomic BERT.
 _OLDER_NAMES = {
@@ -23,7 +25,7 @@ _OLDER_NAMES = {
 
 
 class Config:
-    """A configuration; every value is checked when it is read."""
+    """values: by name, older names replaced by today's. where: the file, for errors."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and values.get(name) is None}
@@ -97,7 +99,7 @@ class Config:
     def head_size(self) -> int:
         """Values per head."""
         usual = self.whole("hidden_size") // max(self.whole("num_attention_heads"), 1)
-        return self.whole("head_dim", usual, most=MAX_HEAD_SIZE)
+        return self.whole("head_dim", usual, most=_MOST_OF_A_HEAD)
 
     @property
     def layers(self) -> int:

@@ -1,9 +1,4 @@
-"""Rules for each family of models: how its configuration and its tensors are converted to GGUF.
-
-Tensor names come from gguf's own table (gguf.tensor_mapping). A family adds what that table lacks: the architecture,
-how its heads are rotated, and its own keys. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
-convert_hf_to_gguf.py. What no rule covers is refused, since a model that is nearly right is wrong.
-"""
+"""Rules for each family of models: how its configuration and its tensors are converted to GGUF."""
 
 from collections.abc import Callable
 
@@ -67,10 +62,6 @@ _GRANITE_DENSE = (
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
 )
-_FUSED_EXPERTS = (
-    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", half),
-    Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight"),
-)
 
 
 def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
@@ -82,7 +73,7 @@ def _upright_half(index: int) -> Change:
     return lambda matrix, config: half(index)(_upright(matrix, config, "hidden_size"), config)
 
 
-_EITHER_WAY_EXPERTS = (
+_FUSED_EXPERTS = (
     *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _upright_half),
     Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight",
          lambda matrix, config: _upright(matrix, config, "moe_intermediate_size")),
@@ -129,7 +120,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family("qwen3moe", stated.experts, expects={"norm_topk_prob": True, **_ALL_SPARSE}),
     "qwen3_vl_text": Family("qwen3vl", stated.qwen3_vl),
     "qwen3_vl_moe_text": Family("qwen3vlmoe", stated.together(stated.qwen3_vl, stated.experts), expects=_ALL_SPARSE,
-                                rules=_EITHER_WAY_EXPERTS),
+                                rules=_FUSED_EXPERTS),
     "olmoe": Family("olmoe", stated.experts, expects={"norm_topk_prob": False, "clip_qkv": None}),
     "gemma": Family("gemma", shifted_norms=True, activations=GELU, tied=True),
     "gemma2": Family("gemma2", stated.gemma2, shifted_norms=True, activations=GELU, tied=True),
