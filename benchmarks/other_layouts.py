@@ -32,7 +32,7 @@ def _from_path(mode: int) -> Callable[[ModelFile, Any], Any]:
 
 def _served(model: ModelFile, params: Any) -> Any:
     header = model._parts[0].header
-    model._layout = Layout("this benchmark", model.architecture, model.metadata, model.tensors, header.encoded, ())
+    model._layout = Layout(model.architecture, model.metadata, model.tensors, header.encoded, ())
     return open_handle(model, params)
 
 

@@ -2,8 +2,8 @@
 
 import math
 import struct
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -18,17 +18,15 @@ _LENGTH = struct.Struct("<Q")  # of a string, before its bytes
 class MetadataArray(Sequence[Scalar]):
     """An array value that is decoded on first access; its length is known without decoding.
 
-    It owns a copy of its bytes, so it stays valid when the file changes or is closed. `code` is the items' struct
-    format, or "s" for strings, whose bounds the header reader has checked.
+    It owns a copy of its bytes, so it stays valid when the file changes or is closed. raw: the items as a file stores
+    them, one after another. code: their struct format, or "s" for strings, whose bounds the header reader has checked.
     """
 
-    def __init__(self, data: bytes, count: int, code: str, where: str) -> None:
-        self._data = data
+    def __init__(self, raw: bytes, count: int, code: str, where: str) -> None:
+        self.raw = raw
+        self.code = code
         self._count = count
-        self._code = code
         self._where = where
-        self._items: tuple[Scalar, ...] | None = None
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
@@ -38,10 +36,10 @@ class MetadataArray(Sequence[Scalar]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Scalar]: ...
     def __getitem__(self, index: int | slice) -> Scalar | Sequence[Scalar]:
-        return self._decoded()[index]
+        return self._items[index]
 
     def __iter__(self) -> Iterator[Scalar]:
-        return iter(self._decoded())
+        return iter(self._items)
 
     def __repr__(self) -> str:
         return f"<{self._count} items of {self._where}>"
@@ -52,50 +50,25 @@ class MetadataArray(Sequence[Scalar]):
         return cls(struct.pack(f"<{len(items)}{code}", *items), len(items), code, where)
 
     def head(self, count: int) -> "MetadataArray":
-        """The first `count` items; self if there are no more."""
-        if count >= self._count:
-            return self
-        data, stop = self.raw(), 0
-        if self._code == "s":
+        """The first `count` items, of at least as many."""
+        stop = 0 if self.code == "s" else count * struct.calcsize(f"<{self.code}")
+        if self.code == "s":
             for _ in range(count):
-                stop += 8 + _LENGTH.unpack_from(data, stop)[0]
-        else:
-            stop = count * struct.calcsize(f"<{self._code}")
-        return MetadataArray(data[:stop], count, self._code, self._where)
+                stop += 8 + _LENGTH.unpack_from(self.raw, stop)[0]
+        return MetadataArray(self.raw[:stop], count, self.code, self._where)
 
-    @property
-    def code(self) -> str:
-        """The items' struct format, or "s" for strings."""
-        return self._code
-
-    def raw(self) -> bytes:
-        """The items as a file stores them, one after another."""
-        with self._lock:
-            if self._items is None:
-                return self._data
-        if self._code != "s":
-            return struct.pack(f"<{self._count}{self._code}", *self._items)
-        texts = (str(item).encode() for item in self._items)
-        return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
-
-    def _decoded(self) -> tuple[Scalar, ...]:
-        with self._lock:
-            if self._items is None:
-                data = self._data
-                strings = self._code == "s"
-                self._items = self._strings(data) if strings else struct.unpack(f"<{self._count}{self._code}", data)
-                self._data = b""
-            return self._items
-
-    def _strings(self, data: bytes) -> tuple[str, ...]:
+    @cached_property
+    def _items(self) -> tuple[Scalar, ...]:
+        if self.code != "s":
+            return struct.unpack(f"<{self._count}{self.code}", self.raw)
         length_at = _LENGTH.unpack_from
         items: list[str] = []
         position = 0
         try:
             for _ in range(self._count):
                 start = position + 8
-                position = start + length_at(data, position)[0]
-                items.append(data[start:position].decode())
+                position = start + length_at(self.raw, position)[0]
+                items.append(self.raw[start:position].decode())
         except UnicodeDecodeError as error:
             raise ModelFileError(
                 f"{self._where}[{len(items)}]: is not UTF-8 text ({error.reason}). {DAMAGED}"

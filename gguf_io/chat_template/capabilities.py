@@ -1,7 +1,7 @@
 """What a template supports, found by rendering small probe conversations and searching the output for their words."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +10,7 @@ from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
 
 Marker = tuple[str, str]
 # Markers around reasoning, as models' templates write them: opening and closing.
-REASONING: tuple[Marker, ...] = (
+_REASONING: tuple[Marker, ...] = (
     ("<think>", "</think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("[THINK]", "[/THINK]"),
@@ -117,7 +117,7 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
         text_arguments=takes_json and (with_text == with_object or not takes_object),
         object_arguments=takes_object,
         tool_results=any("sorb" in text[name] for name in text if name.endswith("call")),
-        reasoning_markers=find_markers(shown, REASONING),
+        reasoning_markers=find_markers(shown),
         shown=shown,
     )
 
@@ -147,7 +147,7 @@ def _render_probes(
         }
         for messages, offered in _PROBES.values()
     ]
-    return dict(zip(_PROBES, sandbox.render_each(renders), strict=True))
+    return dict(zip(_PROBES, sandbox.render(renders), strict=True))
 
 
 def _shows_arguments(text: str) -> bool:
@@ -155,6 +155,6 @@ def _shows_arguments(text: str) -> bool:
     return "service" in text and "{'tree'" not in text and '\\"tree' not in text
 
 
-def find_markers(text: str, known: Sequence[Marker]) -> tuple[Marker, ...]:
-    """The known markers whose opening and closing both occur in the text, in table order: enclosing ones first."""
-    return tuple((opening, closing) for opening, closing in known if opening in text and closing in text)
+def find_markers(text: str) -> tuple[Marker, ...]:
+    """The markers of _REASONING whose opening and closing both occur in the text, enclosing ones first."""
+    return tuple((opening, closing) for opening, closing in _REASONING if opening in text and closing in text)

@@ -85,20 +85,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return (type(obj) is list and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
-def _build() -> ChatEnvironment:
-    environment = ChatEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], cache_size=0
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["from_json"] = json.loads  # llama.cpp has it, and some templates rely on it
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=PlainDict(), namespace=PlainNamespace
-    )
-    del environment.globals["lipsum"]
-    return environment
-
-
-ENVIRONMENT = _build()
+ENVIRONMENT = ChatEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], cache_size=0
+)
+ENVIRONMENT.filters["tojson"] = _to_json
+ENVIRONMENT.filters["from_json"] = json.loads  # llama.cpp has it, and some templates rely on it
+ENVIRONMENT.globals.update(
+    raise_exception=_raise_exception, strftime_now=_strftime_now, dict=PlainDict(), namespace=PlainNamespace
+)
+del ENVIRONMENT.globals["lipsum"]
 
 
 @lru_cache(maxsize=4)

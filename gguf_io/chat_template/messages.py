@@ -7,8 +7,8 @@ template does not accept, as the probes showed. `milder_forms` are tried only af
 import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, groupby
 from typing import Any
 
 from gguf_io.chat_template.capabilities import Capabilities, Message
@@ -160,12 +160,7 @@ def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     ids of tool calls become nine letters and digits.
     """
     tried = list(messages)
-    steps: tuple[Callable[[list[Message]], list[Message]], ...] = (
-        _join_neighbours,
-        _system_to_front,
-        _short_ids,
-    )
-    for step in steps:
+    for step in (_join_neighbours, _system_to_front, _short_ids):
         changed = _join_neighbours(step(tried))
         if changed != tried:
             yield changed
@@ -174,15 +169,15 @@ def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _join_neighbours(messages: list[Message]) -> list[Message]:
     """Join adjacent messages of one role, except tool results and messages with tool calls or reasoning."""
+    numbers = count()
+
+    def run_of(message: Message) -> Any:
+        alone = message["role"] == "tool" or any(key in message for key in ("tool_calls", "reasoning_content"))
+        return next(numbers) if alone else message["role"]
+
     joined: list[Message] = []
-    alone = 0
-    runs: list[tuple[Any, Message]] = []
-    for message in messages:
-        single = message["role"] == "tool" or any(key in message for key in ("tool_calls", "reasoning_content"))
-        alone += single
-        runs.append(((alone, single, message["role"]), message))
-    for _, run in groupby(runs, key=lambda entry: entry[0]):
-        first, *others = (message for _, message in run)
+    for _, run in groupby(messages, key=run_of):
+        first, *others = run
         contents = [message["content"] for message in (first, *others)]
         joined.append({**first, "content": _join_contents(contents)} if others else first)
     return joined

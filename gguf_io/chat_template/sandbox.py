@@ -23,10 +23,6 @@ MOST_OF_A_REFUSAL = 1000  # characters: a template's error may quote a whole con
 _MAX_REPLY_BYTES = 12 * MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyond U+FFFF as \uXXXX\uXXXX
 
 
-class TemplateRefusalError(TemplateError):
-    """The template ran and raised: it rejects these messages. It may accept another form of them."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One rendering: the text, or "" and the error that the template raised."""
@@ -42,15 +38,8 @@ class TemplateSandbox:
         self._source = source
         self._child = ConfinedChild("gguf_io.chat_template.worker", MAX_MEMORY_BYTES, _MAX_REPLY_BYTES)
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """The template's text for these variables. Raises TemplateRefusalError, or TemplateError beyond a limit."""
-        (outcome,) = self.render_each([variables])
-        if outcome.refusal is not None:
-            raise TemplateRefusalError(outcome.refusal)
-        return outcome.text
-
-    def render_each(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        """Several renderings within the limits of one request."""
+    def render(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+        """A rendering for each set of variables, all within the limits of one request. TemplateError beyond them."""
         messages = sum(len(variables["messages"]) for variables in renders)
         seconds = min(CPU_SECONDS + CPU_SECONDS_PER_MESSAGE * messages, MAX_CPU_SECONDS)
         reply = self._ask("renders", {"renders": renders}, seconds)

@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from itertools import chain
 from typing import Any, Protocol
 
 from gguf_io.chat_template.capabilities import Capabilities, Marker, probe, tool_variables
 from gguf_io.chat_template.messages import adapted, milder_forms, normalised
-from gguf_io.chat_template.sandbox import MAX_SOURCE_CHARS, TemplateRefusalError, TemplateSandbox
+from gguf_io.chat_template.sandbox import MAX_SOURCE_CHARS, TemplateSandbox
 from gguf_io.errors import TemplateError, shortened
 
 _KEY = "tokenizer.chat_template"
@@ -85,11 +85,6 @@ class ChatTemplate:
         return not self._takes.variables.isdisjoint(_THINKING_SWITCHES)
 
     @property
-    def supports_system(self) -> bool:
-        """Whether there is a system role; without one, system text goes before the next user message's."""
-        return self._takes.system
-
-    @property
     def reasoning_markers(self) -> tuple[Marker, ...]:
         """(opening, closing) texts around the model's reasoning, such as ("<think>", "</think>"); () if none known."""
         return self._takes.reasoning_markers
@@ -138,14 +133,13 @@ class ChatTemplate:
             **checked_arguments(extra),
         }
         fitted = adapted(normalised(messages, "developer" in self.source), self._takes)
-        try:
-            return self._sandbox.render({**variables, "messages": fitted})
-        except TemplateRefusalError as refusal:
-            for milder in milder_forms(fitted):
-                (outcome,) = self._sandbox.render_each([{**variables, "messages": milder}])
-                if outcome.refusal is None:
-                    return outcome.text
-            raise refusal
+        refusals: list[str] = []
+        for form in chain([fitted], milder_forms(fitted)):
+            (outcome,) = self._sandbox.render([{**variables, "messages": form}])
+            if outcome.refusal is None:
+                return outcome.text
+            refusals.append(outcome.refusal)
+        raise TemplateError(refusals[0])
 
     def starts_in_reasoning(self, prompt: str) -> bool:
         """Whether a rendered prompt ends with a reasoning opening, so that the model's first text is reasoning."""
@@ -178,18 +172,13 @@ class HasMetadata(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-def load_chat_template(model: HasMetadata | str | Path, source: str | None = None) -> ChatTemplate:
+def load_chat_template(model: HasMetadata, source: str | None = None) -> ChatTemplate:
     """The template in `tokenizer.chat_template`, and in `tokenizer.chat_template.tool_use` for requests with tools.
 
     A file without one gets the default of its family, see `defaults`; then `is_default` is true and `warning` says so.
     source: a Jinja template to use instead of all of these.
-    Raises ModelFileError if the path is not a model, TemplateError if the template is not text or too long.
+    Raises TemplateError if the template is not text or too long.
     """
-    if isinstance(model, str | Path):
-        from gguf_io.model_file import open_model  # not above: the sandbox imports this package without NumPy
-
-        with open_model(model) as opened:
-            return load_chat_template(opened, source)
     metadata = model.metadata
     listed = metadata.get("tokenizer.ggml.tokens")
     tokens = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()

@@ -8,26 +8,27 @@ from math import prod
 from pathlib import Path
 
 from gguf_io.errors import DAMAGED, ModelFileError
-from gguf_io.header import TensorInfo
+from gguf_io.header import SCALAR_CODES, Header, TensorInfo
 from gguf_io.metadata import MetadataArray, Scalar, Value
 
 ARCHITECTURE = "general.architecture"
+_STRING, _ARRAY = 8, 9
+_TYPE_IDS = {code: type_id for type_id, code in SCALAR_CODES.items()} | {"s": _STRING}
 _MOST = 2**31 - 1
 _VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
 class Draft:
-    """Starts as a copy of the header. Values that rules set carry the struct code of their type, "s" for text.
+    """Starts as a copy of the header.
 
-    values: by key. codes: types of the values that were set here. sources: for every other key, the file's key that
-    its value comes from, type included. left_out: tensors that a text model does not use.
+    values: by key. encoded: by key, the bytes of its value, type included, or their range (start, stop) in the first
+    file. left_out: tensors that a text model does not use.
     """
 
-    def __init__(self, path: Path, values: dict[str, Value], tensors: Sequence[TensorInfo]) -> None:
+    def __init__(self, path: Path, header: Header, tensors: Sequence[TensorInfo]) -> None:
         self._path = path
-        self.values = values
-        self.codes: dict[str, str] = {}
-        self.sources: dict[str, str] = {key: key for key in values}
+        self.values: dict[str, Value] = dict(header.metadata)
+        self.encoded: dict[str, bytes | tuple[int, int]] = dict(header.encoded)
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.left_out: list[TensorInfo] = []
 
@@ -70,11 +71,13 @@ class Draft:
         """Set a key to a value of the type `code`: a struct code ("I" for uint32, "f" for float32), "s" for text."""
         key = self.key(key)
         if not isinstance(value, str | int | float):
-            self.values[key] = MetadataArray.of(value, code, f"{self._path}: {key}")
+            self._put(key, code, MetadataArray.of(value, code, f"{self._path}: {key}"))
         else:
-            self.values[key] = struct.unpack("<f", struct.pack("<f", value))[0] if code == "f" else value
-        self.codes[key] = code
-        self.sources.pop(key, None)
+            self._put(key, code, struct.unpack("<f", struct.pack("<f", value))[0] if code == "f" else value)
+
+    def _put(self, key: str, code: str, value: Value) -> None:
+        self.values[key] = value
+        self.encoded[key] = _encoded(code, value)
 
     def default(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
         """Set a key if it is missing."""
@@ -86,17 +89,13 @@ class Draft:
         source, target = self.key(source), self.key(target)
         if source in self.values and target not in self.values:
             self.values[target] = self.values[source]
-            if source in self.codes:
-                self.codes[target] = self.codes[source]
-            else:
-                self.sources[target] = self.sources[source]
+            self.encoded[target] = self.encoded[source]
 
     def drop(self, *keys: str) -> None:
         """Remove keys."""
         for key in map(self.key, keys):
             self.values.pop(key, None)
-            self.codes.pop(key, None)
-            self.sources.pop(key, None)
+            self.encoded.pop(key, None)
 
     def become(self, architecture: str) -> None:
         """Change the architecture: its name, and the keys that begin with it."""
@@ -144,11 +143,19 @@ class Draft:
         for key in _VOCABULARY:
             value = self.values.get(key)
             if isinstance(value, MetadataArray) and len(value) > tokens > 0:
-                self.values[key] = value.head(tokens)
-                self.codes[key] = value.code
-                self.sources.pop(key, None)
+                self._put(key, value.code, value.head(tokens))
 
     def tokens(self) -> Sequence[Scalar]:
         """The texts of the vocabulary's tokens, empty if there are none."""
         tokens = self.values.get(_VOCABULARY[0])
         return tokens if isinstance(tokens, MetadataArray) else ()
+
+
+def _encoded(code: str, value: Value) -> bytes:
+    """A value as a header stores it: its type id, then the value."""
+    if isinstance(value, MetadataArray):
+        return struct.pack("<IIQ", _ARRAY, _TYPE_IDS[code], len(value)) + value.raw
+    if isinstance(value, str):
+        data = value.encode()
+        return struct.pack("<IQ", _STRING, len(data)) + data
+    return struct.pack(f"<I{code}", _TYPE_IDS[code], value)

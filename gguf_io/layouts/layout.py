@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from gguf_io.header import SCALAR_CODES, Header, TensorInfo
+from gguf_io.header import Header, TensorInfo
 from gguf_io.layouts.draft import ARCHITECTURE, Draft
 from gguf_io.layouts.ollama import OTHER_PARTS, RULES
-from gguf_io.metadata import Metadata, MetadataArray, Value
+from gguf_io.metadata import Metadata
 
-_STRING, _ARRAY = 8, 9
-_TYPE_IDS = {code: type_id for type_id, code in SCALAR_CODES.items()} | {"s": _STRING}
 # Fills a buffer with a tensor's bytes, from the given byte on.
 ReadTensor = Callable[[TensorInfo, int, memoryview], None]
 _SPLIT = "split."  # keys that say which part of a model a file is
@@ -22,13 +20,12 @@ _VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A model in another program's layout, translated to the standard one.
+    """A model in Ollama's own layout, translated to the standard one.
 
     given: the architecture that the file names. metadata, tensors: replace the header's. encoded: by key, the bytes of
     its value, type included, or their range (start, stop) in the first file. left_out: tensors that are not used.
     """
 
-    program: str
     given: str
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
@@ -41,10 +38,10 @@ class Layout:
         return repr((sorted(values), sorted(self.encoded), sorted(self.tensors))).encode()
 
     def notes(self) -> list[str]:
-        """What a user should know: whose layout it is, and which parts of the file are not used."""
+        """What a user should know: how it was translated, and which parts of the file are not used."""
         name = self.metadata.get_str(ARCHITECTURE)
         became = "" if name == self.given else f" ({self.given} for {name})"
-        notes = [f"The file is in {self.program}'s own layout{became}, translated as it is read."]
+        notes = [f"The file is in Ollama's own layout{became}, translated as it is read."]
         for beginning, what in OTHER_PARTS.items():
             tensors = [tensor for tensor in self.left_out if tensor.name.startswith(beginning)]
             if tensors:
@@ -61,34 +58,19 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
     given = header.metadata.get(ARCHITECTURE)
     if not isinstance(given, str) or given not in RULES:
         return None
-    draft = Draft(path, dict(header.metadata), tensors)
+    draft = Draft(path, header, tensors)
     rule = next((rule for rule in RULES[given] if rule.applies(draft)), None)
     if rule is None:
         return None
     rule.rewrite(draft)
     draft.leave_out(*OTHER_PARTS)
-    encoded = {
-        key: _encoded(draft.codes[key], draft.values[key]) if key in draft.codes else header.encoded[draft.sources[key]]
-        for key in draft.values
-    }
     return Layout(
-        "Ollama",
         given,
         Metadata(path, draft.values),
         MappingProxyType(draft.tensors),
-        MappingProxyType(encoded),
+        MappingProxyType(draft.encoded),
         tuple(draft.left_out),
     )
-
-
-def _encoded(code: str, value: Value) -> bytes:
-    """A value as a header stores it: its type id, then the value."""
-    if isinstance(value, MetadataArray):
-        return struct.pack("<IIQ", _ARRAY, _TYPE_IDS[code], len(value)) + value.raw()
-    if isinstance(value, str):
-        data = value.encode()
-        return struct.pack("<IQ", _STRING, len(data)) + data
-    return struct.pack(f"<I{code}", _TYPE_IDS[code], value)
 
 
 class StandardFile:

@@ -6,7 +6,7 @@ loads them. Files that Ollama converts today are in the standard layout; no mark
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gguf_io.layouts.draft import Draft
 from gguf_io.metadata import MetadataArray, Scalar
@@ -266,6 +266,11 @@ _GEMMA3 = Rule(
     },
     more=(_stretched_positions, _cut_vocabulary),
 )
+_LFM2 = Rule(
+    marks=(_without_embedding_norm, _IMAGES),
+    written={_PRE: ("s", "lfm2")},
+    renamed={r"^output_norm\.": "token_embd_norm."},
+)
 _NEMOTRON = Rule(
     marks=(_tensor("mtp."), lambda draft: any(".ffn_latent_in" in name for name in draft.tensors)),
     renamed={r"\.ffn_latent_in\b": ".ffn_latent_down", r"\.ffn_latent_out\b": ".ffn_latent_up"},
@@ -283,11 +288,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "gemma3": (
-        Rule(
+        replace(
+            _GEMMA3,
             marks=(_tensor("dense.0.weight"),),
             becomes="gemma-embedding",
-            copied=_GEMMA3.copied,
-            missing=_GEMMA3.missing,
             renamed={r"^dense\.0\.": "dense_2.", r"^dense\.1\.": "dense_3.", r"^norm\.": "output_norm."},
             more=(_dense_sizes, _cut_vocabulary),
         ),
@@ -339,21 +343,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             renamed={r"\.attn_g\.": ".attn_gate."},
         ),
     ),
-    "lfm2": (
-        Rule(
-            marks=(_without_embedding_norm, _IMAGES),
-            written={_PRE: ("s", "lfm2")},
-            renamed={r"^output_norm\.": "token_embd_norm."},
-            more=(_size(".feed_forward_length", "blk.{}.ffn_gate.weight", 0),),
-        ),
-    ),
-    "lfm2moe": (
-        Rule(
-            marks=(_without_embedding_norm, _IMAGES),
-            written={_PRE: ("s", "lfm2")},
-            renamed={r"^output_norm\.": "token_embd_norm."},
-        ),
-    ),
+    "lfm2": (replace(_LFM2, more=(_size(".feed_forward_length", "blk.{}.ffn_gate.weight", 0),)),),
+    "lfm2moe": (_LFM2,),
     "llama": (Rule(marks=(_nameless_llama_3,), written={_PRE: ("s", "llama-bpe")}),),
     "llama4": (Rule(marks=(_IMAGES,)),),
     "mistral3": (
@@ -373,12 +364,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "nemotron_h_moe": (_NEMOTRON,),
     "nemotron_h_omni": (
-        Rule(
-            marks=(_experts,),
-            becomes="nemotron_h_moe",
-            renamed=_NEMOTRON.renamed,
-            more=_NEMOTRON.more,
-        ),
+        replace(_NEMOTRON, marks=(_experts,), becomes="nemotron_h_moe"),
         Rule(becomes="nemotron_h"),
     ),
     "olmo3": (Rule(becomes="olmo2"),),

@@ -76,10 +76,11 @@ def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
 
     User-defined tokens that were not found whole merge by score.
     """
-    byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
-    has_bytes = None not in byte_ids
-    found = dict.fromkeys(vocabulary.never_text, CONTROL) | dict.fromkeys(byte_ids, BYTE if has_bytes else CONTROL)
-    return {index: kind for index, kind in found.items() if index is not None}, has_bytes
+    names = [f"<0x{value:02X}>" for value in range(256)]
+    byte_ids = [vocabulary.ids[name] for name in names if name in vocabulary.ids]
+    has_bytes = len(byte_ids) == len(names)
+    kinds = dict.fromkeys(vocabulary.never_text, CONTROL) | dict.fromkeys(byte_ids, BYTE if has_bytes else CONTROL)
+    return kinds, has_bytes
 
 
 def _unigram_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:

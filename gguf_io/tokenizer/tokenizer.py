@@ -167,16 +167,12 @@ class Tokenizer:
         self.add_eos: bool = vocabulary.add_eos
         self.add_sep: bool = vocabulary.add_sep
         self.eog_ids: frozenset[int] = vocabulary.end_ids
-        self.bos_id: int | None = special.bos_id
-        self.eos_id: int | None = special.eos_id
-        self.eot_id: int | None = special.eot_id
-        self.eom_id: int | None = special.eom_id
-        self.unk_id: int | None = special.unk_id
-        self.sep_id: int | None = special.sep_id
-        self.pad_id: int | None = special.pad_id
-        self.fim_prefix_id: int | None = special.fim_prefix_id
-        self.fim_suffix_id: int | None = special.fim_suffix_id
-        self.fim_middle_id: int | None = special.fim_middle_id
+        self.bos_id: int | None = special.get("bos")
+        self.eos_id: int | None = special.get("eos")
+        self.sep_id: int | None = special.get("sep")
+        self.fim_prefix_id: int | None = special.get("fim_prefix")
+        self.fim_suffix_id: int | None = special.get("fim_suffix")
+        self.fim_middle_id: int | None = special.get("fim_middle")
 
     def encode(
         self,
@@ -310,11 +306,10 @@ class Tokenizer:
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
         """The tokens that add_special puts before and after a text."""
-        special = self._vocabulary.special
         if self._vocabulary.model == "bert":
-            frame = (special.bos_id, special.sep_id)
+            frame = (self.bos_id, self.sep_id)
         else:
-            frame = (special.bos_id if self.add_bos else None, special.eos_id if self.add_eos else None)
+            frame = (self.bos_id if self.add_bos else None, self.eos_id if self.add_eos else None)
         before, after = ([] if token is None else [token] for token in frame)
         return before, after
 

@@ -7,7 +7,7 @@ are its names and its exceptions. Source: llama_vocab::impl::load in llama.cpp's
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.metadata import Metadata, MetadataArray
@@ -47,7 +47,7 @@ _EOG = (
     "[e~[",
 )
 _FIM = {
-    "fim_prefix_id": (
+    "fim_prefix": (
         "<|fim_prefix|>",
         "<fim-prefix>",
         "<fim_prefix>",
@@ -57,7 +57,7 @@ _FIM = {
         "<|code_prefix|>",
         "<|prefix|>",
     ),
-    "fim_suffix_id": (
+    "fim_suffix": (
         "<|fim_suffix|>",
         "<fim-suffix>",
         "<fim_suffix>",
@@ -67,7 +67,7 @@ _FIM = {
         "<|code_suffix|>",
         "<|suffix|>",
     ),
-    "fim_middle_id": (
+    "fim_middle": (
         "<|fim_middle|>",
         "<fim-middle>",
         "<fim_middle>",
@@ -77,62 +77,41 @@ _FIM = {
         "<|code_middle|>",
         "<|middle|>",
     ),
-    "fim_pad_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_repo_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep_id": ("<|file_sep|>",),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
 }
-_NAMES = {"eot_id": _EOT, "eom_id": _EOM, **_FIM}
+_NAMES = {"eot": _EOT, "eom": _EOM, **_FIM}
 
 # Parts of a message that must appear in decoded text, whatever type the file gives them. They still frame messages.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 FRAMING = (*_SHOWN, "<|end|>")
 
+# By role: the keys of its token id.
 _KEYS = {
-    "bos_id": ("bos_token_id",),
-    "eos_id": ("eos_token_id",),
-    "eot_id": ("eot_token_id",),
-    "eom_id": ("eom_token_id",),
-    "unk_id": ("unknown_token_id",),
-    "sep_id": ("seperator_token_id",),  # the format's own spelling
-    "pad_id": ("padding_token_id",),
-    "mask_id": ("mask_token_id",),
-    "fim_prefix_id": ("fim_pre_token_id", "prefix_token_id"),
-    "fim_suffix_id": ("fim_suf_token_id", "suffix_token_id"),
-    "fim_middle_id": ("fim_mid_token_id", "middle_token_id"),
-    "fim_pad_id": ("fim_pad_token_id",),
-    "fim_repo_id": ("fim_rep_token_id",),
-    "fim_sep_id": ("fim_sep_token_id",),
+    "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",),
+    "eot": ("eot_token_id",),
+    "eom": ("eom_token_id",),
+    "unk": ("unknown_token_id",),
+    "sep": ("seperator_token_id",),  # the format's own spelling
+    "fim_prefix": ("fim_pre_token_id", "prefix_token_id"),
+    "fim_suffix": ("fim_suf_token_id", "suffix_token_id"),
+    "fim_middle": ("fim_mid_token_id", "middle_token_id"),
+    "fim_pad": ("fim_pad_token_id",),
+    "fim_repo": ("fim_rep_token_id",),
+    "fim_sep": ("fim_sep_token_id",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialIds:
-    """Token ids by role; None if the vocabulary has no such token."""
-
-    bos_id: int | None = None
-    eos_id: int | None = None
-    eot_id: int | None = None
-    eom_id: int | None = None
-    unk_id: int | None = None
-    sep_id: int | None = None
-    pad_id: int | None = None
-    mask_id: int | None = None
-    fim_prefix_id: int | None = None
-    fim_suffix_id: int | None = None
-    fim_middle_id: int | None = None
-    fim_pad_id: int | None = None
-    fim_repo_id: int | None = None
-    fim_sep_id: int | None = None
-
+_ENDING = ("eos", "eot", "eom", "fim_pad", "fim_repo", "fim_sep")
 
 # By tokenizer.ggml.model: the ids that llama.cpp uses if a file gives none. Its 11 for gpt2 is falcon's and an ordinary
 # comma elsewhere, so it is left out here.
 _DEFAULT_IDS = {
-    "llama": SpecialIds(bos_id=1, eos_id=2, unk_id=0),
-    "gpt2": SpecialIds(),
-    "gemma4": SpecialIds(),
-    "t5": SpecialIds(eos_id=1, unk_id=2, pad_id=0),
-    "bert": SpecialIds(bos_id=101, unk_id=100, sep_id=102, pad_id=0, mask_id=103),
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "gpt2": {},
+    "gemma4": {},
+    "t5": {"eos": 1, "unk": 2},
+    "bert": {"bos": 101, "unk": 100, "sep": 102},
 }
 
 
@@ -145,6 +124,7 @@ class Vocabulary:
     """Token texts as the file spells them, with everything else that the file says about them.
 
     ids: from text to token id, every text once. kinds: values of tokenizer.ggml.token_type, corrected by name.
+    special: token ids by role, for the roles that have one.
     never_text: tokens that are control or unknown in the file itself, which no text may become by merging.
     add_sep: whether a separator comes between a pair of texts.
     add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
@@ -157,7 +137,7 @@ class Vocabulary:
     ids: dict[str, int]
     kinds: list[int]
     never_text: frozenset[int]
-    special: SpecialIds
+    special: dict[str, int]
     end_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
@@ -175,11 +155,11 @@ class Vocabulary:
 
     def need_unk_id(self) -> int:
         """The unknown token. Raises TokenizerError if there is none."""
-        if self.special.unk_id is None:
+        if "unk" not in self.special:
             raise TokenizerError(
                 "tokenizer.ggml.unknown_token_id is missing. The file is incomplete: convert it again."
             )
-        return self.special.unk_id
+        return self.special["unk"]
 
     def scores(self) -> list[float]:
         """One score per token; zeros if the file has none."""
@@ -221,6 +201,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     for token, kind in _kind_overrides(ids, metadata, special, ends).items():
         kinds[token] = kind
     pre, pre_tokenizer = _pre_tokenizer(metadata, model)
+    bos_implied = model in ("llama", "bert") or (pre_tokenizer is not None and pre_tokenizer.add_bos)
+    # Gemma 4's files wrongly say no; llama.cpp overrides them too.
+    bos_always = pre_tokenizer is not None and pre_tokenizer.whole_newlines
     lstrip, rstrip = _stripping(metadata, ids, kinds, pre)
     return Vocabulary(
         model=model,
@@ -231,8 +214,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         never_text=never_text,
         special=special,
         end_ids=ends,
-        add_bos=_adds_bos(metadata, model, special, pre_tokenizer),
-        add_eos=_adds_eos(metadata, model, special),
+        add_bos=_adds("bos", metadata, bos_implied, special, always=bos_always),
+        add_eos=_adds("eos", metadata, model == "t5", special),
         add_sep=metadata.get_bool("tokenizer.ggml.add_sep_token", model == "bert" or pre in _SEPARATING),
         add_space_prefix=model != "t5" and metadata.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
         lstrip=lstrip,
@@ -242,36 +225,25 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     )
 
 
-def _find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: SpecialIds) -> SpecialIds:
-    """The ids that the file gives, else `defaults`, else those of tokens with known names. Ids beyond the vocabulary
-    count as not given (old files write 4294967295).
+def _find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:
+    """By role: the id that the file gives, else the default, else that of a token with a known name. Ids beyond the
+    vocabulary count as not given (old files write 4294967295).
     """
-    found: dict[str, int | None] = {}
+    found = {role: token for role, token in defaults.items() if token < len(ids)}
     for role, keys in _KEYS.items():
-        default: int | None = getattr(defaults, role)
-        found[role] = default if default is not None and default < len(ids) else None
         for key in keys:
             value = metadata.get_int(f"tokenizer.ggml.{key}", -1, minimum=-1)
             if 0 <= value < len(ids):
                 found[role] = value
     for role, names in _NAMES.items():
-        if found[role] is None:
-            found[role] = next((ids[name] for name in names if name in ids), None)
-    return replace(defaults, **found)
+        if named := [ids[name] for name in names if name in ids]:
+            found.setdefault(role, named[0])
+    return found
 
 
-def _find_end_ids(ids: Mapping[str, int], control: Collection[int], special: SpecialIds) -> frozenset[int]:
+def _find_end_ids(ids: Mapping[str, int], control: Collection[int], special: Mapping[str, int]) -> frozenset[int]:
     """The tokens after which generation stops: by role, and by name. control: those of type control in the file."""
-    ends = {ids[name] for name in _EOG if name in ids}
-    roles = (
-        special.eos_id,
-        special.eot_id,
-        special.eom_id,
-        special.fim_pad_id,
-        special.fim_repo_id,
-        special.fim_sep_id,
-    )
-    ends.update(token for token in roles if token is not None)
+    ends = {ids[name] for name in _EOG if name in ids} | {special[role] for role in _ENDING if role in special}
 
     def ending(name: str) -> bool:
         return ids.get(name, -1) in ends
@@ -279,20 +251,19 @@ def _find_end_ids(ids: Mapping[str, int], control: Collection[int], special: Spe
     calls = ending("<|call|>") or ending("<|calls|>")
     if ending("<|end|>") and calls and (ending("<|return|>") or ending("<|flush|>")):
         ends.remove(ids["<|end|>"])  # it ends one message of several, in harmony's and solar's formats
-    if ending("</s>") and ids["</s>"] != special.eos_id and ids["</s>"] not in control:
+    if ending("</s>") and ids["</s>"] != special.get("eos") and ids["</s>"] not in control:
         ends.remove(ids["</s>"])  # HTML: qwen's and gemma 4's ordinary token; llama.cpp excepts only the latter
     return frozenset(ends)
 
 
 def _kind_overrides(
-    ids: Mapping[str, int], metadata: Metadata, special: SpecialIds, ends: frozenset[int]
+    ids: Mapping[str, int], metadata: Metadata, special: Mapping[str, int], ends: frozenset[int]
 ) -> dict[int, int]:
     """Token types that override the file's, by name: ends and fill-in-the-middle are control, framing user-defined."""
     kinds = {ids[name]: CONTROL for name in _EOG if name in ids and ids[name] in ends}
     for role in _FIM:
-        token: int | None = getattr(special, role)
-        if token is not None and not any(f"tokenizer.ggml.{key}" in metadata for key in _KEYS[role]):
-            kinds[token] = CONTROL
+        if role in special and not any(f"tokenizer.ggml.{key}" in metadata for key in _KEYS[role]):
+            kinds[special[role]] = CONTROL
     kinds.update({ids[name]: USER_DEFINED for name in _SHOWN if name in ids})
     if "<|end|>" in ids and ids["<|end|>"] not in ends:
         kinds[ids["<|end|>"]] = USER_DEFINED
@@ -312,27 +283,16 @@ def _pre_tokenizer(metadata: Metadata, model: str) -> tuple[str, PreTokenizer | 
     return pre, find_pre_tokenizer(pre)
 
 
-def _adds_bos(metadata: Metadata, model: str, special: SpecialIds, pre_tokenizer: PreTokenizer | None) -> bool:
-    implied = model in ("llama", "bert") or (pre_tokenizer is not None and pre_tokenizer.add_bos)
-    wanted = metadata.get_bool("tokenizer.ggml.add_bos_token", implied)
-    if pre_tokenizer is not None and pre_tokenizer.whole_newlines:
-        wanted = True  # gemma 4 files wrongly say no; llama.cpp overrides them too
-    return _checked("bos", metadata, wanted, special.bos_id)
-
-
-def _adds_eos(metadata: Metadata, model: str, special: SpecialIds) -> bool:
-    wanted = metadata.get_bool("tokenizer.ggml.add_eos_token", model == "t5")
-    return _checked("eos", metadata, wanted, special.eos_id)
-
-
-def _checked(role: str, metadata: Metadata, wanted: bool, token: int | None) -> bool:
+def _adds(role: str, metadata: Metadata, implied: bool, special: Mapping[str, int], always: bool = False) -> bool:
+    """Whether a text gets this token: if the file says so or `always`, else if it is implied."""
     key = f"tokenizer.ggml.add_{role}_token"
-    if wanted and token is None and key in metadata:
+    wanted = metadata.get_bool(key, implied) or always
+    if wanted and role not in special and key in metadata:
         raise TokenizerError(
             f"{key} is true, but the file has no {role} token. "
             f"Convert the model again, with tokenizer.ggml.{role}_token_id."
         )
-    return wanted and token is not None
+    return wanted and role in special
 
 
 def _stripping(

@@ -1,11 +1,14 @@
 """A checkpoint's config.json; every value is checked when it is read."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
+from models.config import MAX_LAYERS
+
+_MOST_OF_A_HEAD = 1 << 16  # far above what the engine takes; bounds tables of factors
 
 # Names in the configurations of GPT-2, EXAONE, the first Nemotron-H, and Nomic BERT.
 _OLDER_NAMES = {
@@ -22,7 +25,7 @@ _OLDER_NAMES = {
 
 
 class Config:
-    """A configuration; every value is checked when it is read."""
+    """values: by name, older names replaced by today's. where: the file, for errors."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and values.get(name) is None}
@@ -30,17 +33,16 @@ class Config:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number. Raises CheckpointError."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise CheckpointError(f"{self.where}: {name} must be a number, not {shortened(repr(value))}.")
         return float(value)
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A non-negative integer below 2^32. Raises CheckpointError."""
+    def whole(self, name: str, default: int | None = None, *, most: int = 2**32 - 1) -> int:
+        """An integer from 0 to `most`. Raises CheckpointError."""
         value = self.number(name, default)
-        if value != int(value) or not 0 <= value < 1 << 32:
-            raise CheckpointError(f"{self.where}: {name} must be a whole number, not {value:g}.")
+        if value != int(value) or not 0 <= value <= most:
+            raise CheckpointError(f"{self.where}: {name} must be a whole number up to {most}, not {value:g}.")
         return int(value)
 
     def alike(self, name: str, default: int | None = None) -> int:
@@ -52,8 +54,7 @@ class Config:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean; null means the default. Raises CheckpointError."""
-        value = self.values.get(name)
-        value = default if value is None else value
+        value = self._value(name, default)
         if not isinstance(value, bool):
             raise CheckpointError(f"{self.where}: {name} must be true or false, not {shortened(repr(value))}.")
         return value
@@ -65,19 +66,23 @@ class Config:
             raise CheckpointError(f"{self.where}: {name} must be an object, not {shortened(repr(value))}.")
         return Config(value, f"{self.where}: {name}")
 
-    def numbers(self, name: str) -> list[float]:
+    def numbers(self, name: str, default: list[float] | None = None) -> list[float]:
         """A list of finite numbers. Raises CheckpointError."""
-        value = self.values.get(name)
+        value = self._value(name, default)
         if not isinstance(value, list):
             raise CheckpointError(f"{self.where}: {name} must be a list, not {shortened(repr(value))}.")
         return [Config({name: each}, self.where).number(name) for each in value]
 
-    def texts(self, name: str) -> list[str]:
+    def texts(self, name: str, default: list[str] | None = None) -> list[str]:
         """A list of strings. Raises CheckpointError."""
-        value = self.values.get(name)
+        value = self._value(name, default)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise CheckpointError(f"{self.where}: {name} must be a list of strings, not {shortened(repr(value))}.")
         return value
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
 
     def expect(self, name: str, *values: Any) -> None:
         """Raise CheckpointError unless a value is missing or one of these; the engine supports no others."""
@@ -93,13 +98,14 @@ class Config:
     @property
     def head_size(self) -> int:
         """Values per head."""
-        return self.whole("head_dim", self.whole("hidden_size") // max(self.whole("num_attention_heads"), 1))
+        usual = self.whole("hidden_size") // max(self.whole("num_attention_heads"), 1)
+        return self.whole("head_dim", usual, most=_MOST_OF_A_HEAD)
 
     @property
     def layers(self) -> int:
         """The number of layers; counted if only their kinds are listed."""
         kinds = self.values.get("layers_block_type")
-        return self.whole("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
+        return self.whole("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None, most=MAX_LAYERS)
 
     def rope(self, kind: str | None = None) -> "Config":
         """The RoPE parameters, wherever they are stated. kind: the kind of layers, if their parameters differ."""

@@ -1,5 +1,6 @@
 """Converts a folder of safetensors to one GGUF file: headers first, then tensor by tensor, quantising on the way."""
 
+import struct
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from math import prod
@@ -87,13 +88,16 @@ def _write(
     *,
     refuse_blocks: bool = False,
 ) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
 
     checkpoint = Checkpoint(folder)
     where = str(folder / "config.json")
     config = Config(checkpoint.config, where)
     family = find_family(checkpoint.model_type, config)
-    keys, factors = model_keys(family, config)
+    try:
+        keys, factors = model_keys(family, config)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"{where}: its numbers do not fit together ({error}). Download it again.") from error
     tensors, notes = new_tensors(checkpoint, family, config)
     keys |= pooling_keys(checkpoint)
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size")) | xielu_keys(checkpoint, config.layers)
@@ -121,10 +125,16 @@ def _write(
             writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
         for tensor in tensors:
             block_type = GGMLQuantizationType[kinds[tensor.name]]
-            shape = (*tensor.shape[:-1], _row_bytes(block_type, tensor.shape[-1]))
+            shape = quants.quant_shape_to_byte_shape(tensor.shape, block_type)
             writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), prod(shape), block_type)
         writer.write_header_to_file()
-        writer.write_kv_data_to_file()
+        try:
+            writer.write_kv_data_to_file()
+        except (ValueError, struct.error) as error:  # half a surrogate pair in a token, and the like
+            target.unlink()
+            raise CheckpointError(
+                f"{folder}: config.json or the tokenizer has a value that GGUF cannot hold: {error}. Download it again."
+            ) from error
         writer.write_ti_data_to_file()
         for values in factors.values():
             writer.write_tensor_data(values)
@@ -169,7 +179,7 @@ def _blocks(tensor: NewTensor, kind: str) -> NDArray[np.uint8]:
 
     block_type = GGMLQuantizationType[kind]
     width = tensor.shape[-1]
-    out = np.empty((prod(tensor.shape) // width, _row_bytes(block_type, width)), np.uint8)
+    out = np.empty(quants.quant_shape_to_byte_shape((prod(tensor.shape) // width, width), block_type), np.uint8)
     first = 0
     for part, rows in tensor.pieces():
         if kind in _KEPT:
@@ -181,22 +191,7 @@ def _blocks(tensor: NewTensor, kind: str) -> NDArray[np.uint8]:
     return out
 
 
-def _row_bytes(block_type: Any, items: int) -> int:
-    from gguf import GGML_QUANT_SIZES
-
-    block, size = GGML_QUANT_SIZES[block_type]
-    return int(items // block * size)
-
-
 def _add(writer: Any, key: str, value: Any) -> None:
     """Write a key with the GGUF type of its value."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders.get(type(value), writer.add_array)(key, value)

@@ -10,13 +10,12 @@ import numpy as np
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Change, Rule
-from localllm.importing.family_keys import experts, qwen3_moe
 from localllm.importing.matrices import Mapped, Matrix, Numbers, Rows
 from localllm.importing.rotation import Keys
 
 _NET = r"model\.layers\.(\d+)\.linear_attn\."
 _NAME = r"model.layers.\1.linear_attn."
-_SECTIONS = [11, 11, 10]
+_SECTIONS = [11.0, 11.0, 10.0]
 
 
 def delta_net(config: Config) -> Keys:
@@ -36,21 +35,9 @@ def delta_net(config: Config) -> Keys:
     }
 
 
-def qwen3_next(config: Config) -> Keys:
-    shared = config.whole("shared_expert_intermediate_size")
-    return {**delta_net(config), **qwen3_moe(config), "expert_shared_feed_forward_length": shared}
-
-
 def qwen35(config: Config) -> Keys:
-    rope = config.rope()
-    sections = rope.values.get("mrope_section") and [int(part) for part in rope.numbers("mrope_section")]
-    return {**delta_net(config), "rope.dimension_sections": [*(sections or _SECTIONS), 0]}
-
-
-def qwen35_moe(config: Config) -> Keys:
-    config.expect("norm_topk_prob", True)
-    shared = config.whole("shared_expert_intermediate_size")
-    return {**qwen35(config), **experts(config), "expert_shared_feed_forward_length": shared}
+    sections = config.rope().numbers("mrope_section", _SECTIONS)
+    return {**delta_net(config), "rope.dimension_sections": [*map(int, sections), 0]}
 
 
 def _decay(matrix: Matrix, _config: Config) -> Matrix:

@@ -15,14 +15,21 @@ from localllm.importing.rotation import Keys
 _MEAN, _RANK = 1, 4  # pooling_type
 
 
-def bert(config: Config) -> Keys:
-    config.expect_all(position_embedding_type="absolute", is_decoder=False)
+# The only values of options that the engine supports. Nomic's are of its older configurations.
+BERT_OPTIONS = {"position_embedding_type": "absolute", "is_decoder": False}
+NOMIC_OPTIONS = {"prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0, "causal": False,
+                 "rotary_emb_scale_base": None}  # fmt: skip
+NOMIC_EXPERTS_OPTIONS = {**NOMIC_OPTIONS, "activation_function": "gelu", "moe_normalize_expert_weights": False,
+                         "ffn_div": 1, "expert_choice_router": False, "num_shared_experts": 0}  # fmt: skip
+
+
+def unmasked(_config: Config) -> Keys:
     return {"attention.causal": False}
 
 
 def roberta(config: Config) -> Keys:
     """BERT whose positions begin after that of padding. With a classification head it scores pairs of texts."""
-    keys = {**bert(config), "context_length": config.whole("max_position_embeddings") - _first_position(config)}
+    keys = {**unmasked(config), "context_length": config.whole("max_position_embeddings") - _first_position(config)}
     return {**keys, "pooling_type": _RANK} if _scores(config) else keys
 
 
@@ -38,18 +45,6 @@ def _from_first_position(matrix: Matrix, config: Config) -> Matrix:
 
 def _first_position(config: Config) -> int:
     return config.whole("pad_token_id", 1) + 1
-
-
-def nomic_bert(config: Config) -> Keys:
-    _check_nomic_bert(config)
-    config.expect_all(activation_function="swiglu", qkv_proj_bias=False, mlp_fc1_bias=False)
-    return {"attention.causal": False}
-
-
-def _check_nomic_bert(config: Config) -> None:
-    """Check the options of older configurations, which are for a model class of their own that supports more."""
-    config.expect_all(prenorm=False, rotary_emb_interleaved=False, rotary_emb_fraction=1.0, causal=False)
-    config.expect("rotary_emb_scale_base")
 
 
 def modern_bert(config: Config) -> Keys:
@@ -72,7 +67,6 @@ def gemma_embedding(config: Config) -> Keys:
 
 def jina_bert_v2(config: Config) -> Keys:
     """BERT with ALiBi in place of position embeddings, and with a gated feed-forward network."""
-    config.expect_all(feed_forward_type="geglu", is_decoder=False, emb_pooler="mean")
     if _scores(config):
         raise CheckpointError(f"{config.where}: Jina's rerankers cannot be imported. Get the model as GGUF instead.")
     keys: Keys = {"attention.causal": False}
@@ -82,26 +76,18 @@ def jina_bert_v2(config: Config) -> Keys:
 def jina_bert_v3(config: Config) -> Keys:
     """XLM-RoBERTa with RoPE. Only its configuration still counts the positions up to that of padding."""
     config.expect("position_embedding_type", "absolute", "rotary")
-    config.expect("is_decoder", False)
     context = config.whole("max_position_embeddings") - _first_position(config)
     return {"attention.causal": False, "context_length": context}
 
 
 def nomic_bert_moe(config: Config) -> Keys:
     """Nomic Embed 2: every other layer has experts, weighted by a softmax over all of them."""
-    _check_nomic_bert(config)
-    config.expect_all(activation_function="gelu", moe_normalize_expert_weights=False, ffn_div=1)
-    config.expect_all(expert_choice_router=False, num_shared_experts=0)
     return {
         "attention.causal": False,
         "moe_every_n_layers": config.whole("moe_every_n_layers"),
         "expert_count": config.whole("num_experts"),
         "expert_used_count": config.whole("moe_top_k"),
     }
-
-
-def eurobert(config: Config) -> Keys:
-    return {"attention.causal": False}
 
 
 def _of_experts(matrix: Matrix, config: Config) -> Matrix:

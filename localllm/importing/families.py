@@ -1,9 +1,4 @@
-"""Rules for each family of models: how its configuration and its tensors are converted to GGUF.
-
-Tensor names come from gguf's own table (gguf.tensor_mapping). A family adds what that table lacks: the architecture,
-how its heads are rotated, and its own keys. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
-convert_hf_to_gguf.py. What no rule covers is refused, since a model that is nearly right is wrong.
-"""
+"""Rules for each family of models: how its configuration and its tensors are converted to GGUF."""
 
 from collections.abc import Callable
 
@@ -67,10 +62,6 @@ _GRANITE_DENSE = (
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
 )
-_FUSED_EXPERTS = (
-    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", half),
-    Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight"),
-)
 
 
 def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
@@ -82,7 +73,7 @@ def _upright_half(index: int) -> Change:
     return lambda matrix, config: half(index)(_upright(matrix, config, "hidden_size"), config)
 
 
-_EITHER_WAY_EXPERTS = (
+_FUSED_EXPERTS = (
     *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _upright_half),
     Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight",
          lambda matrix, config: _upright(matrix, config, "moe_intermediate_size")),
@@ -107,6 +98,10 @@ _LAGUNA = (
 _DENSE = tuple(Rule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
 
 _NO_WINDOWS = {"use_sliding_window": False}
+_ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_NO_BIASES = {"use_qkv_bias": False, "use_bias": False}
+_SHARED = stated.together(stated.experts, stated.shared_expert)
+_NEMOTRON = {"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "sliding_window": None}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", permuted=True),
@@ -115,16 +110,18 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("llama", stated.experts, permuted=True, rules=_MIXTRAL, window_is_context=True),
     "qwen2": Family("qwen2", expects=_NO_WINDOWS),
     "qwen3": Family("qwen3", expects=_NO_WINDOWS),
-    "qwen3_next": Family("qwen3next", delta_nets.qwen3_next, shifted_norms=True, rules=delta_nets.QWEN3_NEXT,
-                         rotary=0.25),
+    "qwen3_next": Family("qwen3next", stated.together(delta_nets.delta_net, _SHARED), shifted_norms=True,
+                         expects={"norm_topk_prob": True, **_ALL_SPARSE}, rules=delta_nets.QWEN3_NEXT, rotary=0.25),
     "qwen3_5_text": Family("qwen35", delta_nets.qwen35, shifted_norms=True, rules=delta_nets.QWEN35, rotary=0.25),
-    "qwen3_5_moe_text": Family("qwen35moe", delta_nets.qwen35_moe, shifted_norms=True,
-                               rules=(*delta_nets.QWEN35, *_FUSED_EXPERTS), rotary=0.25),
-    "qwen2_moe": Family("qwen2moe", stated.qwen2_moe),
-    "qwen3_moe": Family("qwen3moe", stated.qwen3_moe),
+    "qwen3_5_moe_text": Family("qwen35moe", stated.together(delta_nets.qwen35, _SHARED), shifted_norms=True,
+                               expects={"norm_topk_prob": True}, rules=(*delta_nets.QWEN35, *_FUSED_EXPERTS),
+                               rotary=0.25),
+    "qwen2_moe": Family("qwen2moe", _SHARED, expects={"norm_topk_prob": False, **_ALL_SPARSE}),
+    "qwen3_moe": Family("qwen3moe", stated.experts, expects={"norm_topk_prob": True, **_ALL_SPARSE}),
     "qwen3_vl_text": Family("qwen3vl", stated.qwen3_vl),
-    "qwen3_vl_moe_text": Family("qwen3vlmoe", stated.qwen3_vl_moe, rules=_EITHER_WAY_EXPERTS),
-    "olmoe": Family("olmoe", stated.olmoe),
+    "qwen3_vl_moe_text": Family("qwen3vlmoe", stated.together(stated.qwen3_vl, stated.experts), expects=_ALL_SPARSE,
+                                rules=_FUSED_EXPERTS),
+    "olmoe": Family("olmoe", stated.experts, expects={"norm_topk_prob": False, "clip_qkv": None}),
     "gemma": Family("gemma", shifted_norms=True, activations=GELU, tied=True),
     "gemma2": Family("gemma2", stated.gemma2, shifted_norms=True, activations=GELU, tied=True),
     "gemma3_text": Family("gemma3", stated.gemma3, shifted_norms=True, activations=GELU, rope="full_attention",
@@ -132,14 +129,16 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text, both ways": Family("gemma-embedding", encoders.gemma_embedding, shifted_norms=True, activations=GELU,
                                      rope="full_attention", tied=True, rules=_DENSE),
     "gemma3n_text": Family("gemma3n", gemmas.gemma3n, activations=GELU, rope="full_attention", tied=True,
-                           rules=gemmas.GEMMA3N),
+                           expects={"attention_bias": False, "altup_correct_scale": True}, rules=gemmas.GEMMA3N),
     "gemma4_text": Family("gemma4", gemmas.gemma4, activations=GELU, rope="full_attention", tied=True,
+                          expects={"attention_bias": False, "use_bidirectional_attention": "vision"},
                           rules=gemmas.GEMMA4),
     "phi": Family("phi2", expects={"qk_layernorm": False}, activations=GELU),
     "phi3": Family("phi3", window_is_context=True),
     "starcoder2": Family("starcoder2", activations=GELU, window_is_context=True, tied=True),
     "lfm2": Family("lfm2", stated.lfm2, tied=True),
-    "lfm2_moe": Family("lfm2moe", stated.lfm2_moe, rules=_LFM2_EXPERTS, tied=True),
+    "lfm2_moe": Family("lfm2moe", stated.lfm2_moe, rules=_LFM2_EXPERTS, tied=True,
+                       expects={"norm_topk_prob": True, "routed_scaling_factor": 1.0}),
     "glm4": Family("glm4", rotary=0.5),
     "glm4_moe": Family("glm4moe", stated.grouped_experts, rotary=0.5),
     "glm4_moe_lite": Family("deepseek2", stated.latents, rules=_LATENTS, sharpening=0.1),
@@ -151,46 +150,58 @@ FAMILIES: dict[str, Family] = {
                                rules=(*scans.GRANITE_HYBRID, *_GRANITE_EXPERTS)),
     "granitemoehybrid, dense": Family("granitehybrid", scans.granite_hybrid, permuted=True,
                                       rules=(*scans.GRANITE_HYBRID, *_GRANITE_DENSE)),
-    "mamba2": Family("mamba2", scans.mamba2, rules=scans.MIXERS, attends=False),
+    "mamba2": Family("mamba2", scans.mamba2, expects={"use_bias": False}, rules=scans.MIXERS, attends=False),
     "falcon_h1": Family("falcon-h1", scans.falcon_h1, rules=scans.FALCON_H1),
     "falcon_h1, tied": Family("falcon-h1", scans.falcon_h1, rules=scans.FALCON_H1_TIED),
-    "nemotron_h": Family("nemotron_h", scans.nemotron_h, rules=scans.MIXERS),
-    "nemotron_h, experts": Family("nemotron_h_moe", scans.nemotron_h, rules=scans.NEMOTRON_EXPERTS),
+    "nemotron_h": Family("nemotron_h", scans.nemotron_h, expects=_NEMOTRON, rules=scans.MIXERS),
+    "nemotron_h, experts": Family("nemotron_h_moe", scans.nemotron_h, expects=_NEMOTRON, rules=scans.NEMOTRON_EXPERTS),
     "granitemoeshared": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
     "gpt_oss": Family("gpt-oss", stated.gpt_oss, rules=_GPT_OSS, truncated=False),
     "olmo2": Family("olmo2", expects={"clip_qkv": None}),
-    "olmo3": Family("olmo2", stated.olmo3, rope="full_attention"),
-    "smollm3": Family("smollm3", stated.smollm3, permuted=True),
+    "olmo3": Family("olmo2", stated.windows, expects={"clip_qkv": None}, rope="full_attention"),
+    "smollm3": Family("smollm3", stated.smollm3, expects=_NO_WINDOWS, permuted=True),
     "cohere2": Family("cohere2", stated.cohere2, tied=True),
     "exaone4": Family("exaone4", stated.exaone4),
     "hunyuan_v1_dense": Family("hunyuan-dense"),
     "hunyuan_v1_moe": Family("hunyuan-moe", stated.hunyuan_moe),
     "seed_oss": Family("seed_oss"),
     "ernie4_5": Family("ernie4_5"),
-    "ernie4_5_moe": Family("ernie4_5-moe", stated.ernie_moe),
-    "exaone": Family("exaone", remote_code.exaone),
+    "ernie4_5_moe": Family("ernie4_5-moe", stated.ernie_moe, expects={"moe_layer_interval": 1}),
+    "exaone": Family("exaone", remote_code.exaone, expects={"activation_function": "silu"}),
     "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
-    "internlm2": Family("internlm2", remote_code.internlm2, permuted=True, rules=remote_code.INTERNLM2),
+    "internlm2": Family("internlm2", expects={"bias": False}, permuted=True, rules=remote_code.INTERNLM2),
     "apertus": Family("apertus", expects={"post_norm": False, "qk_norm": True}, activations=("xielu",), rules=XIELU),
-    "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35"),
-    "bailing_moe": Family("bailingmoe", remote_code.bailing_moe, permuted=True, rules=remote_code.BAILING_MOE),
-    "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5),
+    "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35",
+                     expects={"moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0,
+                              "attention_bias": False}),
+    "bailing_moe": Family("bailingmoe", remote_code.bailing_moe, permuted=True, rules=remote_code.BAILING_MOE,
+                          expects={**_NO_BIASES, "norm_head": False, "norm_softmax": False}),
+    "bailing_moe_v2": Family("bailingmoe2", remote_code.bailing_moe2, rotary=0.5,
+                             expects={**_NO_BIASES, "score_function": "sigmoid"}),
     "smallthinker": Family("smallthinker", remote_code.smallthinker),
-    "bert": Family("bert", encoders.bert, activations=EXACT_GELU, rules=encoders.BERT),
-    "bert, alibi": Family("jina-bert-v2", encoders.jina_bert_v2, activations=EXACT_GELU, rules=encoders.JINA_BERT_V2),
-    "roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA),
-    "xlm-roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA),
+    "bert": Family("bert", encoders.unmasked, activations=EXACT_GELU, rules=encoders.BERT,
+                   expects=encoders.BERT_OPTIONS),
+    "bert, alibi": Family("jina-bert-v2", encoders.jina_bert_v2, activations=EXACT_GELU, rules=encoders.JINA_BERT_V2,
+                          expects={"feed_forward_type": "geglu", "is_decoder": False, "emb_pooler": "mean"}),
+    "roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA,
+                      expects=encoders.BERT_OPTIONS),
+    "xlm-roberta": Family("bert", encoders.roberta, activations=EXACT_GELU, rules=encoders.ROBERTA,
+                          expects=encoders.BERT_OPTIONS),
     "xlm-roberta, rotary": Family("jina-bert-v3", encoders.jina_bert_v3, activations=EXACT_GELU,
-                                  rules=encoders.JINA_BERT_V3, lacks="task adapters are left out"),
+                                  expects={"is_decoder": False}, rules=encoders.JINA_BERT_V3,
+                                  lacks="task adapters are left out"),
     "jina_embeddings_v3": Family("jina-bert-v3", encoders.jina_bert_v3, activations=EXACT_GELU,
-                                 rules=encoders.JINA_BERT_V3),
-    "nomic_bert": Family("nomic-bert", encoders.nomic_bert, rules=encoders.BERT),
+                                 expects={"is_decoder": False}, rules=encoders.JINA_BERT_V3),
+    "nomic_bert": Family("nomic-bert", encoders.unmasked, rules=encoders.BERT,
+                         expects={**encoders.NOMIC_OPTIONS, "activation_function": "swiglu", "qkv_proj_bias": False,
+                                  "mlp_fc1_bias": False}),
     "nomic_bert, experts": Family("nomic-bert-moe", encoders.nomic_bert_moe, activations=EXACT_GELU,
+                                  expects=encoders.NOMIC_EXPERTS_OPTIONS,
                                   rules=encoders.NOMIC_BERT_MOE,
                                   lacks="expert biases are left out: GGUF has no tensor for them"),
     "modernbert": Family("modern-bert", encoders.modern_bert, activations=EXACT_GELU, rules=encoders.MODERN_BERT,
                          tied=True),
-    "eurobert": Family("eurobert", encoders.eurobert, rules=encoders.EUROBERT),
+    "eurobert": Family("eurobert", encoders.unmasked, rules=encoders.EUROBERT),
 }  # fmt: skip
 
 

@@ -13,6 +13,11 @@ _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 _EXAONE_32B_LAYERS = 64
 
 
+def together(*makers: Callable[[Config], Keys]) -> Callable[[Config], Keys]:
+    """The keys of several functions; later ones replace those of earlier ones."""
+    return lambda config: {key: value for maker in makers for key, value in maker(config).items()}
+
+
 def experts(config: Config) -> Keys:
     count = config.whole("num_experts", config.whole("num_local_experts", 0))
     keys: Keys = {"expert_count": count, "expert_used_count": config.whole("num_experts_per_tok")}
@@ -21,65 +26,54 @@ def experts(config: Config) -> Keys:
     return keys
 
 
-def qwen3_moe(config: Config) -> Keys:
-    config.expect_all(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
-    return experts(config)
+def shared_expert(config: Config) -> Keys:
+    return {"expert_shared_feed_forward_length": config.whole("shared_expert_intermediate_size")}
+
+
+def windows(config: Config) -> Keys:
+    """The window, and which layers have it."""
+    kinds = config.texts("layer_types")
+    return {
+        "attention.sliding_window": config.whole("sliding_window"),
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+    }
 
 
 def qwen3_vl(config: Config) -> Keys:
     """For text, all sections of a position are equal; the other keys are for images."""
-    deep = config.table("vision_config").values.get("deepstack_visual_indexes") or []
-    sections = config.rope().numbers("mrope_section") if config.rope().values.get("mrope_section") else [24, 20, 20]
+    deep = config.table("vision_config").numbers("deepstack_visual_indexes", [])
+    sections = config.rope().numbers("mrope_section", [24, 20, 20])
     return {"rope.dimension_sections": [*map(int, sections), 0], "n_deepstack_layers": len(deep)}
 
 
-def qwen3_vl_moe(config: Config) -> Keys:
-    config.expect_all(decoder_sparse_step=1, mlp_only_layers=[])
-    return {**qwen3_vl(config), **experts(config)}
-
-
-def qwen2_moe(config: Config) -> Keys:
-    config.expect_all(norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[])
-    shared = config.whole("shared_expert_intermediate_size")
-    return {**experts(config), "expert_shared_feed_forward_length": shared}
-
-
-def olmoe(config: Config) -> Keys:
-    config.expect("norm_topk_prob", False)
-    config.expect("clip_qkv")
-    return experts(config)
-
-
 def gemma2(config: Config) -> Keys:
+    _check_scale(config)
     return {
         "attn_logit_softcapping": config.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": config.number("final_logit_softcapping", 30.0),
         "attention.sliding_window": config.whole("sliding_window", 4096),
-        **gemma_scale(config),
     }
 
 
 def gemma3(config: Config) -> Keys:
-    config.expect("attn_logit_softcapping")
-    config.expect("final_logit_softcapping")
-    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    _check_scale(config)
+    config.expect_all(attn_logit_softcapping=None, final_logit_softcapping=None)
+    kinds = config.texts("layer_types", [])
     pattern = config.whole("sliding_window_pattern", 6)
     windowed = [kind == "sliding_attention" for kind in kinds] or [(i + 1) % pattern > 0 for i in range(config.layers)]
     if windowed != [(i + 1) % 6 > 0 for i in range(config.layers)]:
         raise CheckpointError(f"{config.where}: only every sixth layer may have full attention.")
     local = config.rope("sliding_attention").number("rope_theta", 10_000.0)
     base = config.number("rope_local_base_freq", local)
-    return {"attention.sliding_window": config.whole("sliding_window"), "rope.freq_base_swa": base,
-            **gemma_scale(config)}  # fmt: skip
+    return {"attention.sliding_window": config.whole("sliding_window"), "rope.freq_base_swa": base}
 
 
-def gemma_scale(config: Config) -> Keys:
-    """Check that scores are scaled by the head size, except in the largest models. Returns no keys."""
+def _check_scale(config: Config) -> None:
+    """Raise CheckpointError unless scores are scaled by the head size, except in Gemma's largest models."""
     usual = config.head_size
     if (config.values.get("model_type"), config.layers) in (("gemma2", 46), ("gemma3_text", 62)):
         usual = config.whole("hidden_size") // config.whole("num_attention_heads")
     config.expect_all(query_pre_attn_scalar=usual, use_bidirectional_attention=False)
-    return {}
 
 
 def granite(config: Config) -> Keys:
@@ -92,7 +86,6 @@ def granite(config: Config) -> Keys:
 
 
 def smollm3(config: Config) -> Keys:
-    config.expect("use_sliding_window", False)
     layers = config.values.get("no_rope_layers")
     if layers is not None and layers != [int((i + 1) % 4 != 0) for i in range(config.layers)]:
         raise CheckpointError(f"{config.where}: no_rope_layers: only every fourth layer may go without rotation.")
@@ -144,7 +137,7 @@ def gpt_oss(config: Config) -> Keys:
 
 def grouped_experts(config: Config) -> Keys:
     """Experts of GLM 4.5 and DeepSeek V3: sigmoid routing with a bias, groups, dense first layers, shared experts."""
-    kinds = config.texts("mlp_layer_types") if config.values.get("mlp_layer_types") else []
+    kinds = config.texts("mlp_layer_types", [])
     first = kinds.count("dense") if kinds else config.whole("first_k_dense_replace", 0)
     if kinds and kinds != ["dense"] * first + ["sparse"] * (len(kinds) - first):
         raise CheckpointError(f"{config.where}: mlp_layer_types: only the first layers may be dense.")
@@ -188,15 +181,6 @@ def deepseek_v2(config: Config) -> Keys:
     return {**latents(config), "expert_gating_func": _SOFTMAX}
 
 
-def olmo3(config: Config) -> Keys:
-    config.expect("clip_qkv")
-    kinds = config.texts("layer_types")
-    return {
-        "attention.sliding_window": config.whole("sliding_window"),
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
-    }
-
-
 def exaone4(config: Config) -> Keys:
     """Only the 32B model has windows; it is recognised by its number of layers."""
     if config.values.get("sliding_window") is None:
@@ -218,7 +202,6 @@ def hunyuan_moe(config: Config) -> Keys:
 
 
 def ernie_moe(config: Config) -> Keys:
-    config.expect("moe_layer_interval", 1)
     config.expect("moe_layer_end_index", -1, config.layers - 1)
     width, shared = config.whole("moe_intermediate_size"), config.whole("moe_num_shared_experts", 0)
     return {
@@ -233,7 +216,6 @@ def ernie_moe(config: Config) -> Keys:
 
 
 def lfm2_moe(config: Config) -> Keys:
-    config.expect_all(norm_topk_prob=True, routed_scaling_factor=1.0)
     return {
         **lfm2(config),
         **experts(config),
@@ -246,23 +228,20 @@ def lfm2_moe(config: Config) -> Keys:
 def laguna(config: Config) -> Keys:
     """GLM 4.5's experts under names of its own; layers with a window have other heads and another rotation."""
     config.expect("gating", True, "per-head", "per-element")
-    config.expect_all(moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0, attention_bias=False)
     full, local = (config.rope(f"{kind}_attention") for kind in ("full", "sliding"))
     scale = config.number("moe_routed_scaling_factor", 1.0)
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": 1, "routed_scaling_factor": scale}
     keys: Keys = {
         **grouped_experts(Config({**config.values, **named}, config.where)),
-        "expert_shared_feed_forward_length": config.whole("shared_expert_intermediate_size"),
+        **shared_expert(config),
         "rope.dimension_count": int(config.head_size * full.number("partial_rotary_factor", 1.0)),
     }
-    if config.values.get("num_attention_heads_per_layer"):
-        keys["attention.head_count"] = [int(count) for count in config.numbers("num_attention_heads_per_layer")]
-    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
-    if "sliding_attention" in kinds:
+    if counts := config.numbers("num_attention_heads_per_layer", []):
+        keys["attention.head_count"] = [int(count) for count in counts]
+    if "sliding_attention" in config.texts("layer_types", []):
         local.expect("rope_type", "default")
         keys |= {
-            "attention.sliding_window": config.whole("sliding_window"),
-            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+            **windows(config),
             "rope.dimension_count_swa": int(config.head_size * local.number("partial_rotary_factor", 1.0)),
             "rope.freq_base_swa": local.number("rope_theta"),
         }
@@ -271,6 +250,6 @@ def laguna(config: Config) -> Keys:
 
 def _windows_on(config: Config, slides: Callable[[int], bool], rule: str) -> None:
     """Raise CheckpointError, which states the rule, unless exactly the layers that `slides` selects have windows."""
-    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    kinds = config.texts("layer_types", [])
     if kinds and [kind == "sliding_attention" for kind in kinds] != [slides(layer) for layer in range(config.layers)]:
         raise CheckpointError(f"{config.where}: layer_types: {rule}.")

@@ -39,11 +39,9 @@ class Mxfp4:
         return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
 
     def blocks(self, rows: Numbers) -> Codes:
-        """GGUF's blocks: the exponent, then bytes of two values 16 apart; in a checkpoint a byte holds neighbours."""
+        """GGUF's blocks: the exponent, then the values."""
         count = self.packed.shape[-2]
-        pairs = self.packed.raw().reshape(-1, count, 16)[rows]
-        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
-        nibbles = values[..., :16] | values[..., 16:] << 4
+        nibbles = _half_a_span_apart(self.packed.raw().reshape(-1, count, 16)[rows], 32)
         exponents = self.scales.raw().reshape(-1, count, 1)[rows]
         return np.concatenate([exponents, nibbles], axis=-1).reshape(len(rows), -1)
 
@@ -76,23 +74,17 @@ class Nvfp4:
         return "F16" if self.shape[-1] % _TOGETHER else "NVFP4"
 
     def blocks(self, rows: Numbers) -> Codes:
-        """GGUF's blocks: four scales, then bytes of two values 8 apart; in a checkpoint a byte holds neighbours.
-
-        Raises CheckpointError for scales that are negative or NaN.
-        """
+        """GGUF's blocks: four scales, then the values. Raises CheckpointError for scales that are negative or NaN."""
         pairs, scales = self.packed.raw()[rows], self.scales.raw()[rows]
         magnitudes = scales & ~np.uint8(_SIGN)
         if np.any(magnitudes == _NOT_A_NUMBER) or np.any(scales > _SIGN):
             raise CheckpointError(
                 f"{self.scales.path}: {shortened(self.scales.name)}: a scale is negative or no number."
             )
-        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), -1, _SPAN)
-        nibbles = values[..., : _SPAN // 2] | values[..., _SPAN // 2 :] << 4
+        nibbles = _half_a_span_apart(pairs, _SPAN)
         missing = -magnitudes.shape[1] % (_TOGETHER // _SPAN)  # zeros fill the last block
-        magnitudes, nibbles = (
-            np.pad(magnitudes, ((0, 0), (0, missing))),
-            np.pad(nibbles, ((0, 0), (0, missing), (0, 0))),
-        )
+        magnitudes = np.pad(magnitudes, ((0, 0), (0, missing)))
+        nibbles = np.pad(nibbles, ((0, 0), (0, missing), (0, 0)))
         parts = magnitudes.reshape(len(rows), -1, _TOGETHER // _SPAN), nibbles.reshape(len(rows), -1, _TOGETHER // 2)
         return np.concatenate(parts, axis=-1).reshape(len(rows), -1)
 
@@ -101,3 +93,9 @@ class Nvfp4:
 
         values = quants.dequantize(self.blocks(rows), GGMLQuantizationType.NVFP4)[:, : self.shape[1]]
         return np.asarray(values * np.float32(self.factor), np.float32)
+
+
+def _half_a_span_apart(pairs: Codes, span: int) -> Codes:
+    """Rows of bytes with two neighbouring values each, as rows x spans x bytes with values half a span apart."""
+    values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, span)
+    return np.asarray(values[..., : span // 2] | values[..., span // 2 :] << 4, np.uint8)

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Rule
+from localllm.importing.family_keys import windows
 from localllm.importing.rotation import Keys
 
 _LAYER = r"(model\.layers\.\d+\.)"
@@ -17,13 +18,10 @@ _FULL_HEAD = 512  # head size of layers with full attention, if the configuratio
 
 def _later(config: Config) -> Keys:
     """Keys that both have."""
-    config.expect("attention_bias", False)
-    kinds = config.texts("layer_types")
     keys: Keys = {
         "embedding_length_per_layer_input": config.whole("hidden_size_per_layer_input", 0),
         "attention.shared_kv_layers": config.whole("num_kv_shared_layers", 0),
-        "attention.sliding_window": config.whole("sliding_window"),
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        **windows(config),
         "rope.freq_base_swa": config.rope("sliding_attention").number("rope_theta", 10_000.0),
     }
     if config.values.get("final_logit_softcapping") is not None:
@@ -32,17 +30,17 @@ def _later(config: Config) -> Keys:
 
 
 def gemma3n(config: Config) -> Keys:
-    config.expect("altup_correct_scale", True)
     shares = config.numbers("activation_sparsity_pattern")
     if not all(0 <= share < 1 for share in shares):
         raise CheckpointError(f"{config.where}: activation_sparsity_pattern: shares from 0 to 1 are needed.")
     # GGUF's scale is for the sample standard deviation, while the model was trained with the population's.
     width = max(config.alike("intermediate_size"), 2)
     sample = math.sqrt((width - 1) / width)
+    keys = _later(config)
     return {
-        **_later(config),
+        **keys,
         "rope.freq_base": config.rope("full_attention").number("rope_theta", 1e6),
-        "rope.freq_base_swa": config.number("rope_local_base_freq", _later(config)["rope.freq_base_swa"]),
+        "rope.freq_base_swa": config.number("rope_local_base_freq", keys["rope.freq_base_swa"]),
         "altup.active_idx": config.whole("altup_active_idx"),
         "altup.num_inputs": config.whole("altup_num_inputs"),
         # Gates count from this many standard deviations above the mean.
@@ -53,7 +51,6 @@ def gemma3n(config: Config) -> Keys:
 
 
 def gemma4(config: Config) -> Keys:
-    config.expect("use_bidirectional_attention", "vision")
     size, full = config.head_size, _of_full_layers(config, "head_dim", _FULL_HEAD)
     heads, shared = config.whole("num_key_value_heads"), config.whole("num_kv_shared_layers", 0)
     keys: Keys = {

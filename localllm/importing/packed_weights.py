@@ -25,7 +25,19 @@ Tensors = Mapping[str, StoredTensor]
 _WORD = 32
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # positions in a word of the values of eight neighbouring rows
 _GET = "Get the model in BF16, FP8, GPTQ (4 or 8 bits), AWQ (gemm) or as GGUF."
-COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
+# By method, the values of options that are imported.
+_OPTIONS: dict[str, dict[str, tuple[object, ...]]] = {
+    "": {},
+    "fp8": {},
+    "fbgemm_fp8": {},
+    "mxfp4": {},
+    "gptq": {"bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
+    "awq": {"bits": (4,), "version": ("gemm", "GEMM"), "zero_point": (True,)},
+    "compressed-tensors": {"format": ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
+                                      "nvfp4-pack-quantized", "mixed-precision")},
+    "modelopt": {"quant_algo": ("NVFP4", "W4A16_NVFP4", "FP8", "MIXED_PRECISION")},
+}  # fmt: skip
+_COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
               ".input_scale", ".k_scale", ".v_scale", ".weight_scale_2", ".weight_global_scale",
               ".input_global_scale")  # fmt: skip
 """Name suffixes of tensors that belong to others."""
@@ -43,27 +55,19 @@ class Packing:
 
     def __init__(self, config: Config) -> None:
         stated = config.table("quantization_config")
-        self._method = method = stated.values.get("quant_method")
-        self._zero_offset = 1
-        if method not in (None, "fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4", "modelopt"):
+        self._method = str(stated.values.get("quant_method") or "")
+        if self._method not in _OPTIONS:
             raise CheckpointError(
-                f"{stated.where}: weights packed by {shortened(str(method))!r} are not imported. {_GET}"
+                f"{stated.where}: weights packed by {shortened(self._method)!r} are not imported. {_GET}"
             )
-        if method == "gptq":
-            self._expect(stated, "bits", 4, 8)
-            self._expect(stated, "checkpoint_format", "gptq", "gptq_v2")
-            self._expect(stated, "is_marlin_format", False)
-            self._zero_offset = 0 if stated.values.get("checkpoint_format") == "gptq_v2" else 1
-        elif method == "awq":
-            self._expect(stated, "bits", 4)
-            self._expect(stated, "version", "gemm", "GEMM")
-            self._expect(stated, "zero_point", True)
-        elif method == "compressed-tensors":
-            self._expect(stated, "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
-                         "nvfp4-pack-quantized", "mixed-precision")  # fmt: skip
-        elif method == "modelopt":
-            self._expect(stated, "quant_algo", "NVFP4", "W4A16_NVFP4", "FP8", "MIXED_PRECISION")
-        self.block = _square_block(stated)
+        for name, known in _OPTIONS[self._method].items():
+            if (value := stated.values.get(name)) is not None and value not in known:
+                raise CheckpointError(
+                    f"{stated.where}: {self._method} with {name} {shortened(repr(value))} is not imported; "
+                    f"only {' or '.join(map(str, known))} is. {_GET}"
+                )
+        self._zero_offset = 0 if stated.values.get("checkpoint_format") == "gptq_v2" else 1
+        self._block = _square_block(stated)
 
     def matrix(self, tensors: Tensors, name: str) -> tuple[str, Matrix] | None:
         """A stored tensor's unpacked name and matrix; None for one that belongs to another, or is not used.
@@ -75,20 +79,12 @@ class Packing:
             if name.endswith(end):
                 stem = name.removesuffix(end)
                 return stem + plain, self._unpacked(tensors, stem, end)
-        if name.endswith(COMPANIONS) or _belongs(tensors, name):
+        if name.endswith(_COMPANIONS) or _belongs(tensors, name):
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
             return None  # zeros, which some tools write for models without biases
         return name, self._plain(tensors, tensor)
-
-    def _expect(self, stated: Config, name: str, *values: object) -> None:
-        if (value := stated.values.get(name)) is not None and value not in values:
-            known = " or ".join(map(str, values))
-            raise CheckpointError(
-                f"{stated.where}: {self._method} with {name} {shortened(repr(value))} is not imported; "
-                f"only {known} is. {_GET}"
-            )
 
     def _plain(self, tensors: Tensors, tensor: StoredTensor) -> Matrix:
         """An unpacked tensor, with scales if it is FP8 or integers. Raises CheckpointError."""
@@ -101,7 +97,7 @@ class Packing:
             raise CheckpointError(f"{tensor.path}: {shortened(name)} {what} without its scales. Download it again.")
         if tensor.dtype == "U8" and scale.dtype == "F8_E4M3":
             return _nvfp4(tensors, name, scale, name + "_scale_2", inverse=False)
-        return Plain(tensor, scale, self.block)
+        return Plain(tensor, scale, self._block)
 
     def _unpacked(self, tensors: Tensors, stem: str, end: str) -> Matrix:
         def part(end: str) -> StoredTensor:

@@ -21,7 +21,6 @@ _SMALLTHINKER_PERIOD, _SMALLTHINKER_WINDOW = 4, 4096
 
 
 def exaone(config: Config) -> Keys:
-    config.expect("activation_function", "silu")
     return {"attention.layer_norm_rms_epsilon": config.number("layer_norm_eps")}
 
 
@@ -36,15 +35,8 @@ def minicpm(config: Config) -> Keys:
     }
 
 
-def internlm2(config: Config) -> Keys:
-    config.expect("bias", False)
-    return {}
-
-
 def bailing_moe(config: Config) -> Keys:
     """Ling 1 and 1.5."""
-    for name in ("use_qkv_bias", "use_bias", "norm_head", "norm_softmax"):
-        config.expect(name, False)
     return {
         "expert_count": config.whole("num_experts"),
         "expert_used_count": config.whole("num_experts_per_tok"),
@@ -57,7 +49,6 @@ def bailing_moe(config: Config) -> Keys:
 
 def bailing_moe2(config: Config) -> Keys:
     """Ling 2: GLM 4.5's experts under names of its own."""
-    config.expect_all(use_qkv_bias=False, use_bias=False, score_function="sigmoid")
     shared, width = config.whole("num_shared_experts", 0), config.whole("moe_intermediate_size")
     named = {"n_routed_experts": config.whole("num_experts"), "n_shared_experts": shared}
     return {

@@ -21,7 +21,7 @@ def scaling_keys(
     kind = rope.values.get("rope_type", rope.values.get("type")) or "default"
     context, size = keys["context_length"], keys["rope.dimension_count"]
     if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
-        return {"rope.freq_base": keys["rope.freq_base"] * rope.number("alpha") ** (size / (size - 2))}, {}
+        return {"rope.freq_base": keys["rope.freq_base"] * math.pow(rope.number("alpha"), size / (size - 2))}, {}
     if kind in ("default", "dynamic"):  # the usual dynamic scaling starts beyond the trained context
         return {}, {}
     if kind == "linear":

@@ -22,18 +22,22 @@ _MOST_TOKENS = 1 << 20  # scans have no context limit of their own
 _Z, _X, _B, _C, _DT = range(5)  # parts of in_proj, in the order of ssm_multipliers
 
 
+def _sizes(config: Config, kernel: str, state: str, groups: str, heads: str, size: str) -> Keys:
+    """The sizes of scans, from these names in the configuration."""
+    _check_times(config)
+    return {
+        "ssm.conv_kernel": config.whole(kernel),
+        "ssm.state_size": config.whole(state),
+        "ssm.group_count": config.whole(groups),
+        "ssm.time_step_rank": config.whole(heads),
+        "ssm.inner_size": config.whole(heads) * config.whole(size),
+    }
+
+
 def _scan(config: Config) -> Keys:
     """The sizes of Granite's and Falcon's scans."""
-    _check_times(config)
     config.expect("mamba_proj_bias", False)
-    heads = config.whole("mamba_n_heads")
-    return {
-        "ssm.conv_kernel": config.whole("mamba_d_conv"),
-        "ssm.state_size": config.whole("mamba_d_state"),
-        "ssm.group_count": config.whole("mamba_n_groups"),
-        "ssm.time_step_rank": heads,
-        "ssm.inner_size": heads * config.whole("mamba_d_head"),
-    }
+    return _sizes(config, "mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_head")
 
 
 def granite_hybrid(config: Config) -> Keys:
@@ -54,17 +58,11 @@ def granite_hybrid(config: Config) -> Keys:
 
 def mamba2(config: Config) -> Keys:
     """Keys of a model with scans only."""
-    _check_times(config)
-    config.expect("use_bias", False)
-    heads = config.whole("num_heads")
+    usual = Config({"conv_kernel": 4, "state_size": 128, "n_groups": 1, "head_dim": 64, **config.values}, config.where)
     return {
         "context_length": config.whole("max_position_embeddings", _MOST_TOKENS),
         "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
-        "ssm.conv_kernel": config.whole("conv_kernel", 4),
-        "ssm.state_size": config.whole("state_size", 128),
-        "ssm.group_count": config.whole("n_groups", 1),
-        "ssm.time_step_rank": heads,
-        "ssm.inner_size": heads * config.whole("head_dim", 64),
+        **_sizes(usual, "conv_kernel", "state_size", "n_groups", "num_heads", "head_dim"),
     }
 
 
@@ -77,20 +75,13 @@ def falcon_h1(config: Config) -> Keys:
 
 def nemotron_h(config: Config) -> Keys:
     """Keys of a model whose layers are a scan, attention, or a feed-forward network; with experts or without."""
-    _check_times(config)
-    config.expect_all(mlp_hidden_act="relu2", mamba_hidden_act="silu")
-    config.expect("sliding_window")
-    kinds, heads = nemotron_layers(config), config.whole("mamba_num_heads")
+    kinds = nemotron_layers(config)
     width = config.whole("moe_intermediate_size" if "moe" in kinds else "intermediate_size")
     keys: Keys = {
         "feed_forward_length": [width if kind in ("mlp", "moe") else 0 for kind in kinds],
         "attention.head_count_kv": [config.whole("num_key_value_heads") if kind in _ATTENDING else 0 for kind in kinds],
         "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
-        "ssm.conv_kernel": config.whole("conv_kernel"),
-        "ssm.state_size": config.whole("ssm_state_size"),
-        "ssm.group_count": config.whole("n_groups"),
-        "ssm.time_step_rank": heads,
-        "ssm.inner_size": heads * config.whole("mamba_head_dim"),
+        **_sizes(config, "conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads", "mamba_head_dim"),
     }
     if "moe" not in kinds:
         return keys

@@ -59,7 +59,7 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
     found: dict[str, list[tuple[int, Matrix]]] = {}
     left = 0
     for name in sorted(checkpoint.tensors):
-        plain = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+        plain = _of_text_model(name)
         if name.removeprefix("model.").startswith(_OTHER_PARTS) or _beyond(plain, config.layers):
             left += 1
             continue
@@ -67,7 +67,7 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
             continue
         if (stored := packing.matrix(checkpoint.tensors, name)) is None:
             continue
-        plain, expert = _of_expert(stored[0].replace("model.language_model.", "model.").removeprefix("language_model."))
+        plain, expert = _of_expert(_of_text_model(stored[0]))
         try:
             made = family.renamed(plain, stored[1], config)
         except (ValueError, IndexError) as error:
@@ -125,6 +125,11 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
     return matrix
 
 
+def _of_text_model(name: str) -> str:
+    """The name that a tensor has in a model of text alone."""
+    return name.replace("model.language_model.", "model.").removeprefix("language_model.")
+
+
 def _of_expert(name: str) -> tuple[str, int]:
     """The name without the expert's number, and the number; -1 if the tensor is not of a single expert."""
     match = _EXPERT.fullmatch(name)
@@ -134,4 +139,4 @@ def _of_expert(name: str) -> tuple[str, int]:
 def _beyond(name: str, layers: int) -> bool:
     """Whether a tensor belongs to a layer after the last one, which predicts further tokens."""
     match = re.match(r"(?:model\.)?layers\.(\d+)\.", name)
-    return bool(match) and int(match[1]) >= layers if match else False
+    return match is not None and int(match[1]) >= layers

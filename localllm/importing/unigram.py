@@ -38,12 +38,12 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
     if unknown is not None:
         keys["tokenizer.ggml.unknown_token_id"] = unknown
     found = set()
-    for step in (*_steps(content.get("normalizer")), *_steps(content.get("pre_tokenizer"))):
+    for step in all_steps(content):
         found.add(kind := step.get("type"))
         if kind == "Precompiled":
             keys["tokenizer.ggml.precompiled_charsmap"] = _map(step["precompiled_charsmap"], where)
         elif kind == "Metaspace":
-            keys["tokenizer.ggml.add_space_prefix"] = _prepends(step)
+            keys["tokenizer.ggml.add_space_prefix"] = puts_space_before(step)
         elif kind not in _MERGES | _STRIPS and not (kind == "Replace" and step.get("pattern") == _RUN_OF_SPACES):
             raise CheckpointError(
                 f"{where}: normalises or cuts by {shortened(str(kind))}, which SentencePiece does not. "
@@ -58,8 +58,13 @@ def unigram_keys(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
     return keys
 
 
+def all_steps(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The steps of a tokenizer's normalizer and pre-tokenizer, with nested lists flattened."""
+    yield from _steps(content.get("normalizer"))
+    yield from _steps(content.get("pre_tokenizer"))
+
+
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """A normalizer's or pre-tokenizer's steps, with nested lists flattened."""
     if part is None:
         return
     if part.get("type") != "Sequence":
@@ -76,7 +81,7 @@ def _map(stated: str, where: str) -> bytes:
         raise CheckpointError(f"{where}: precompiled_charsmap is not base64. Download the folder again.") from error
 
 
-def _prepends(step: Mapping[str, Any]) -> bool:
-    """Whether a space is put before a text, by the older or the newer name of the setting."""
+def puts_space_before(step: Mapping[str, Any]) -> bool:
+    """Whether a Metaspace step puts a space before a text, by the older or the newer name of the setting."""
     scheme = step.get("prepend_scheme")
     return bool(step.get("add_prefix_space", True)) if scheme is None else scheme != "never"

@@ -14,7 +14,7 @@ from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.errors import CheckpointError
-from localllm.importing.unigram import unigram_keys
+from localllm.importing.unigram import all_steps, puts_space_before, unigram_keys
 from localllm.text import shortened
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
     config = checkpoint.optional_json("tokenizer_config.json") or {}
     where = str(checkpoint.folder / "tokenizer.json")
     try:
-        keys = _keys(content, config, size, where)
+        keys = _keys(content, size, where)
         if checkpoint.model_type == "gemma4_text":
             keys |= _gemma4(content, keys)
         if checkpoint.model_type == "laguna":
@@ -57,7 +57,7 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
     return keys | ({"tokenizer.chat_template": template} if template else {})
 
 
-def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
+def _keys(content: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
     model = content["model"]
     kind = model.get("type")
     if kind not in ("BPE", "WordPiece", "Unigram"):
@@ -86,7 +86,7 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     if model.get("byte_fallback"):
-        return keys | _sentence_pieces(content, config, tokens, kinds, pairs, ids, model.get("unk_token"))
+        return keys | _sentence_pieces(content, tokens, kinds, pairs, ids)
     if any(" " in part for pair in pairs for part in pair):
         raise CheckpointError(f"{where}: its merges have spaces in them. Get the model as GGUF instead.")
     pre = _pre_tokenizer(content, where, bool(model.get("ignore_merges")))
@@ -119,12 +119,10 @@ def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
 
 def _sentence_pieces(
     content: Mapping[str, Any],
-    config: Mapping[str, Any],
     tokens: list[str],
     kinds: list[int],
     pairs: list[tuple[str, ...]],
     ids: Mapping[str, int],
-    unknown: str | None,
 ) -> dict[str, Any]:
     """SentencePiece's tokenizer, which merges the pair with the highest score: the earlier a merge, the higher."""
     scores = [-1e6] * len(tokens)
@@ -134,12 +132,11 @@ def _sentence_pieces(
     for index, text in enumerate(tokens):
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             kinds[index] = BYTE
-    if unknown is not None and unknown in ids:
+    if (unknown := content["model"].get("unk_token")) in ids:
         kinds[ids[unknown]] = UNKNOWN
-    cutter, normalizer = content.get("pre_tokenizer") or {}, content.get("normalizer") or {}
-    steps = [cutter, normalizer, *normalizer.get("normalizers", [])]
-    prepends = any(step.get("type") == "Prepend" for step in steps) or any(
-        step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps
+    prepends = any(
+        step.get("type") == "Prepend" or (step.get("type") == "Metaspace" and puts_space_before(step))
+        for step in all_steps(content)
     )
     return {
         "tokenizer.ggml.model": "llama",

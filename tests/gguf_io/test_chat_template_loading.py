@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate, load_chat_template
 from gguf_io.errors import TemplateError
-from tests.gguf_io import handmade
 
 MESSAGES = [
     {"role": "system", "content": "S"},
@@ -36,16 +36,12 @@ def test_a_file_brings_its_own() -> None:
     assert not template.is_default and template.warning is None
 
 
-def test_a_path_is_opened(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(handmade.gguf_file([handmade.text("tokenizer.chat_template", "{{ messages[0].content }}")]))
-    assert load_chat_template(path).render([{"role": "user", "content": "Q"}]) == "Q"
-
-
 def test_real_files(data_dir: Path) -> None:
-    qwen = load_chat_template(data_dir / "vocab/ggml-vocab-qwen2.gguf")
+    with open_model(data_dir / "vocab/ggml-vocab-qwen2.gguf") as file:
+        qwen = load_chat_template(file)
     assert not qwen.is_default and "<|im_start|>user\nQ<|im_end|>" in qwen.render(MESSAGES)
-    stories = load_chat_template(data_dir / "models/gguf/stories260K-Q8_0.gguf")
+    with open_model(data_dir / "models/gguf/stories260K-Q8_0.gguf") as file:
+        stories = load_chat_template(file)
     assert stories.is_default and "has no chat template" in str(stories.warning)
 
 

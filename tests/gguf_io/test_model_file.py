@@ -86,7 +86,7 @@ def test_a_large_vocabulary_is_not_decoded_until_asked(name: str, data_dir: Path
         assert isinstance(tokens, MetadataArray)
         assert isinstance(merges, MetadataArray)
         assert len(tokens) == len(model.metadata["tokenizer.ggml.token_type"]) > 128_000  # type: ignore[arg-type]
-        assert tokens._items is None
+        assert "_items" not in vars(tokens)
     vocabulary = set(tokens)  # after closing: it owns its bytes
     assert len(vocabulary) == len(tokens)
     assert all(set(merge.split(" ")) <= vocabulary for merge in merges)  # type: ignore[union-attr]

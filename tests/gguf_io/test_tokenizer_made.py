@@ -210,7 +210,7 @@ def test_ends_and_roles_by_name(tmp_path, names):
         api.llama_vocab_is_control(vocab, token) for token in named
     ]
     roles = {
-        "eot": tokenizer.eot_id,
+        "eot": tokenizer._vocabulary.special.get("eot"),
         "fim_pre": tokenizer.fim_prefix_id,
         "fim_suf": tokenizer.fim_suffix_id,
         "fim_mid": tokenizer.fim_middle_id,

@@ -80,6 +80,16 @@ def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_pat
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 15}, "shares from 0 to 1"),
         ("gemma4", {"per_layer_config": {"2": {"head_dim": 64}, "5": {"head_dim": 32}}}, "layers differ in head_dim"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": 3}}, "deepstack_visual_indexes must be a list"),
+        (
+            "phi3-longrope",
+            {
+                "original_max_position_embeddings": 0,
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 0},
+            },
+            "do not fit together",
+        ),
+        ("hunyuan_v1_dense-rope", {"rope_parameters": {"rope_type": "dynamic", "alpha": -1.0}}, "do not fit together"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(
@@ -259,6 +269,18 @@ def test_sentence_pieces(name: str, folder: Callable[..., Path], tmp_path: Path)
         assert file.metadata.get_str("tokenizer.ggml.model") == ("gemma4" if name == "gemma4" else "llama")
     for text in ("the rain on the plain", "Zażółć the 日本 plain", "  two  spaces", "no one told"):
         assert list(found.encode(text, add_special=False)) == expected.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_older_pieces_without_a_space_before_a_text(inside: bool, folder: Callable[..., Path], tmp_path: Path) -> None:
+    made = folder()
+    step = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": inside}
+    model = {"type": "BPE", "byte_fallback": True, "vocab": {"<unk>": 0, "a": 1, "\u2581": 2}, "merges": []}
+    cutter = {"type": "Sequence", "pretokenizers": [step]} if inside else step
+    (made / "tokenizer.json").write_text(json.dumps({"model": model, "pre_tokenizer": cutter}))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        assert file.metadata.get_bool("tokenizer.ggml.add_space_prefix") == inside
 
 
 def test_memory_stays_below_the_largest_tensor_and_a_bound(
