@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Self
 
-from localllm.answer.splitting import Marker, Splitter
+from localllm.answer.splitter import Splitter
+from localllm.answer.splitting import Marker
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar
@@ -106,7 +107,7 @@ class CallWatcher:
         if was_open or call is None:
             return None
         opening = "" if call.form.starts else call.opening
-        return self._formats.index(call.form), call.written.removeprefix(opening)
+        return self._formats.index(call.form), call.source.removeprefix(opening)
 
     def fork(self) -> Self:
         return type(self)(self._splitter.fork(), self._formats)

@@ -17,7 +17,8 @@ from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import ChatPrompt, render, trunk_length
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
-from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.splitter import Splitter
+from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.engine.loaded_model import LoadedModel

@@ -51,7 +51,7 @@ class CallReader:
         self.opening = opening
         self.closed = self.broken = False
         self.rest = ""
-        self._form = form
+        self.form = form
         self._tools = tools
         self._text = opening if form.starts else ""  # from where the next piece is read
         self._at = 0
@@ -65,7 +65,7 @@ class CallReader:
         """The section's text so far, since the last complete call."""
         return "".join(self._source)
 
-    def push(self, text: str) -> list[CallDelta | ToolCall]:
+    def read(self, text: str) -> list[CallDelta | ToolCall]:
         """Add text; return the new deltas and calls, each call after all of its deltas."""
         self._text += text
         self._source.append(text)
@@ -79,7 +79,7 @@ class CallReader:
         return found
 
     def _read(self) -> Reading:
-        form = self._form
+        form = self.form
         head, tail, following, end = _expressions(form, tuple(sorted(self._tools, key=len, reverse=True)))
         match = yield from self._match(_blanks(form.begin) + head)
         while True:
@@ -105,7 +105,7 @@ class CallReader:
         return match
 
     def _arguments(self, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
-        style = self._form.arguments
+        style = self.form.arguments
         if isinstance(style, Tags):
             return (yield from self._tags(style, schema, tail))
         if isinstance(style, Literals):

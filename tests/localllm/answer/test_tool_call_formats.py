@@ -126,7 +126,7 @@ def read(form: CallFormat, text: str, tools: Any = SCHEMAS, cut: int = 1) -> lis
     reader = CallReader(form, tools, "" if form.starts else form.openings[0])
     found = []
     for at in range(0, len(text), cut):
-        found += reader.push(text[at : at + cut])
+        found += reader.read(text[at : at + cut])
     assert not reader.broken, text
     return found
 
@@ -167,11 +167,11 @@ def test_a_text_between_tags_comes_while_it_is_written(form: CallFormat, content
     ended = "".join(["\n", closing, *spelt[at + 1 :], form.end, form.closing])
     for cut in (1, 2, 7, len(begun)):
         reader = CallReader(form, WRITE, form.openings[0])
-        found = [one for at in range(0, len(begun), cut) for one in reader.push(begun[at : at + cut])]
+        found = [one for at in range(0, len(begun), cut) for one in reader.read(begun[at : at + cut])]
         sent = "".join(one.arguments for one in found if isinstance(one, CallDelta))
         certain = content[: max(len(content) - len(closing), 0)]
         assert sent == ('{"content": "' + json.dumps(certain, ensure_ascii=False)[1:-1] if certain else "")
-        found += [one for at in range(0, len(ended), cut) for one in reader.push(ended[at : at + cut])]
+        found += [one for at in range(0, len(ended), cut) for one in reader.read(ended[at : at + cut])]
         assert not reader.broken
         assert [one for one in found if isinstance(one, ToolCall)] == [ToolCall("write", {"content": content})]
         assert json.loads("".join(one.arguments for one in found if isinstance(one, CallDelta))) == {"content": content}
@@ -207,5 +207,5 @@ def test_calls_as_real_templates_write_them(data_dir: Path, name: str) -> None:
     assert at >= 0
     text = written[at if form.starts else at + len(opening) :]
     reader = CallReader(form, SCHEMAS, "")
-    found = [one for one in reader.push(text) if isinstance(one, ToolCall)]
+    found = [one for one in reader.read(text) if isinstance(one, ToolCall)]
     assert found == [ToolCall("get_weather", ARGUMENTS)]
