@@ -104,7 +104,7 @@ def test_no_text_is_lost(text: str, cuts: list[int]) -> None:
         ("<tool_call>", '"arguments"', '{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', ["f"]),
         ("[TOOL_CALLS]", '"id"', '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', ["f", "g"]),
         ("[TOOL_CALLS]", "[ARGS]", 'f[CALL_ID]123456789[ARGS]{"x": 1}', ["f"]),
-        ("<function=", "Json", 'f>{"x": 1}</function>', ["f"]),
+        ("<function=", "Slot.JSON", 'f>{"x": 1}</function>', ["f"]),
         (
             "<tool_call>",
             "parameter",

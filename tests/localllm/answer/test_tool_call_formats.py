@@ -15,7 +15,6 @@ from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS, Slot, Tags
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.constraint.compile import embedded
 from tests.fakes.byte_vocabulary import END, ByteVocabulary
 
 CITY = {"type": "string", "maxLength": 12}
@@ -105,7 +104,7 @@ VOCABULARIES = {
 def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
     """A section of calls sampled from random logits, which prefer short texts."""
     source = vocabulary._source
-    grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
+    grammar = CallGrammar(form, tools, vocabulary)
     constraint = compile_constraint(ConstraintKind.LARK, grammar.section(), vocabulary)
     rng = np.random.default_rng(seed)
     text = b""
