@@ -15,7 +15,7 @@ from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
-from localllm.answer.rendering import ChatPrompt, render, trunk_length
+from localllm.answer.rendering import RenderedChat, render, trunk_length
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitter import Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
@@ -148,8 +148,8 @@ class LocalModel:
         generation = replace(
             self._generation(request),
             prompt=(*request.before, *prompt.tokens[begins:], *opening),
-            stop=(*self._stop(request), *prompt.stop),
-            messages=None if request.before else prompt.messages,
+            stop=(*self._stop(request), *self.template.stop_strings),
+            messages=None if request.before else prompt,
             images=prompt.images,
             constraint=constraint,
             trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
@@ -249,7 +249,7 @@ class LocalModel:
             return False
         return True if can_think(self.template) else None
 
-    def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
+    def _before_format(self, request: AnswerRequest, think: bool, prompt: RenderedChat) -> tuple[Marker | None, str]:
         """The markers of the reasoning before a constrained answer, and the text to add to the prompt.
 
         The opening marker is "" if the prompt already has it. Without thinking, the markers are None, and the text is
