@@ -26,6 +26,13 @@ def write_whole(path: Path, data: bytes, *, lasting: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def usual_mode() -> int:
+    """The permissions of a new file of this process. Reading the umask requires setting it briefly."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

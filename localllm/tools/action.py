@@ -57,6 +57,11 @@ class Tool:
     plan: Callable[[dict[str, Any]], Action]
 
 
+def schema_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The JSON Schema of a built-in tool's arguments."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
 class Toolbox:
     """The tools offered to a model."""
 

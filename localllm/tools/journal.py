@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.files import TEMPORARY, sync_folder
+from localllm.files import TEMPORARY, sync_folder, usual_mode
 from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
 from localllm.tools.folder import read_bytes
@@ -22,7 +22,6 @@ from localllm.tools.folder import read_bytes
 APPLICATION_ID = int.from_bytes(b"lllj", "big")
 KEPT_S = 30 * 24 * 3600
 BUSY_S = 5.0
-NEW_FILE_MODE = 0o666  # less the umask
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Journal:
         """
         if _content(path) != before:
             raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
-        mode = NEW_FILE_MODE & ~_umask() if before is None else path.stat().st_mode & 0o7777
+        mode = usual_mode() if before is None else path.stat().st_mode & 0o7777
         temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
         made = [str(parent) for parent in path.parents if not parent.exists()]
         row = (str(self.folder), self.owner, str(path), before, after, mode, str(temporary), json.dumps(made))
@@ -163,10 +162,3 @@ def _replace(path: Path, data: bytes, mode: int, temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def _umask() -> int:
-    """The process's umask; reading it requires setting it briefly."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from localllm.tools.action import Action, Tool, ToolError
-from localllm.tools.folder import Folder, is_temporary, read_text
+from localllm.tools.action import Action, Tool, ToolError, schema_of
+from localllm.tools.folder import Folder, read_text
 
 LINES = 400  # returned per call
 MAX_NAMES = 500
@@ -26,27 +26,23 @@ def reading_tools(folder: Folder) -> list[Tool]:
         Tool(
             "read_file",
             f"Read a text file. Long files come in parts of {LINES} lines; `start` is the first line, from 1.",
-            _schema({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
+            schema_of({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
             lambda arguments: _plan_read(folder, arguments),
         ),
         Tool(
             "list_files",
             "List the files below a folder. `pattern` limits them, for example *.py. Hidden files are left out.",
-            _schema({"path": _TEXT, "pattern": _TEXT}),
+            schema_of({"path": _TEXT, "pattern": _TEXT}),
             lambda arguments: _plan_list(folder, arguments),
         ),
         Tool(
             "search_files",
             "Find the lines that contain a text, whatever its case, in the files below a folder. "
             "`pattern` limits the files, for example *.py. Hidden files are left out.",
-            _schema({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
+            schema_of({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
             lambda arguments: _plan_search(folder, arguments),
         ),
     ]
-
-
-def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 def _action(folder: Folder, tool: str, path: Path, run: Any, preview: str) -> Action:
@@ -120,7 +116,7 @@ def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> I
             if stop.is_set():
                 raise ToolError("Stopped by the user.")
             file = Path(parent, name)
-            if name.startswith(".") or is_temporary(name) or file.is_symlink() or not file.is_file():
+            if name.startswith(".") or file.is_symlink() or not file.is_file():
                 continue
             relative = file.relative_to(path).as_posix()
             if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(relative, pattern):
