@@ -129,15 +129,13 @@ def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
-    found = doctor.check_folder(written)
+    found = doctor.check_folder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
     assert found.state is State.BAD and found.advice == "Name another."
 
 
 def test_a_file_in_place_of_a_folder_is_bad(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
-    found = doctor.check_folder(written)
+    found = doctor.check_folder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
     assert found.state is State.BAD and found.advice == "Name another."
 
 
