@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from gguf_io import open_model
 from localllm.agents.programs import PROGRAMS, Endpoint
-from localllm.agents.recording import Recording, tokens_of
+from localllm.agents.recording import Recording, record, tokens_of
 from localllm.errors import RequestError
 from localllm.roofline.work import attention_operations, looks
 from models.config import read_config
@@ -139,6 +140,17 @@ def test_codex_gets_settings_that_are_toml() -> None:
     assert settings["model_providers"]["localllm"]["base_url"] == f"{AT.url}/v1"
     own_text = PROGRAMS["codex"].own_text
     assert own_text is not None and tomllib.loads(own_text(AT)) == settings
+
+
+def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.agents.recording.END_S", 0.1)
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as output:
+        output.readline()
+        assert record(lambda _url: process, 0.0) is None
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:
