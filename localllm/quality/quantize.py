@@ -61,8 +61,7 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
     kind = kind.upper()
     if kind not in TYPES:
         raise RequestError(f"There is no type {kind}. Choose one of {', '.join(TYPES)}.")
-    if os.path.lexists(target):
-        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
+    _refuse_existing(target)
     with open_model(source) as file:
         if file.notes:
             raise RequestError(
@@ -226,6 +225,11 @@ def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
         raise raised
 
 
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
+        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
+
+
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """A temporary file beside the target that replaces it on success. Raises RequestError.
@@ -246,6 +250,7 @@ def _whole(target: Path) -> Iterator[Path]:
         yield Path(name)
         with open(name, "rb") as file:
             os.fsync(file.fileno())
+        _refuse_existing(target)  # again: quantising takes minutes
         os.replace(name, target)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
