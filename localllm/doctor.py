@@ -151,7 +151,7 @@ def check_folder(what: str, folder: Path, otherwise: str, state: State = State.A
     otherwise: what happens if it cannot, and what to do. state: how bad that is.
     """
     nearest = folder
-    while not nearest.exists():
+    while not os.path.exists(nearest):  # Path.exists raises PermissionError
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return Check(what, state, f"{folder} cannot be written", otherwise)

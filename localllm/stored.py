@@ -1,6 +1,9 @@
 """Everything that localllm keeps on disk: where, how much, what limits it, and how to free it."""
 
+import contextlib
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +115,17 @@ def _packed_limit(settings: Settings) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Disk usage in bytes of a file, or of all files below a folder; holes do not count."""
-    found = path.rglob("*") if path.is_dir() else iter([path])
-    return sum(each.lstat().st_blocks * 512 for each in found if each.is_file() and not each.is_symlink())
+    """Disk usage in bytes of a file, or of all files below a folder; holes do not count.
+
+    What cannot be examined, or vanishes meanwhile, does not count either.
+    """
+    found = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
+    size = 0
+    for each in found if os.path.isdir(path) else [os.fspath(path)]:
+        with contextlib.suppress(OSError):
+            state = os.lstat(each)
+            size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
+    return size
 
 
 def _entries(folder: Path) -> Iterator[Path]:
