@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -119,30 +119,22 @@ class LocalModel:
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         tools = parameters_of(request.chosen_tools or request.tools)
 
-        def calls_splitter() -> Splitter:
-            in_call = request.tool_choice is not None and (
-                not reasoning or (self.call_formats[0].starts and prompt.starts_in_reasoning)
-            )
-            return answer_splitter(
-                self.template.reasoning_markers,
-                self.call_formats if tools else (),
-                tools,
-                prompt.starts_in_reasoning,
-                in_call,
-            )
-
-        def format_splitter() -> Splitter | None:
-            return ThinkingFirst(reasoning) if reasoning else None
-
-        is_format = request.has_format or request.grammar is not None
-        splitter = format_splitter if is_format else calls_splitter
+        formats = self.call_formats if tools else ()
+        splitter: Callable[[], Splitter | None]
         constraint: Constraint | LazyConstraint | None = None
-        if is_format:
+        if request.has_format or request.grammar is not None:
+            splitter = partial(ThinkingFirst, reasoning) if reasoning else lambda: None
             constraint = self._constraint(request, reasoning)
-        elif request.tool_choice is not None:
-            constraint = self._calls.required(self.call_formats[0], tools, reasoning)
-        elif tools:
-            constraint = self._calls.lazy(self.call_formats, tools, calls_splitter)
+        else:
+            must_call, inside = request.tool_choice is not None, prompt.starts_in_reasoning
+            in_call = must_call and (not reasoning or (formats[0].starts and inside))
+            splitter = by_markers = partial(
+                answer_splitter, self.template.reasoning_markers, formats, tools, inside, in_call
+            )
+            if must_call:
+                constraint = self._calls.required(formats[0], tools, reasoning)
+            elif tools:
+                constraint = self._calls.lazy(formats, tools, by_markers)
         opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
         begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # no BOS in the middle
         generation = replace(

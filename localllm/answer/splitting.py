@@ -19,15 +19,15 @@ Marker = tuple[str, str]
 
 def answer_splitter(
     reasoning: Sequence[Marker],
-    formats: Sequence[CallFormat] = (),
-    tools: Mapping[str, Schema] | None = None,
+    formats: Sequence[CallFormat],
+    tools: Mapping[str, Schema],
     starts_in_reasoning: bool = False,
     starts_in_call: bool = False,
 ) -> Splitter:
     """A splitter for a template with these markers. See AnswerSplitter for the arguments."""
     if any(opening == ANALYSIS for opening, _ in reasoning):
-        return HarmonySplitter(tools or {}, starts_in_reasoning, starts_in_call)
-    return AnswerSplitter(reasoning, formats, tools or {}, starts_in_reasoning, starts_in_call)
+        return HarmonySplitter(tools, starts_in_reasoning, starts_in_call)
+    return AnswerSplitter(reasoning, formats, tools, starts_in_reasoning, starts_in_call)
 
 
 class AnswerSplitter(Splitter):
@@ -41,27 +41,26 @@ class AnswerSplitter(Splitter):
     def __init__(
         self,
         reasoning: Sequence[Marker],
-        formats: Sequence[CallFormat] = (),
-        tools: Mapping[str, Schema] | None = None,
+        formats: Sequence[CallFormat],
+        tools: Mapping[str, Schema],
         starts_in_reasoning: bool = False,
         starts_in_call: bool = False,
     ) -> None:
-        """reasoning: ChatTemplate's markers. formats: how calls are written; ignored without tools. tools: the schemas
-        of arguments by name. starts_in_call: the answer is a call in the first format, whose opening ends the prompt
+        """reasoning: ChatTemplate's markers. formats: how calls are written; none without tools. tools: the schemas of
+        arguments by name. starts_in_call: the answer is a call in the first format, whose opening ends the prompt
         unless the answer reasons first.
         """
         super().__init__()
         self._reasoning = list(reasoning)
-        self._tools = tools or {}
-        forms = formats if self._tools else ()
-        self._openings = [(opening, form) for form in forms for opening in form.openings]
+        self._tools = tools
+        self._openings = [(opening, form) for form in formats for opening in form.openings]
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
         self._begun = False  # whether reasoning can no longer come
         self._said = False  # whether there was content or a call
         self._trims = False  # whether to leave out the white space that comes next
         # White space after what was said, held until the next text shows whether to keep it.
         self._blanks: list[str] = []
-        self._forced = forms[0] if starts_in_call else None  # the format of a call that is the whole answer
+        self._forced = formats[0] if starts_in_call else None  # the format of a call that is the whole answer
         if self._section is None:
             self._open_forced()
 

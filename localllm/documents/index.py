@@ -115,7 +115,8 @@ class DocumentIndex:
             for identity in gone:
                 _remove_file(db, identity)
         report.removed = len(gone)
-        changed = [file for file in found if not _is_known(file, known.get(file.name))]
+        stamps = {name: (row["size"], row["mtime"]) for name, row in known.items()}
+        changed = [file for file in found if stamps.get(file.name) != (file.size, file.mtime)]
         digests = {name: row["digest"] for name, row in known.items()}
         done = len(found) - len(changed)
         read = _read_all(changed, digests)
@@ -191,10 +192,6 @@ class DocumentIndex:
         with database_errors(self.path), self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
-
-
-def _is_known(file: FoundFile, row: sqlite3.Row | None) -> bool:
-    return row is not None and (row["size"], row["mtime"]) == (file.size, file.mtime)
 
 
 def _read_all(files: Sequence[FoundFile], digests: dict[str, str]) -> Iterator[_Read]:
