@@ -69,7 +69,10 @@ def _compiled(
 
     def compiled(tools: Mapping[str, Schema]) -> tuple[Constraint, bool]:
         grammar = CallGrammar(form, tools, loaded.constraint_vocabulary())
-        source = options + grammar.section(before)
+        try:
+            source = options + grammar.section(before)
+        except (TypeError, AttributeError) as error:  # a keyword with a value of the wrong type
+            raise RequestError(f"the parameters of a tool are not a JSON Schema: {error}") from error
         return loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
 
     try:

@@ -48,6 +48,12 @@ def resolved(schema: Any, root: Schema) -> Schema:
     return schema if isinstance(schema, Mapping) and "$ref" not in schema else {}
 
 
+def properties_of(schema: Any, root: Schema) -> Schema:
+    """The schemas of an object's properties by name; {} if it lists none."""
+    properties = resolved(schema, root).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def values_of(schema: Schema) -> list[Any]:
     """The values that a schema lists; [] if it lists none."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -71,8 +77,9 @@ def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
         null = len(others) < len(choices) or any(nullable for _, nullable in texts)
         return bool(others) and all(text for text, _ in texts), null
     kinds = schema.get("type")
-    named = set(kinds) if isinstance(kinds, list) else {kinds}
-    return "string" in named and named <= {"string", "null"}, "null" in named or schema.get("nullable") is True
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    is_string = "string" in kinds and all(kind in ("string", "null") for kind in kinds)
+    return is_string, "null" in kinds or schema.get("nullable") is True
 
 
 def _is_null(schema: Any) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.answer.tool_calls.call import Schema, choices_of, is_text, resolved, values_of
+from localllm.answer.tool_calls.call import Schema, choices_of, is_text, properties_of, resolved, values_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
@@ -104,9 +104,9 @@ class CallGrammar:
 
     def _tags(self, tags: Tags) -> str:
         root = resolved(self._root, self._root)
-        properties = root.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
-            return self._free_tags(tags) if root.get("additionalProperties", properties is None) else ""
+        properties = properties_of(root, self._root)
+        if not properties:
+            return self._free_tags(tags) if root.get("additionalProperties", root.get("properties") is None) else ""
         required = root.get("required") or ()
         found = []
         for key, schema in properties.items():
@@ -169,8 +169,8 @@ class CallGrammar:
 
     def _pairs(self, schema: Any, spelling: Literals, assigns: str, depth: int) -> str:
         root = resolved(schema, self._root)
-        properties = root.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
+        properties = properties_of(root, self._root)
+        if not properties:
             return ""
         required = root.get("required") or ()
         pairs = []

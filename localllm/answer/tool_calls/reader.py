@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, resolved
+from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, properties_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
@@ -139,7 +139,7 @@ class CallReader:
     def _tags(self, tags: Tags, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
         found: dict[str, Any] = {}
         opening = _tag_opening(tags)
-        properties = resolved(schema, schema).get("properties") or {}
+        properties = properties_of(schema, schema)
         while True:
             match = yield from self._match(rf"\s*+(?:{opening}|(?={tail}))")
             if match["key"] is None:
