@@ -49,7 +49,7 @@ def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
     if before is None:
         if old:
             raise ToolError(f"{name}: there is no such file. An empty old_text creates it.")
-        return _encoded(new)
+        return new.encode()
     try:
         text = before.decode()
     except UnicodeDecodeError as error:
@@ -61,14 +61,7 @@ def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
     count = text.count(old)
     if count != 1:
         raise ToolError(f"{name}: old_text occurs {count} times; it must occur exactly once. Read the file first.")
-    return _encoded(text.replace(old, new))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ToolError("new_text has characters that cannot be written as UTF-8.") from error
+    return text.replace(old, new).encode()
 
 
 def diff(name: str, before: bytes | None, after: bytes | None) -> str:

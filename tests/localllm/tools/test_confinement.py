@@ -126,6 +126,9 @@ def test_calls_must_fit_their_schema(tools: Toolbox) -> None:
         ("read_file", {"path": 3}, '3 is not of type "string"'),
         ("read_file", {"path": "a", "mode": "w"}, "'mode' was unexpected"),
         ("run_command", {"command": ""}, "schema of run_command"),
+        ("run_command", {"command": "echo \ud83d"}, "cannot be written as UTF-8"),
+        ("read_file", {"path": "\ud83d"}, "cannot be written as UTF-8"),
+        ("edit_file", {"path": "b", "old_text": "", "new_text": "\ud83d"}, "cannot be written as UTF-8"),
     ):
         with pytest.raises(MalformedCallError, match=said):
             tools.plan(ToolCall(name, arguments))
