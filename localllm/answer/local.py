@@ -147,7 +147,7 @@ class LocalModel:
             trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
-        return self._prompt(generation, request, splitter, None if request.before else prompt.text)
+        return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
 
     def _today(self) -> Mapping[str, str]:
         """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
