@@ -19,7 +19,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from localllm.answer.call_constraints import CallConstraints
+from localllm.answer.call_constraints import held_part
 from localllm.answer.splitting import answer_splitter
 from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.call import parameters_of
@@ -95,7 +95,7 @@ def sample(
     loaded: LoadedModel, form: CallFormat, wanted: int, temperature: float, write: Callable[..., list[Written]]
 ) -> "Counter[str]":
     """Sample until `wanted` calls are complete; return the counts of outcomes."""
-    constraint = CallConstraints(loaded).held(form, SCHEMAS).constraint
+    constraint = held_part(loaded, form, SCHEMAS).constraint
     reasoning = [("<|channel|>analysis<|message|>", "<|end|>")] if form is HARMONY else []
     found: Counter[str] = Counter()
     seed = 0

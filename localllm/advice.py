@@ -69,7 +69,9 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
                 made, longest, from_disk = _native_plan(file, settings, room, draft)
             else:
                 request = replace(plan_request(file, settings, projector_of(file, settings)), draft=draft_beside(draft))
-                made, longest = _llama_plan(file, imagined or _gpus_here(), room, request, dry_run=choice is not None)
+                devices = imagined or _gpus_here()
+                made = make_plan(file, devices, room, replace(request, dry_run=choice is not None))
+                longest = _longest_context(file, devices, room, request)
         except ValueError as error:
             raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     kept = kept_limits(settings.threads) if native else None
@@ -129,14 +131,6 @@ def _native_plan(file: ModelFile, settings: Settings, room: int, draft: ModelFil
         longest,
         from_disk,
     )
-
-
-def _llama_plan(
-    file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest, *, dry_run: bool
-) -> tuple[Plan, int]:
-    """llama.cpp's plan, and the longest context."""
-    made = make_plan(file, devices, room, replace(request, dry_run=dry_run))
-    return made, _longest_context(file, devices, room, request)
 
 
 def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:

@@ -57,8 +57,7 @@ def examine() -> Iterator[Check]:
     yield check_memory()
     yield check_speed()
     yield check_gpu()
-    for written in written_folders(settings):
-        yield check_folder(written)
+    yield from check_written_folders(settings)
     yield check_kernels()
     yield check_settings(errors)
     yield check_disk(places.own_store(settings))
@@ -67,50 +66,6 @@ def examine() -> Iterator[Check]:
     yield from map(check_model_folder, places.configured_folders(settings))
     for address in (endpoint(), f"https://{OLLAMA_HOST}"):
         yield check_network(address)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFolder:
-    """A folder that localllm writes to. If it cannot, otherwise says what happens and what to do; state is how bad."""
-
-    what: str
-    folder: Path
-    otherwise: str
-    state: State = State.ADVICE
-
-
-def written_folders(settings: Settings) -> tuple[WrittenFolder, ...]:
-    """All folders that localllm writes to."""
-    from cpu_kernels.kernel_cache import cache_root
-
-    return (
-        WrittenFolder(
-            "models",
-            places.own_store(settings),
-            "No model can be pulled or made. Choose another folder with model_store (LOCALLLM_MODEL_STORE).",
-            State.BAD,
-        ),
-        WrittenFolder(
-            "KV cache",
-            disk_cache_folder(),
-            "Long prompts are computed again after each start. Choose another folder with XDG_CACHE_HOME.",
-        ),
-        WrittenFolder(
-            "packed weights",
-            packed_folder(),
-            "Each load of a model packs its weights again. Choose another folder with XDG_CACHE_HOME.",
-        ),
-        WrittenFolder(
-            "chats",
-            sessions_path().parent,
-            "Chats are not saved. Use localllm chat --sessions FILE to save them elsewhere.",
-        ),
-        WrittenFolder(
-            "kernels",
-            cache_root(),
-            "Each start compiles its kernels again. Choose another folder with LOCALLLM_KERNEL_CACHE.",
-        ),
-    )
 
 
 def check_python() -> Check:
@@ -173,14 +128,34 @@ def check_gpu() -> Check:
     return Check("GPU", State.GOOD, "; ".join(shown))
 
 
-def check_folder(written: WrittenFolder) -> Check:
-    """Whether a folder can be written or created, and its size. Creates nothing."""
-    nearest = written.folder
-    while not nearest.exists():
+def check_written_folders(settings: Settings) -> Iterator[Check]:
+    """All folders that localllm writes to."""
+    from cpu_kernels.kernel_cache import cache_root
+
+    other = "Choose another folder with"
+    lost = f"No model can be pulled or made. {other} model_store (LOCALLLM_MODEL_STORE)."
+    yield check_folder("models", places.own_store(settings), lost, State.BAD)
+    lost = f"Long prompts are computed again after each start. {other} XDG_CACHE_HOME."
+    yield check_folder("KV cache", disk_cache_folder(), lost)
+    lost = f"Each load of a model packs its weights again. {other} XDG_CACHE_HOME."
+    yield check_folder("packed weights", packed_folder(), lost)
+    lost = "Chats are not saved. Use localllm chat --sessions FILE to save them elsewhere."
+    yield check_folder("chats", sessions_path().parent, lost)
+    lost = f"Each start compiles its kernels again. {other} LOCALLLM_KERNEL_CACHE."
+    yield check_folder("kernels", cache_root(), lost)
+
+
+def check_folder(what: str, folder: Path, otherwise: str, state: State = State.ADVICE) -> Check:
+    """Whether a folder can be written or created, and its size. Creates nothing.
+
+    otherwise: what happens if it cannot, and what to do. state: how bad that is.
+    """
+    nearest = folder
+    while not os.path.exists(nearest):  # Path.exists raises PermissionError
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Check(written.what, written.state, f"{written.folder} cannot be written", written.otherwise)
-    return Check(written.what, State.GOOD, f"{size_of(written.folder) / 2**20:,.1f} MiB in {written.folder}")
+        return Check(what, state, f"{folder} cannot be written", otherwise)
+    return Check(what, State.GOOD, f"{size_of(folder) / 2**20:,.1f} MiB in {folder}")
 
 
 def check_kernels() -> Check:

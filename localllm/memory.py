@@ -20,11 +20,6 @@ LEAST_IN_MEMORY = 0.125
 _ESTIMATED_TOKENS = 4096
 
 
-def no_states(kv_bytes: int) -> int:
-    """Bytes of the states of a model without states."""
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """Bytes of a model in main memory.
@@ -38,7 +33,7 @@ class ModelMemory:
     buffers: int
     kv_per_token: int
     position_bytes: int = 0
-    states: Callable[[int], int] = field(default=no_states, compare=False)
+    states: Callable[[int], int] = field(default=lambda _kv_bytes: 0, compare=False)
 
     def total(self, tokens: int) -> int:
         """Bytes with one sequence of `tokens` tokens."""

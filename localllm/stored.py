@@ -1,6 +1,9 @@
 """Everything that localllm keeps on disk: where, how much, what limits it, and how to free it."""
 
+import contextlib
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,30 @@ from localllm.packed import PACKED_NAME, packed_folder
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.tools.journal import journal_path
 
-# Names of a cache's subfolders, None for a cache without, and of our files in them.
-_KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
-_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
-_PACKED = None, PACKED_NAME
-_DOCUMENTS = None, re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")
+
+def _kernels() -> Path:
+    from cpu_kernels.kernel_cache import cache_root  # slow to import
+
+    return cache_root()
+
+
+def _speeds() -> Path:
+    from localllm.roofline.kept import kept_path  # as above
+
+    return kept_path()
+
+
+# Of each cache: its folder, the names of its subfolders, None for a cache without, and the names of our files in them.
+_CACHES = {
+    "kernels": (_kernels, re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")),
+    "kv": (
+        disk_cache_folder,
+        re.compile(r"[0-9a-f]{32}"),
+        re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+"),
+    ),
+    "packed": (packed_folder, None, PACKED_NAME),
+    "documents": (indexes_folder, None, re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +67,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("documents", indexes_folder(), "indexes of folders; localllm cache --free documents"),
         ("changes", journal_path(), "what tools changed; removed after 30 days"),
         ("speeds", _speeds(), "a few lines for each number of threads; written by bench"),
-        ("agents", _agents(), "what launch gives to programs, and prompts that warm recorded"),
+        ("agents", chats.parent / "agents", "what launch gives to programs, and prompts that warm recorded"),
         ("settings", config_path(), "yours"),
     )
     return [
@@ -59,22 +81,14 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 def cleared(what: str) -> int:
     """Clear "kernels", "kv", "packed" or "documents", and return the bytes freed.
 
-    Raises RequestError for other words.
-
     Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
-    names may contain other files.
+    names may contain other files. Raises RequestError for other words, and if a file cannot be removed.
     """
-    caches = {
-        "kernels": (_kernels, *_KERNELS),
-        "kv": (disk_cache_folder, *_KV),
-        "packed": (packed_folder, *_PACKED),
-        "documents": (indexes_folder, *_DOCUMENTS),
-    }
-    if what not in caches:
+    if what not in _CACHES:
         raise RequestError(
             f"unknown cache {what!r}; choose kernels, kv, packed or documents. Models are removed with `localllm rm`."
         )
-    root_of, subfolders, names = caches[what]
+    root_of, subfolders, names = _CACHES[what]
     root = root_of()
     before = size_of(root)
     folders = [root]
@@ -101,26 +115,18 @@ def _packed_limit(settings: Settings) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Disk usage in bytes of a file, or of all files below a folder; holes do not count."""
-    found = path.rglob("*") if path.is_dir() else iter([path])
-    return sum(each.lstat().st_blocks * 512 for each in found if each.is_file() and not each.is_symlink())
+    """Disk usage in bytes of a file, or of all files below a folder; holes do not count.
+
+    What cannot be examined, or vanishes meanwhile, does not count either.
+    """
+    found = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
+    size = 0
+    for each in found if os.path.isdir(path) else [os.fspath(path)]:
+        with contextlib.suppress(OSError):
+            state = os.lstat(each)
+            size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
+    return size
 
 
 def _entries(folder: Path) -> Iterator[Path]:
     return folder.iterdir() if folder.is_dir() else iter(())
-
-
-def _kernels() -> Path:
-    from cpu_kernels.kernel_cache import cache_root  # slow to import
-
-    return cache_root()
-
-
-def _agents() -> Path:
-    return sessions_path().parent / "agents"
-
-
-def _speeds() -> Path:
-    from localllm.roofline.kept import kept_path  # as above
-
-    return kept_path()

@@ -43,21 +43,22 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A coding agent. install: the command that installs it.
+    """A coding agent. name: also its command. install: the command that installs it.
 
     first_prompt: approximate tokens of its first prompt. least_context: tokens that it needs to do any work.
-    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it start with a prompt.
-    own_file: its own configuration, and what to write into it; None if it has a command for that.
+    set_up: makes a run's Setup; the folder is for its files. asked: arguments before a prompt to start with.
+    own_path: its own configuration, below the home folder, and own_text, what to write into it; None if it has a
+    command for that.
     """
 
     name: str
-    command: str
     install: str
     first_prompt: int
     least_context: int
     set_up: Callable[[Endpoint, Path], Setup]
-    asked: Callable[[str], tuple[str, ...]]
-    own_file: Callable[[Endpoint], tuple[Path, str]] | None
+    asked: tuple[str, ...] = ()
+    own_path: str = ""
+    own_text: Callable[[Endpoint], str] | None = None
 
 
 def program(name: str) -> Program:
@@ -85,10 +86,6 @@ def _claude(at: Endpoint, _folder: Path) -> Setup:
     return Setup(_claude_variables(at), removed=("ANTHROPIC_API_KEY",))
 
 
-def _claude_file(at: Endpoint) -> tuple[Path, str]:
-    return Path.home() / ".claude" / "settings.json", _json({"env": _claude_variables(at)})
-
-
 def _codex_settings(at: Endpoint) -> dict[str, Any]:
     return {
         "model": at.model,
@@ -108,12 +105,8 @@ def _codex(at: Endpoint, _folder: Path) -> Setup:
     return Setup(variables, arguments=tuple(word for line in lines for word in ("-c", line)))
 
 
-def _codex_file(at: Endpoint) -> tuple[Path, str]:
-    settings = _codex_settings(at)
-    return (
-        Path.home() / ".codex" / "config.toml",
-        "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()),
-    )
+def _codex_text(at: Endpoint) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in _codex_settings(at).items())
 
 
 def _opencode_settings(at: Endpoint) -> str:
@@ -126,10 +119,6 @@ def _opencode_settings(at: Endpoint) -> str:
 
 def _opencode(at: Endpoint, _folder: Path) -> Setup:
     return Setup({"OPENCODE_CONFIG_CONTENT": _opencode_settings(at)})
-
-
-def _opencode_file(at: Endpoint) -> tuple[Path, str]:
-    return Path.home() / ".config" / "opencode" / "opencode.json", _opencode_settings(at)
 
 
 def _continue_settings(at: Endpoint) -> str:
@@ -152,10 +141,6 @@ def _continue(at: Endpoint, folder: Path) -> Setup:
     return Setup(arguments=("--config", str(path)), files={path: _continue_settings(at)})
 
 
-def _continue_file(at: Endpoint) -> tuple[Path, str]:
-    return Path.home() / ".continue" / "config.yaml", _continue_settings(at)
-
-
 def _aider_settings(at: Endpoint) -> dict[str, Any]:
     return {"model": f"openai/{at.model}", "openai-api-base": f"{at.url}/v1", "timeout": PATIENCE_S}
 
@@ -172,22 +157,16 @@ def _aider(at: Endpoint, folder: Path) -> Setup:
     )
 
 
-def _aider_file(at: Endpoint) -> tuple[Path, str]:
+def _aider_text(at: Endpoint) -> str:
     settings = {**_aider_settings(at), "openai-api-key": at.key}
-    return Path.home() / ".aider.conf.yml", "".join(
-        f"{name}: {json.dumps(value)}\n" for name, value in settings.items()
-    )
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
 
 
 def _cline(at: Endpoint, folder: Path) -> Setup:
     given = {"provider": "openai-compatible", "apiKey": at.key, "model": at.model, "baseUrl": f"{at.url}/v1"}
-    kept = {
-        "version": 1,
-        "lastUsedProvider": "openai-compatible",
-        "providers": {"openai-compatible": {"settings": given}},
-    }
-    # Cline reads the rest of the entry only if it has both.
-    kept["providers"]["openai-compatible"] |= {"updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}  # type: ignore[index]
+    # Cline reads the settings only if the entry has both of the others.
+    entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    kept = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": entry}}
     return Setup(
         arguments=("--data-dir", str(folder), "--provider", "openai-compatible", "--model", at.model),
         files={folder / "settings" / "providers.json": _json(kept)},
@@ -198,54 +177,56 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _print(prompt: str) -> tuple[str, ...]:
-    return ("-p", prompt)
-
-
-PROGRAMS = {
-    one.name: one
-    for one in (
-        Program(
-            "claude",
-            "claude",
-            "npm install --global @anthropic-ai/claude-code",
-            20600,
-            32768,
-            _claude,
-            lambda prompt: (prompt,),
-            _claude_file,
-        ),
-        Program(
-            "codex",
-            "codex",
-            "npm install --global @openai/codex",
-            10000,
-            16384,
-            _codex,
-            lambda prompt: ("exec", "--skip-git-repo-check", prompt),
-            _codex_file,
-        ),
-        Program(
-            "opencode",
-            "opencode",
-            "npm install --global opencode-ai",
-            8000,
-            16384,
-            _opencode,
-            lambda prompt: ("run", prompt),
-            _opencode_file,
-        ),
-        Program("cn", "cn", "npm install --global @continuedev/cli", 2500, 8192, _continue, _print, _continue_file),
-        Program(
-            "aider",
-            "aider",
-            "pipx install aider-chat",
-            2500,
-            8192,
-            _aider,
-            lambda prompt: ("--no-git", "--yes-always", "--message", prompt),
-            _aider_file,
-        ),
-        Program("cline", "cline", "npm install --global cline", 7500, 16384, _cline, lambda prompt: (prompt,), None),
-    )
-}
+_ALL = (
+    Program(
+        "claude",
+        "npm install --global @anthropic-ai/claude-code",
+        20600,
+        32768,
+        _claude,
+        own_path=".claude/settings.json",
+        own_text=lambda at: _json({"env": _claude_variables(at)}),
+    ),
+    Program(
+        "codex",
+        "npm install --global @openai/codex",
+        10000,
+        16384,
+        _codex,
+        ("exec", "--skip-git-repo-check"),
+        ".codex/config.toml",
+        _codex_text,
+    ),
+    Program(
+        "opencode",
+        "npm install --global opencode-ai",
+        8000,
+        16384,
+        _opencode,
+        ("run",),
+        ".config/opencode/opencode.json",
+        _opencode_settings,
+    ),
+    Program(
+        "cn",
+        "npm install --global @continuedev/cli",
+        2500,
+        8192,
+        _continue,
+        ("-p",),
+        ".continue/config.yaml",
+        _continue_settings,
+    ),
+    Program(
+        "aider",
+        "pipx install aider-chat",
+        2500,
+        8192,
+        _aider,
+        ("--no-git", "--yes-always", "--message"),
+        ".aider.conf.yml",
+        _aider_text,
+    ),
+    Program("cline", "npm install --global cline", 7500, 16384, _cline),
+)
+PROGRAMS = {one.name: one for one in _ALL}

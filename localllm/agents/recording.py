@@ -14,12 +14,13 @@ from typing import Any
 from localllm.errors import RequestError
 from localllm.files import write_whole
 
-# The routes that generate, in the protocols that programs use.
-ROUTES = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/api/chat")
+# The routes that generate, in the protocols that programs use; how a request to most of them limits the answer.
+_LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+ROUTES = (*_LIMITS, "/api/chat")
 MOST_BYTES = 64 << 20
 # How much later the prompt with tools may come than another one, such as one for a title.
 TITLE_S = 10.0
-_LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+END_S = 5.0  # for a program to end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,24 @@ def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> 
     found: queue.Queue[Recording] = queue.Queue()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    process = start(f"http://127.0.0.1:{server.server_port}")
     try:
-        return _best(found, process, time.monotonic() + wait_s)
+        process = start(f"http://127.0.0.1:{server.server_port}")
+        try:
+            return _best(found, process, time.monotonic() + wait_s)
+        finally:
+            _end(process)
     finally:
-        process.terminate()
-        process.wait()
         server.shutdown()
         server.server_close()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:  # it ignores the signal
+        process.kill()
+        process.wait()
 
 
 def _best(found: "queue.Queue[Recording]", process: "subprocess.Popen[bytes]", due: float) -> Recording | None:

@@ -2,20 +2,18 @@
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
-from typing import TYPE_CHECKING, Self
+from functools import lru_cache, partial
+from typing import Self
 
-from localllm.answer.splitting import Marker, Splitter
+from localllm.answer.splitter import Splitter
+from localllm.answer.splitting import Marker
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar
+from localllm.engine.constraint import Constraint, ConstraintKind, HeldPart, LazyConstraint
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import RequestError
-
-if TYPE_CHECKING:
-    from localllm.engine.constraint import Constraint, HeldPart, LazyConstraint
 
 log = logging.getLogger(__name__)
 
@@ -29,67 +27,59 @@ class CallConstraints:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._lock = Lock()
-        self._compiled: OrderedDict[str, list[HeldPart]] = OrderedDict()
+        self._held = lru_cache(KEPT)(partial(_held_parts, loaded))
 
     def lazy(
         self, formats: Sequence[CallFormat], tools: Mapping[str, Schema], splitter: Callable[[], Splitter]
-    ) -> "LazyConstraint":
+    ) -> LazyConstraint:
         """A constraint on any calls that an answer opens. splitter: makes a splitter for the whole answer.
 
         Raises RequestError.
         """
-        from localllm.engine.constraint import LazyConstraint
-
-        key = json.dumps([[form.openings[0] for form in formats], tools])
-        with self._lock:
-            parts = self._compiled.pop(key, None)
-        if parts is None:
-            parts = [self.held(form, tools) for form in formats]
-        with self._lock:
-            self._compiled[key] = parts
-            while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+        parts = self._held(tuple(formats), json.dumps(tools))
         openings = [opening for form in formats for opening in form.openings]
-        return LazyConstraint(
-            lambda: CallWatcher(splitter(), formats), parts, openings, self._loaded.constraint_vocabulary()
-        )
+        vocabulary = self._loaded.constraint_vocabulary()
+        return LazyConstraint(lambda: CallWatcher(splitter(), formats), parts, openings, vocabulary)
 
-    def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> "Constraint":
+    def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> Constraint:
         """A constraint for an answer that is a section of calls; after reasoning, it includes the section's opening."""
         before = form.openings[0] if reasoning and not form.starts else ""
-        return self._compile(form, tools, "", before, reasoning)[0]
+        return _compiled(self._loaded, form, tools, before=before, after=reasoning)[0]
 
-    def held(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
-        """The constraint on one format's sections, from after their opening. Raises RequestError."""
-        from localllm.engine.constraint import HeldPart
 
-        return HeldPart(*self._compile(form, tools, NO_FORCING))
+def held_part(loaded: LoadedModel, form: CallFormat, tools: Mapping[str, Schema]) -> HeldPart:
+    """The constraint on one format's sections, from after their opening. Raises RequestError."""
+    return HeldPart(*_compiled(loaded, form, tools, NO_FORCING))
 
-    def _compile(
-        self,
-        form: CallFormat,
-        tools: Mapping[str, Schema],
-        options: str,
-        before: str = "",
-        after: Marker | None = None,
-    ) -> "tuple[Constraint, bool]":
+
+def _held_parts(loaded: LoadedModel, formats: tuple[CallFormat, ...], tools: str) -> list[HeldPart]:
+    """tools: JSON."""
+    return [held_part(loaded, form, json.loads(tools)) for form in formats]
+
+
+def _compiled(
+    loaded: LoadedModel,
+    form: CallFormat,
+    tools: Mapping[str, Schema],
+    options: str = "",
+    before: str = "",
+    after: Marker | None = None,
+) -> tuple[Constraint, bool]:
+    """The constraint, and whether the answer ends with the section."""
+
+    def compiled(tools: Mapping[str, Schema]) -> tuple[Constraint, bool]:
+        grammar = CallGrammar(form, tools, loaded.constraint_vocabulary())
         try:
-            return self._compiled_once(form, tools, options, before, after)
-        except RequestError as error:
-            log.warning("arguments of tool calls are only constrained to be JSON objects: %s", error)
-            return self._compiled_once(form, {name: {"type": "object"} for name in tools}, options, before, after)
+            source = options + grammar.section(before)
+        except (TypeError, AttributeError) as error:  # a keyword with a value of the wrong type
+            raise RequestError(f"the parameters of a tool are not a JSON Schema: {error}") from error
+        return loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
 
-    def _compiled_once(
-        self, form: CallFormat, tools: Mapping[str, Schema], options: str, before: str, after: Marker | None
-    ) -> "tuple[Constraint, bool]":
-        from localllm.engine.constraint import ConstraintKind
-        from localllm.engine.constraint.compile import embedded
-
-        vocabulary = self._loaded.constraint_vocabulary()
-        grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
-        source = options + grammar.section(before)
-        return self._loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
+    try:
+        return compiled(tools)
+    except RequestError as error:
+        log.warning("arguments of tool calls are only constrained to be JSON objects: %s", error)
+        return compiled({name: {"type": "object"} for name in tools})
 
 
 class CallWatcher:
@@ -106,7 +96,7 @@ class CallWatcher:
         if was_open or call is None:
             return None
         opening = "" if call.form.starts else call.opening
-        return self._formats.index(call.form), call.written.removeprefix(opening)
+        return self._formats.index(call.form), call.source.removeprefix(opening)
 
     def fork(self) -> Self:
         return type(self)(self._splitter.fork(), self._formats)

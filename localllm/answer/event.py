@@ -1,7 +1,7 @@
 """The events of an answer, and the interface of models that answer."""
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -149,24 +149,19 @@ def called(calls: Sequence[ToolCall], source: str = "") -> AnswerPart:
 
 
 def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
-    """One event for one or more; adjacent parts of the same kind are joined."""
+    """One event for one or more; adjacent parts of the same kind are joined, except tool calls."""
+    parts: list[AnswerPart] = []
+    for part in (part for event in events for part in event.parts):
+        if parts and parts[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
+            parts[-1] = AnswerPart(part.kind, parts[-1].text + part.text)
+        else:
+            parts.append(part)
     return replace(
         events[-1],
-        parts=joined(part for event in events for part in event.parts),
+        parts=tuple(parts),
         logprobs=tuple(logprob for event in events for logprob in event.logprobs),
         token_ids=tuple(token for event in events for token in event.token_ids),
     )
-
-
-def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """The parts, with adjacent ones of the same kind joined, except tool calls."""
-    found: list[AnswerPart] = []
-    for part in parts:
-        if found and found[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
-            found[-1] = AnswerPart(part.kind, found[-1].text + part.text)
-        else:
-            found.append(part)
-    return tuple(found)
 
 
 class AnswerStream(Protocol):

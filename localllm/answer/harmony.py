@@ -3,12 +3,10 @@
 Source: OpenAI, "OpenAI harmony response format" (developers.openai.com/cookbook/articles/openai-harmony).
 """
 
-import copy
 from collections.abc import Mapping, Sequence
-from typing import Self
 
-from localllm.answer.call_section import CallSection
 from localllm.answer.event import AnswerPart, PartKind
+from localllm.answer.splitter import CallSection, Splitter
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.formats import HARMONY, CallFormat
 from localllm.engine.stream import beginning_at_end
@@ -25,7 +23,7 @@ _HEADERS = (_START, "<|channel|>", "to=")
 _LONGEST_HEADER = 200  # of role, channel and recipient; longer ones are text
 
 
-class HarmonySplitter:
+class HarmonySplitter(Splitter):
     """Splits an answer by the headers of its messages.
 
     The channel "analysis" is reasoning. Messages to a function are tool calls if tools were offered. Everything else is
@@ -34,48 +32,22 @@ class HarmonySplitter:
 
     def __init__(self, tools: Mapping[str, Schema], starts_in_reasoning: bool, starts_in_call: bool = False) -> None:
         """tools: the schemas of arguments by name. starts_in_call: the prompt ends with a call's opening."""
+        super().__init__()
         self._tools = tools
-        self._held = ""
         self._header = ANALYSIS if starts_in_reasoning else ""
         self._inside = starts_in_reasoning  # in a message's body, not its header
-        self.call = CallSection(HARMONY, tools, _CALL, from_prompt=True) if starts_in_call else None
-
-    def push(self, text: str) -> list[AnswerPart]:
-        """Add text; return the parts that are certain now, in order."""
-        self._held += text
-        parts: list[AnswerPart] = []
-        while self._read(parts):
-            pass
-        return [part for part in parts if part.text or part.deltas]
-
-    def flush(self) -> list[AnswerPart]:
-        """Return the rest at the end of the answer."""
-        if self.call is not None:
-            call, self.call = self.call, None
-            return call.flush()
-        held, self._held = self._held, ""
-        part = self._part(held) if self._inside else AnswerPart(PartKind.CONTENT, held)
-        self._inside = False
-        return [part] if part.text else []
-
-    def fork(self) -> Self:
-        """A copy in the same state; not within a call."""
-        return copy.copy(self)
+        if starts_in_call:
+            self.call = CallSection(HARMONY, tools, _CALL, from_prompt=True)
 
     def _read(self, parts: list[AnswerPart]) -> bool:
-        if self.call is not None:
-            return self._read_call(self.call, parts)
         return self._read_body(parts) if self._inside else self._read_header(parts)
 
-    def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
-        text, self._held = self._held, ""
-        parts += call.push(text)
-        if call.broken:
-            parts += call.flush()
-        self._held = call.rest
-        if call.broken or call.closed:
-            self.call, self._header, self._inside = None, "", call.broken
-        return call.closed
+    def _rest(self, held: str) -> AnswerPart:
+        return self._part(held) if self._inside else AnswerPart(PartKind.CONTENT, held)
+
+    def _ended_call(self, call: CallSection) -> list[AnswerPart]:
+        self._header, self._inside = "", True
+        return super()._ended_call(call)
 
     def _read_header(self, parts: list[AnswerPart]) -> bool:
         """Process a header. Returns False if more text is needed."""

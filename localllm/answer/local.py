@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
-from localllm.answer.rendering import ChatPrompt, render, trunk_length
+from localllm.answer.rendering import RenderedChat, render, trunk_length
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
-from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.splitter import Splitter
+from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.engine.loaded_model import LoadedModel
@@ -118,43 +119,35 @@ class LocalModel:
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         tools = parameters_of(request.chosen_tools or request.tools)
 
-        def calls_splitter() -> Splitter:
-            in_call = request.tool_choice is not None and (
-                not reasoning or (self.call_formats[0].starts and prompt.starts_in_reasoning)
-            )
-            return answer_splitter(
-                self.template.reasoning_markers,
-                self.call_formats if tools else (),
-                tools,
-                prompt.starts_in_reasoning,
-                in_call,
-            )
-
-        def format_splitter() -> Splitter | None:
-            return ThinkingFirst(reasoning) if reasoning else None
-
-        is_format = request.has_format or request.grammar is not None
-        splitter = format_splitter if is_format else calls_splitter
+        formats = self.call_formats if tools else ()
+        splitter: Callable[[], Splitter | None]
         constraint: Constraint | LazyConstraint | None = None
-        if is_format:
+        if request.has_format or request.grammar is not None:
+            splitter = partial(ThinkingFirst, reasoning) if reasoning else lambda: None
             constraint = self._constraint(request, reasoning)
-        elif request.tool_choice is not None:
-            constraint = self._calls.required(self.call_formats[0], tools, reasoning)
-        elif tools:
-            constraint = self._calls.lazy(self.call_formats, tools, calls_splitter)
+        else:
+            must_call, inside = request.tool_choice is not None, prompt.starts_in_reasoning
+            in_call = must_call and (not reasoning or (formats[0].starts and inside))
+            splitter = by_markers = partial(
+                answer_splitter, self.template.reasoning_markers, formats, tools, inside, in_call
+            )
+            if must_call:
+                constraint = self._calls.required(formats[0], tools, reasoning)
+            elif tools:
+                constraint = self._calls.lazy(formats, tools, by_markers)
         opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
         begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # no BOS in the middle
         generation = replace(
             self._generation(request),
             prompt=(*request.before, *prompt.tokens[begins:], *opening),
-            stop=(*self._stop(request), *prompt.stop),
-            messages=None if request.before else prompt.messages,
+            stop=(*self._stop(request), *self.template.stop_strings),
+            messages=None if request.before else prompt,
             images=prompt.images,
             constraint=constraint,
             trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
-        return self._prompt(generation, request, splitter, None if request.before else prompt.text)
+        return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
 
     def _today(self) -> Mapping[str, str]:
         """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
@@ -248,7 +241,7 @@ class LocalModel:
             return False
         return True if can_think(self.template) else None
 
-    def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
+    def _before_format(self, request: AnswerRequest, think: bool, prompt: RenderedChat) -> tuple[Marker | None, str]:
         """The markers of the reasoning before a constrained answer, and the text to add to the prompt.
 
         The opening marker is "" if the prompt already has it. Without thinking, the markers are None, and the text is

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
-from localllm.answer.splitting import Splitter
+from localllm.answer.splitter import Splitter
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.stream import GenerationStream
 

@@ -19,27 +19,40 @@ Range = tuple[int, int]
 
 NOTE = "note"  # key of an image part: the text that replaces it for models that cannot see images
 
-_INDEX_DIGITS = 4
 _NONCE_LETTERS = 24
 _INDEX_LETTERS = 4
 _LETTERS = "abcdefghijklmnop"
 
 
-class LiteralText:
-    """Replaces the names of control tokens, and restores them in rendered text. Use one for all renderings of a prompt.
+class Placeholders:
+    """Replaces the names of control tokens and images, and restores them in rendered text.
 
-    markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not replaced in
-    an assistant's content, since clients send reasoning back with its markers.
+    Use one for all renderings of a prompt. rows: runs of image rows by their first id.
     """
 
-    def __init__(self, markup: Callable[[str], Sequence[Range]], kept: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        markup: Callable[[str], Sequence[Range]],
+        kept: Sequence[str] = (),
+        see: Callable[[bytes], ImagePieces] = lambda _data: (),
+    ) -> None:
+        """markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not
+        replaced in an assistant's content, since clients send reasoning back with its markers. see: encodes an image.
+        """
         self._markup = markup
         self._kept = [text for text in kept if text]
+        self._see = see
         self._nonce = _word(secrets.randbits(4 * _NONCE_LETTERS), _NONCE_LETTERS)
-        self._hidden: dict[str, str] = {}
+        self._hidden: dict[str, str] = {}  # placeholders of names
+        self._images: dict[str, ImagePieces] = {}  # by placeholder
+        self.rows: dict[int, ImageRows] = {}
 
     def hide_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Copies of the messages with all names of control tokens replaced, also in names, calls and results."""
+        """Copies of the messages with all names of control tokens replaced, also in names, calls and results.
+
+        Contents with images become text, each part on a line of its own, as in llama.cpp's server. Raises what encoding
+        an image raises.
+        """
         return [self._hide_message(message) if isinstance(message, Mapping) else message for message in messages]
 
     def hide(self, value: Any) -> Any:
@@ -64,9 +77,29 @@ class LiteralText:
             at += len(text)
         return "".join(pieces), ranges
 
+    def encode(self, rendered: str, encode: Callable[[str, Sequence[Range]], list[int]]) -> tuple[str, tuple[int, ...]]:
+        """The text with the names restored, and its token ids, with the images' ids in place of their placeholders.
+
+        encode: called with the text between images, and the ascending ranges in it that are plain text.
+        """
+        text = ""
+        ids: list[int] = []
+        for piece in re.split(f"({'|'.join(self._images) or '(?!)'})", rendered):
+            if piece in self._images:
+                text += piece
+                for part in self._images[piece]:
+                    ids += part if isinstance(part, tuple) else part.ids
+            elif piece:
+                plain, ranges = self.reveal(piece)
+                text += plain
+                ids += encode(plain, ranges)
+        return text, tuple(ids)
+
     def _hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         hidden: dict[str, Any] = {}
         for key, value in message.items():
+            if key == "content" and isinstance(value, list) and any(map(_is_image, value)):
+                value = "\n".join(map(self._line, value))  # noqa: PLW2901
             if key == "content" and isinstance(value, str):
                 hidden[key] = self._replace(value, self._foreign(value, message.get("role")))
             elif key == "content" and isinstance(value, list):
@@ -134,8 +167,20 @@ class LiteralText:
 
     def _placeholder(self, name: str) -> str:
         if name not in self._hidden:
-            self._hidden[name] = self._nonce + _word(len(self._hidden), _INDEX_LETTERS)
+            self._hidden[name] = self._new_placeholder()
         return self._hidden[name]
+
+    def _new_placeholder(self) -> str:
+        return self._nonce + _word(len(self._hidden) + len(self._images), _INDEX_LETTERS)
+
+    def _line(self, part: Any) -> str:
+        """A part of a content with images, as text."""
+        if not _is_image(part):
+            return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
+        placeholder = self._new_placeholder()
+        self._images[placeholder] = pieces = self._see(part["data"])
+        self.rows |= {piece.ids[0]: piece for piece in pieces if not isinstance(piece, tuple)}
+        return placeholder
 
 
 def _text_of(part: Any) -> str:
@@ -145,53 +190,6 @@ def _text_of(part: Any) -> str:
 
 def _word(number: int, letters: int) -> str:
     return "".join(_LETTERS[number >> 4 * at & 15] for at in range(letters))
-
-
-class PromptImages:
-    """The images of a conversation, for all of its renderings. rows: runs of image rows by their first id."""
-
-    def __init__(self, see: Callable[[bytes], ImagePieces]) -> None:
-        self._see = see
-        self._nonce = f"image{secrets.token_hex(12)}"
-        self._pieces: list[ImagePieces] = []
-        self.rows: dict[int, ImageRows] = {}
-
-    def hide(self, messages: Sequence[Any]) -> list[Any]:
-        """Copies of the messages in which contents with images are text, with placeholders for the images.
-
-        Each part is on a line of its own, as in llama.cpp's server. Raises what encoding an image raises.
-        """
-        return [self._hide_message(message) for message in messages]
-
-    def encode(
-        self, text: str, literal: Sequence[Range], encode: Callable[[str, Sequence[Range]], list[int]]
-    ) -> list[int]:
-        """Token ids of a rendered text, with the images' ids in place of their placeholders.
-
-        literal: ranges of the text, ascending. encode: called with the text between images and the ranges in it.
-        """
-        ids: list[int] = []
-        at = 0
-        for placeholder in re.finditer(f"{self._nonce}([0-9a-f]{{{_INDEX_DIGITS}}})", text):
-            ids += _encode_between(text, at, placeholder.start(), literal, encode)
-            for piece in self._pieces[int(placeholder[1], 16)]:
-                ids += piece if isinstance(piece, tuple) else piece.ids
-            at = placeholder.end()
-        return ids + _encode_between(text, at, len(text), literal, encode)
-
-    def _hide_message(self, message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list) or not any(_is_image(part) for part in content):
-            return message
-        return {**message, "content": "\n".join(map(self._part, content))}
-
-    def _part(self, part: Any) -> str:
-        if not _is_image(part):
-            return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
-        pieces = self._see(part["data"])
-        self._pieces.append(pieces)
-        self.rows |= {piece.ids[0]: piece for piece in pieces if not isinstance(piece, tuple)}
-        return f"{self._nonce}{len(self._pieces) - 1:0{_INDEX_DIGITS}x}"
 
 
 def has_images(messages: Sequence[Any]) -> bool:
@@ -219,11 +217,3 @@ def without_images(messages: Sequence[Mapping[str, Any]], most: int | None = Non
 
 def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "image" and isinstance(part.get("data"), bytes)
-
-
-def _encode_between(
-    text: str, start: int, stop: int, literal: Sequence[Range], encode: Callable[[str, Sequence[Range]], list[int]]
-) -> list[int]:
-    """Encode a part of a text with the literal ranges in it."""
-    inside = [(max(first, start) - start, min(last, stop) - start) for first, last in literal]
-    return encode(text[start:stop], [span for span in inside if span[0] < span[1]]) if start < stop else []

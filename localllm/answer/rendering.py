@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -11,11 +10,11 @@ from gguf_io.chat_template import ChatTemplate
 from gguf_io.errors import TemplateError
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
-from localllm.answer.placeholders import LiteralText, PromptImages, Range, has_images
+from localllm.answer.placeholders import Placeholders, Range, has_images
 from localllm.answer.request import SYSTEM_ROLES, Message
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.prefix_cache import common_prefix
-from localllm.engine.runner import ImageRows
+from localllm.engine.runner import ImagePieces
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +26,6 @@ _STAND_IN = {"role": "user", "content": "."}
 MARKUP_CHARACTERS = 30  # a guess at a message's markup
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A rendered conversation: fields of a GenerationRequest, and whether the answer starts in its reasoning."""
-
-    text: str
-    tokens: tuple[int, ...]
-    messages: "RenderedChat"
-    stop: tuple[str, ...]
-    starts_in_reasoning: bool
-    images: Mapping[int, ImageRows] = field(default_factory=dict)
-
-
 def render(
     model: LoadedModel,
     messages: Sequence[Message],
@@ -47,28 +34,22 @@ def render(
     enable_thinking: bool | None = None,
     continues: bool = False,
     **extra: Any,
-) -> ChatPrompt:
+) -> "RenderedChat":
     """Render and tokenise a conversation for the assistant's answer.
 
     messages, tools: see AnswerRequest. continues: the answer continues the last message. extra: of the template's
     EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model cannot read images, PictureError for a bad image.
     """
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
-    images = PromptImages(model.see) if has_images(messages) else None
-    if images:
-        messages = images.hide(messages)
-    chat = RenderedChat(model.tokenizer, model.template, messages[:-1] if continues else messages, options, images)
-    begun, tokens, in_reasoning = chat.begun(messages[-1]) if continues else ("", (), chat.starts_in_reasoning)
-    rows = images.rows if images else {}
-    return ChatPrompt(chat.text + begun, chat.tokens + tokens, chat, model.template.stop_strings, in_reasoning, rows)
+    return RenderedChat(model.tokenizer, model.template, messages, options, model.see, continues)
 
 
 class RenderedChat:
     """A conversation rendered and tokenised for the assistant's answer. Implements engine.request.Conversation.
 
     Only the template's own text is parsed for control tokens. Their names in messages and options stay text, except
-    reasoning markers in an assistant's content. options: of ChatTemplate.render. images: those whose placeholders are
-    in the messages. Raises TemplateError.
+    reasoning markers in an assistant's content. text, tokens: of the whole prompt. length: tokens of its messages; the
+    rest is the beginning of the answer. images: rows by their first id. starts_in_reasoning: whether the answer does.
     """
 
     def __init__(
@@ -77,45 +58,45 @@ class RenderedChat:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
-        images: PromptImages | None = None,
+        see: Callable[[bytes], ImagePieces] = lambda _data: (),
+        continues: bool = False,
     ) -> None:
+        """options: of ChatTemplate.render. see: encodes an image. continues: the answer continues the last message.
+
+        Raises TemplateError, and what see raises.
+        """
         self._tokenizer = tokenizer
-        self._images = images
         self._template = template
         markers = [text for pair in template.reasoning_markers for text in pair]
-        self._literal = LiteralText(tokenizer.markup, markers)
-        self._messages = self._literal.hide_messages(messages)
-        self._options = {name: self._literal.hide(value) for name, value in options.items()}
+        self._placeholders = Placeholders(tokenizer.markup, markers, see)
+        hidden = self._placeholders.hide_messages(messages)
+        self._messages = hidden[:-1] if continues else hidden
+        self._options = {name: self._placeholders.hide(value) for name, value in options.items()}
         self._shorter: dict[int, tuple[int, ...]] = {}
         rendered = self._render(self._messages)
         self.text, self.tokens = self._encode(rendered)
+        self.length = len(self.tokens)
         self.starts_in_reasoning = template.starts_in_reasoning(rendered)
+        self.images = self._placeholders.rows
+        if continues:
+            self._begin(hidden[-1])
 
-    @property
-    def length(self) -> int:
-        """Tokens of the whole conversation."""
-        return len(self.tokens)
-
-    def begun(self, message: Mapping[str, Any]) -> tuple[str, tuple[int, ...], bool]:
-        """An assistant's unfinished message to add to the prompt: its text, its tokens, whether it ends in reasoning.
-
-        Names of control tokens in it stay text, as in any message.
-        """
-        (hidden,) = self._literal.hide_messages([message])
-        content = hidden.get("content") or ""
-        reasoning = hidden.get("reasoning_content") or hidden.get("thinking")
+    def _begin(self, message: Mapping[str, Any]) -> None:
+        """Add an assistant's unfinished message to the prompt."""
+        content = message.get("content") or ""
+        reasoning = message.get("reasoning_content") or message.get("thinking")
         markers = self._template.reasoning_markers
         alone, joined = before_answer(markers)
         if reasoning and markers:
             opening, closing = markers[0]
             written = ("" if self.starts_in_reasoning else opening) + reasoning
             written += closing + joined + content if content else ""
-            in_reasoning = not content
+            self.starts_in_reasoning = not content
         else:
-            written, in_reasoning = alone + content if content else "", self.starts_in_reasoning and not content
-        text, ranges = self._literal.reveal(written)
-        tokens = self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges)
-        return text, tuple(tokens), in_reasoning
+            written = alone + content if content else ""
+            self.starts_in_reasoning = self.starts_in_reasoning and not content
+        text, tokens = self._placeholders.encode(written, self._ids)
+        self.text, self.tokens = self.text + text, self.tokens + tokens
 
     def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Drop the oldest messages to save at least this many tokens; returns the tokens and the messages dropped.
@@ -125,7 +106,7 @@ class RenderedChat:
         """
         starts = self._starts()
         if not starts:
-            return self.tokens, 0
+            return self.tokens[: self.length], 0
         first = starts[self._find_cut(starts, tokens)]
         return self._from(first), len(self._messages) - len(self._kept(first))
 
@@ -166,8 +147,7 @@ class RenderedChat:
 
     def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
         """Text and token ids, with exactly one BOS if the model expects it."""
-        text, ranges = self._literal.reveal(rendered)
-        ids = tuple(self._images.encode(text, ranges, self._ids) if self._images else self._ids(text, ranges))
+        text, ids = self._placeholders.encode(rendered, self._ids)
         bos = self._tokenizer.bos_id
         wants_bos = self._tokenizer.add_bos and bos is not None and ids[:1] != (bos,)
         return text, (bos, *ids) if wants_bos and bos is not None else ids

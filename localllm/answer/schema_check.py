@@ -54,7 +54,8 @@ def _lacking(what: str, schema: Mapping[str, Any], value: Any) -> tuple[str, ...
             pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        return (f"{what} cannot be checked against its JSON Schema: {_first_line(error)}",)
+        why = shortened(str(error).partition("\n")[0], LONGEST_REASON)
+        return (f"{what} cannot be checked against its JSON Schema: {why}",)
     if validator.is_valid(value):
         return ()
     places = _not_enforced(schema)
@@ -87,7 +88,3 @@ def _standard(schema: Any) -> Any:
         if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
             found[exclusive] = found.pop(bound)
     return {"anyOf": [found, {"type": "null"}]} if found.pop("nullable", False) is True else found
-
-
-def _first_line(error: Exception) -> str:
-    return shortened(str(error).partition("\n")[0], LONGEST_REASON)

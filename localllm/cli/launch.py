@@ -71,8 +71,8 @@ def launch(
 
 def executable(agent: "Program") -> str:
     """The program's path. Raises RequestError with the command that installs it."""
-    if (path := shutil.which(agent.command)) is None:
-        raise RequestError(f"{agent.command} is not installed. Install it with `{agent.install}`.")
+    if (path := shutil.which(agent.name)) is None:
+        raise RequestError(f"{agent.name} is not installed. Install it with `{agent.install}`.")
     return path
 
 
@@ -200,19 +200,19 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
     """The command as a shell line, with the key masked."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
     removed = [f"-u {name}" for name in setup.removed]
-    words = [shlex.quote(word) for word in (agent.command, *setup.arguments, *arguments)]
+    words = [shlex.quote(word) for word in (agent.name, *setup.arguments, *arguments)]
     line = " ".join([*(["env", *removed] if removed else []), *variables, *words])
     return line.replace(key, "KEY") if key else line
 
 
 def _write(agent: "Program", endpoint: "Endpoint") -> None:
     """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
-    if agent.own_file is None:
+    if agent.own_text is None:
         raise RequestError(
             f"{agent.name} writes its own configuration: `cline auth --provider openai-compatible --apikey KEY "
             f"--baseurl {endpoint.url}/v1 --modelid {endpoint.model}`."
         )
-    path, content = agent.own_file(endpoint)
+    path, content = Path.home() / agent.own_path, agent.own_text(endpoint)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:

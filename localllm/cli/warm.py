@@ -93,7 +93,7 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
     def start(url: str) -> "subprocess.Popen[bytes]":
         setup = agent.set_up(replace(endpoint, url=url), folder_of(agent.name))
         write_files(setup)
-        return _on_terminal([path, *setup.arguments, *agent.asked(_PROMPT)], environment_of(setup), log)
+        return _on_terminal([path, *setup.arguments, *agent.asked, _PROMPT], environment_of(setup), log)
 
     recorded = record(start, RECORD_S)
     if recorded is None:

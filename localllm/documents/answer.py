@@ -59,12 +59,7 @@ def as_json(checker: QuotationChecker, excerpts: Sequence[Excerpt], report: Repo
     return {
         "quotations": [asdict(each) for each in checker.quotations],
         "excerpts": [
-            {
-                "file": each.name,
-                "page": each.page or None,
-                "first_line": each.line,
-                "last_line": each.line + each.text.count("\n"),
-            }
+            {"file": each.name, "page": each.page or None, "first_line": each.line, "last_line": each.last_line}
             for each in excerpts
         ],
         "index": {key: value for key, value in asdict(report).items() if key != "too_many"},

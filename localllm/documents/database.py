@@ -84,15 +84,12 @@ def connect(root: Path) -> sqlite3.Connection:
     path = index_path(root)
     with database_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not path.exists():
-            path.touch(mode=0o600)
         db = _opened(path)
         try:
             if not _is_current(db, path):
                 db.close()
                 for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
                     name.unlink(missing_ok=True)
-                path.touch(mode=0o600)
                 db = _opened(path)
             db.execute("PRAGMA journal_mode = WAL")
             with db:
@@ -114,6 +111,8 @@ def _make(db: sqlite3.Connection, root: Path) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        path.touch(mode=0o600)
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")

@@ -24,7 +24,12 @@ class Excerpt:
     @property
     def label(self) -> str:
         """The place of the whole excerpt: notes.md:10-42."""
-        return place(self.name, self.page, self.line, self.line + self.text.count("\n"))
+        return place(self.name, self.page, self.line, self.last_line)
+
+    @property
+    def last_line(self) -> int:
+        """The number of the last line."""
+        return self.line + self.text.count("\n")
 
     def place(self, row: int) -> str:
         """The place of one of its lines, counted from 0: notes.md:12."""

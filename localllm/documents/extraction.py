@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_io.confined import ChildEndedError, ConfinedChild, Reply
+from gguf_io.confined import ChildEndedError, ConfinedChild
 from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
@@ -22,8 +22,7 @@ TARGET_CHARS = 1200  # some 300 tokens: eight chunks are computed in a few secon
 LEAST_CHARS = 300  # a heading begins a new chunk if the current one has at least this many
 _BINARY_BYTES = 8192  # of a file's beginning are searched for a NUL
 _KINDS = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
-_LIBRARIES = {"pdf": "pypdf", "docx": "docx"}
-_DISTRIBUTIONS = {"pypdf": "pypdf", "docx": "python-docx"}
+_LIBRARIES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}  # modules, and packages that have them
 
 
 class UnreadableError(LocalLLMError):
@@ -75,10 +74,15 @@ class Extractor:
         kind = _KINDS.get(path.suffix.lower())
         if kind is None:
             return Document((tuple(_lines(_decoded(data))),))
-        if (library := _LIBRARIES.get(kind)) and importlib.util.find_spec(library) is None:
-            install = f"{sys.executable} -m pip install {_DISTRIBUTIONS[library]}"
-            raise UnreadableError(f"needs {_DISTRIBUTIONS[library]}: {install}", lasting=False)
-        reply = self._ask(kind, data)
+        if kind in _LIBRARIES:
+            module, package = _LIBRARIES[kind]
+            if importlib.util.find_spec(module) is None:
+                install = f"{sys.executable} -m pip install {package}"
+                raise UnreadableError(f"needs {package}: {install}", lasting=False)
+        try:
+            reply = self._child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
+        except ChildEndedError as error:
+            raise UnreadableError(f"cannot be read as {kind.upper()}: {error}") from None
         if "error" in reply:
             raise UnreadableError(f"cannot be read as {kind.upper()}: {shortened(str(reply['error']), 200)}")
         return Document(tuple(map(tuple, reply["pages"])), is_paged=kind == "pdf", cut=reply["cut"])
@@ -86,12 +90,6 @@ class Extractor:
     def close(self) -> None:
         """End the child process. Idempotent."""
         self._child.close()
-
-    def _ask(self, kind: str, data: bytes) -> Reply:
-        try:
-            return self._child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
-        except ChildEndedError as error:
-            raise UnreadableError(f"cannot be read as {kind.upper()}: {error}") from None
 
 
 def _decoded(data: bytes) -> str:

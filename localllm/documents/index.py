@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -112,13 +113,14 @@ class DocumentIndex:
         gone = [known[name]["id"] for name in known.keys() - {file.name for file in found}]
         with self._changes() as db:
             for identity in gone:
-                _remove_chunks(db, identity)
-                db.execute("DELETE FROM file WHERE id = ?", (identity,))
+                _remove_file(db, identity)
         report.removed = len(gone)
-        changed = [file for file in found if not _is_known(file, known.get(file.name))]
+        stamps = {name: (row["size"], row["mtime"]) for name, row in known.items()}
+        changed = [file for file in found if stamps.get(file.name) != (file.size, file.mtime)]
         digests = {name: row["digest"] for name, row in known.items()}
         done = len(found) - len(changed)
-        for batch in _batches(_read_all(changed, digests)):
+        read = _read_all(changed, digests)
+        while batch := list(islice(read, _FILES_PER_COMMIT)):
             with self._changes() as db:
                 for one in batch:
                     _store(db, one)
@@ -192,10 +194,6 @@ class DocumentIndex:
             yield self._db
 
 
-def _is_known(file: FoundFile, row: sqlite3.Row | None) -> bool:
-    return row is not None and (row["size"], row["mtime"]) == (file.size, file.mtime)
-
-
 def _read_all(files: Sequence[FoundFile], digests: dict[str, str]) -> Iterator[_Read]:
     """Read files on up to eight threads, and yield the results in order."""
     workers = min(os.cpu_count() or 1, 8)
@@ -234,17 +232,6 @@ def _read(file: FoundFile, known: str | None, extractor: Extractor) -> _Read:
         return _Read(file, digest, problem=str(error), lasting=error.lasting)
 
 
-def _batches(items: Iterator[_Read]) -> Iterator[list[_Read]]:
-    batch: list[_Read] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == _FILES_PER_COMMIT:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def _store(db: sqlite3.Connection, one: _Read) -> None:
     """Write a file's row, and its chunks if it was read again."""
     file, document = one.file, one.document
@@ -255,8 +242,7 @@ def _store(db: sqlite3.Connection, one: _Read) -> None:
         return
     row = db.execute("SELECT id FROM file WHERE name = ?", (file.name,)).fetchone()
     if row is not None:
-        _remove_chunks(db, row["id"])
-        db.execute("DELETE FROM file WHERE id = ?", (row["id"],))
+        _remove_file(db, row["id"])
     problem = one.problem or (document.cut if document else "")
     values = (file.name, file.size, mtime, "" if one.problem else one.digest, problem)
     identity = db.execute("INSERT INTO file (name, size, mtime, digest, problem) VALUES (?, ?, ?, ?, ?)", values)
@@ -270,10 +256,10 @@ def _store(db: sqlite3.Connection, one: _Read) -> None:
             db.execute("INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)", words)
 
 
-def _remove_chunks(db: sqlite3.Connection, file: int) -> None:
-    """Remove a file's chunks and their words; the words table stores no text, so it must be passed again."""
+def _remove_file(db: sqlite3.Connection, file: int) -> None:
+    """Remove a file with its chunks and their words; the words table stores no text, so it must be passed again."""
     sql = "SELECT chunk.id, name, text FROM chunk JOIN file ON file.id = chunk.file WHERE file.id = ?"
     for row in db.execute(sql, (file,)).fetchall():
         words = (row["id"], searchable_name(row["name"]), searchable(row["text"]))
         db.execute("INSERT INTO words (words, rowid, name, text) VALUES ('delete', ?, ?, ?)", words)
-    db.execute("DELETE FROM chunk WHERE file = ?", (file,))
+    db.execute("DELETE FROM file WHERE id = ?", (file,))

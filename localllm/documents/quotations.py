@@ -116,42 +116,34 @@ class QuotationChecker:
 
     def _step(self, whole: bool) -> tuple[int, str] | None:
         """How many held characters to take and what to show for them; None to wait for more."""
-        letter = self._held[0]
+        held = self._held
         cited, self._cited = self._cited, False
         if self._before == "\n":
-            taken = self._line(whole)
-            if taken is not _PLAIN:
-                return taken
+            if not whole and len(held) < 6 and not held.strip(" `~>"):
+                return None
+            if fence := _FENCE.match(held):
+                return self._block(fence, whole)
+            if held.startswith(">") and _PAIRS.keys().isdisjoint(held.partition("\n")[0]):
+                return self._quoted_lines(whole)
+        return self._within_line(whole, cited)
+
+    def _within_line(self, whole: bool, cited: bool) -> tuple[int, str] | None:
+        held = self._held
+        letter = held[0]
         if letter == "`":
             return self._inline_code(whole)
-        if letter == "[" or (cited and self._held.lstrip(" ")[:1] in ("[", "")):
+        if letter == "[" or (cited and held.lstrip(" ")[:1] in ("[", "")):
             return self._reference(whole, cited)
         if letter in _PAIRS and not (letter in '"»' and _joined("a", self._before)):
             return self._quotation(whole)
-        end = next(
-            (at for at, each in enumerate(self._held) if at and (each in _STOPS or self._held[at - 1] == "\n")), 0
-        )
-        end = end or len(self._held)
-        return end, self._held[:end]
-
-    def _line(self, whole: bool) -> "tuple[int, str] | None":
-        """At the beginning of a line: a block of code, or a quoted line. _PLAIN for anything else."""
-        held = self._held
-        if not whole and len(held) < 6 and not held.strip(" `~>"):
-            self._cited = False
-            return None
-        if fence := _FENCE.match(held):
-            return self._block(fence, whole)
-        return self._quoted_lines(whole) if held.startswith(">") else _PLAIN
+        end = next((at for at, each in enumerate(held) if at and (each in _STOPS or held[at - 1] == "\n")), len(held))
+        return end, held[:end]
 
     def _quoted_lines(self, whole: bool) -> tuple[int, str] | None:
         """Lines after > are one quotation; if the first has quotation marks, only the text between them is quoted."""
         held = self._held
-        first, ended, _ = held.partition("\n")
-        if any(sign in first for sign in _PAIRS):
-            return _PLAIN
         end = next((match.start() for match in re.finditer(r"\n(?!>)", held)), -1)
-        if not ended or end in (-1, len(held) - 1):  # more of them may come
+        if end in (-1, len(held) - 1):  # more of them may come
             if not whole and len(held) <= MAX_QUOTED_CHARS:
                 return None
             end = len(held.rstrip("\n"))
@@ -200,12 +192,8 @@ class QuotationChecker:
             return True
         name, _, lines = reference.rpartition(":")
         first = int(match[0]) if (match := re.match(r"\s?\d+", lines)) else 0
-        last = excerpt.line + excerpt.text.count("\n")
-        return (
-            not excerpt.page
-            and excerpt.place(first - excerpt.line) == f"{name}:{first}"
-            and (excerpt.line <= first <= last)
-        )
+        is_named = not excerpt.page and excerpt.place(first - excerpt.line) == f"{name}:{first}"
+        return is_named and excerpt.line <= first <= excerpt.last_line
 
     def _quotation(self, whole: bool) -> tuple[int, str] | None:
         held = self._held
@@ -236,7 +224,6 @@ class QuotationChecker:
         return self.cite(found or NOT_FOUND)
 
 
-_PLAIN = (-1, "")
 _STOPS = frozenset({"`", "[", *_PAIRS})
 
 

@@ -76,7 +76,7 @@ def arranged(wanted: Sequence[int], fitting: Collection[int], earlier: Sequence[
         if _gain(beginning, wanted) > _gain(best, wanted):
             best = beginning
     uses = Counter(chunk for prompt in earlier for chunk in prompt)
-    rest = [chunk for chunk in wanted if chunk not in best][: max(len(wanted) - len(best), 0)]
+    rest = [chunk for chunk in wanted if chunk not in best][: len(wanted) - len(best)]
     return [*best, *sorted(rest, key=lambda chunk: (-uses[chunk], chunk))]
 
 

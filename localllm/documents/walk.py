@@ -11,8 +11,6 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from localllm.files import TEMPORARY
-
 MAX_FILES = 100_000
 _MAX_RULES_BYTES = 2**16  # of a .gitignore
 _MAX_STARS = 3  # in one of its patterns: each multiplies the matching time by the length of the name
@@ -57,7 +55,7 @@ def found_files(root: Path) -> Iterator[FoundFile]:
         rules |= {os.path.join(parent, name): here for name in folders}
         for name in sorted(files):
             path = Path(parent, name)
-            if name.startswith((".", TEMPORARY)) or _NO_TEXT.fullmatch(path.suffix) or not _is_utf8(str(path)):
+            if name.startswith(".") or _NO_TEXT.fullmatch(path.suffix) or not _is_utf8(str(path)):
                 continue
             if _is_ignored(base + name, here):
                 continue

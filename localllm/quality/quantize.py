@@ -26,7 +26,7 @@ from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY, stale, sync_folder
+from localllm.files import TEMPORARY, stale, sync_folder, usual_mode
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
 from localllm.library.manifest import Layer, Manifest, blob_name
@@ -61,8 +61,7 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
     kind = kind.upper()
     if kind not in TYPES:
         raise RequestError(f"There is no type {kind}. Choose one of {', '.join(TYPES)}.")
-    if os.path.lexists(target):
-        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
+    _refuse_existing(target)
     with open_model(source) as file:
         if file.notes:
             raise RequestError(
@@ -117,18 +116,13 @@ def store_model(store: OwnStore, write: Callable[[Path], None]) -> Layer:
     return layer
 
 
-def quantizes(tensor: TensorInfo) -> bool:
-    """Whether a tensor is a matrix that quantised files store in blocks; norms, biases and routers keep their type."""
-    return is_matrix(tensor.name, tensor.shape)
-
-
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """The same by name and shape."""
+    """Whether a tensor is a matrix that quantised files store in blocks; norms, biases and routers keep their type."""
     return name.endswith("weight") and len(shape) >= 2 and not name.endswith(_NEVER)
 
 
 def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
 
     types = {name: _type_of(tensor, kind) for name, tensor in file.tensors.items()}
     with closing(GGUFWriter(target, file.architecture)) as writer:
@@ -137,7 +131,7 @@ def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None
         writer.add_file_type(LlamaFileType[f"MOSTLY_{kind}"])
         for name, tensor in file.tensors.items():
             block_type = GGMLQuantizationType[types[name]]
-            shape = (*tensor.shape[:-1], _row_bytes(block_type, tensor.shape[-1]))
+            shape = quants.quant_shape_to_byte_shape(tensor.shape, block_type)
             writer.add_tensor_info(name, shape, np.dtype(np.uint8), prod(shape), block_type)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -150,7 +144,7 @@ def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None
 
 def _type_of(tensor: TensorInfo, kind: str) -> str:
     """The format of a tensor in the new file; F16 if its rows are not a multiple of the block length."""
-    if not quantizes(tensor):
+    if not is_matrix(tensor.name, tensor.shape):
         return tensor.type.name
     return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
 
@@ -169,13 +163,6 @@ def _blocks(file: ModelFile, name: str, kind: str) -> NDArray[np.uint8]:
             "where they are large; otherwise the file is damaged: download or convert it again."
         ) from error
     return np.ascontiguousarray(quantized).view(np.uint8)
-
-
-def _row_bytes(block_type: Any, items: int) -> int:
-    from gguf import GGML_QUANT_SIZES
-
-    block, size = GGML_QUANT_SIZES[block_type]
-    return int(items // block * size)
 
 
 def _copy_metadata(source: Path, writer: Any) -> None:
@@ -204,7 +191,8 @@ def _by_llama(file: ModelFile, target: Path, kind: str, progress: Progress, thre
     if status != 0:
         raise RequestError(f"llama.cpp cannot quantise {file.path} to {kind}; --debug shows its messages.")
     block = 32 if kind in _SMALL_BLOCKS else 256
-    if larger := sum(quantizes(tensor) and tensor.shape[-1] % block > 0 for tensor in file.tensors.values()):
+    matrices = [tensor for tensor in file.tensors.values() if is_matrix(tensor.name, tensor.shape)]
+    if larger := sum(matrix.shape[-1] % block > 0 for matrix in matrices):
         log.warning("%d matrices have rows that %s cannot hold, and are stored in larger types", larger, kind)
 
 
@@ -237,6 +225,11 @@ def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
         raise raised
 
 
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
+        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
+
+
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """A temporary file beside the target that replaces it on success. Raises RequestError.
@@ -253,19 +246,13 @@ def _whole(target: Path) -> Iterator[Path]:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     os.close(handle)
     try:
-        os.chmod(name, _usual_mode())  # mkstemp makes files that only the user can read
+        os.chmod(name, usual_mode())  # mkstemp makes files that only the user can read
         yield Path(name)
         with open(name, "rb") as file:
             os.fsync(file.fileno())
+        _refuse_existing(target)  # again: quantising takes minutes
         os.replace(name, target)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _usual_mode() -> int:
-    """The permissions of a new file of this process."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return 0o666 & ~mask

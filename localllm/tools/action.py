@@ -1,5 +1,6 @@
 """Tools, and the actions planned from their calls, which can be shown before they run."""
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Tool:
     plan: Callable[[dict[str, Any]], Action]
 
 
+def schema_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The JSON Schema of a built-in tool's arguments."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
 class Toolbox:
     """The tools offered to a model."""
 
@@ -97,6 +103,12 @@ class Toolbox:
 def _check(arguments: dict[str, Any], tool: Tool) -> None:
     import jsonschema_rs
 
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise MalformedCallError(
+            f"The arguments of {tool.name} have characters that cannot be written as UTF-8."
+        ) from error
     try:  # offline: a server's schema must not fetch anything
         validator = jsonschema_rs.validator_for(dict(tool.parameters), offline=True)
     except (ValueError, jsonschema_rs.ReferencingError) as error:

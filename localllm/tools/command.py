@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError
+from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError, schema_of
 from localllm.tools.folder import Folder
 
 LIMIT_S = 120
@@ -29,12 +29,7 @@ def command_tool(folder: Folder) -> Tool:
         "run_command",
         f"Run a shell command in the folder and return what it prints. It gets no input and {LIMIT_S} s. "
         "The user sees the command and decides.",
-        {
-            "type": "object",
-            "properties": {"command": {"type": "string", "minLength": 1}},
-            "required": ["command"],
-            "additionalProperties": False,
-        },
+        schema_of({"command": {"type": "string", "minLength": 1}}, "command"),
         lambda arguments: _plan(folder, arguments),
     )
 

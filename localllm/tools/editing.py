@@ -6,7 +6,7 @@ import threading
 from pathlib import PurePosixPath
 from typing import Any
 
-from localllm.tools.action import Action, Tool, ToolError
+from localllm.tools.action import Action, Tool, ToolError, schema_of
 from localllm.tools.folder import Folder, read_bytes
 from localllm.tools.journal import Journal
 
@@ -18,12 +18,7 @@ def editing_tool(folder: Folder, journal: Journal) -> Tool:
         "edit_file",
         "Change a text file: old_text, which must occur exactly once, is replaced by new_text. "
         "An empty old_text creates a new file with new_text. The user sees the change and decides.",
-        {
-            "type": "object",
-            "properties": {"path": text, "old_text": text, "new_text": text},
-            "required": ["path", "old_text", "new_text"],
-            "additionalProperties": False,
-        },
+        schema_of({"path": text, "old_text": text, "new_text": text}, "path", "old_text", "new_text"),
         lambda arguments: _plan(folder, journal, arguments),
     )
 
@@ -54,7 +49,7 @@ def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
     if before is None:
         if old:
             raise ToolError(f"{name}: there is no such file. An empty old_text creates it.")
-        return _encoded(new)
+        return new.encode()
     try:
         text = before.decode()
     except UnicodeDecodeError as error:
@@ -66,14 +61,7 @@ def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
     count = text.count(old)
     if count != 1:
         raise ToolError(f"{name}: old_text occurs {count} times; it must occur exactly once. Read the file first.")
-    return _encoded(text.replace(old, new))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ToolError("new_text has characters that cannot be written as UTF-8.") from error
+    return text.replace(old, new).encode()
 
 
 def diff(name: str, before: bytes | None, after: bytes | None) -> str:

@@ -2,9 +2,8 @@
 
 import os
 import stat
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from localllm.files import TEMPORARY
 from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
@@ -32,7 +31,7 @@ class Folder:
 
     def is_hidden(self, path: Path) -> bool:
         """Whether a part of the path starts with a dot; such files often hold secrets or settings."""
-        return is_hidden(path.relative_to(self.root))
+        return any(part.startswith(".") for part in path.relative_to(self.root).parts)
 
     def resolve_for_writing(self, text: str) -> Path:
         """`resolve` for a file to change. Raises ToolError for folders and for the files of Git and localllm."""
@@ -43,11 +42,6 @@ class Folder:
         if path == self.root or path.is_dir():
             raise ToolError(f"{text}: is a folder. Name a file.")
         return path
-
-
-def is_hidden(path: PurePath) -> bool:
-    """Whether a part of a relative path starts with a dot."""
-    return any(part.startswith(".") for part in path.parts)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -69,8 +63,3 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ToolError(f"{path.name}: is not UTF-8 text.") from error
-
-
-def is_temporary(name: str) -> bool:
-    """Whether a file is one of localllm's temporary files."""
-    return name.startswith(TEMPORARY)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.files import TEMPORARY, sync_folder
+from localllm.files import TEMPORARY, sync_folder, usual_mode, write_whole
 from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
 from localllm.tools.folder import read_bytes
@@ -22,7 +22,6 @@ from localllm.tools.folder import read_bytes
 APPLICATION_ID = int.from_bytes(b"lllj", "big")
 KEPT_S = 30 * 24 * 3600
 BUSY_S = 5.0
-NEW_FILE_MODE = 0o666  # less the umask
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Change:
     path: Path
     before: bytes | None
     after: bytes
-    at: float
 
 
 def journal_path() -> Path:
@@ -58,7 +56,7 @@ class Journal:
         """
         if _content(path) != before:
             raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
-        mode = NEW_FILE_MODE & ~_umask() if before is None else path.stat().st_mode & 0o7777
+        mode = usual_mode() if before is None else path.stat().st_mode & 0o7777
         temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
         made = [str(parent) for parent in path.parents if not parent.exists()]
         row = (str(self.folder), self.owner, str(path), before, after, mode, str(temporary), json.dumps(made))
@@ -69,7 +67,7 @@ class Journal:
         try:
             for folder in reversed(made):
                 Path(folder).mkdir()
-            _replace(path, after, mode, temporary)
+            write_whole(path, after, mode=mode, temporary=temporary)
         except OSError:
             with self._open() as db:
                 db.execute("DELETE FROM change WHERE temporary = ?", (str(temporary),))
@@ -79,10 +77,10 @@ class Journal:
         """The last change in the folder by any owner; None if there is none."""
         with self._open() as db:
             row = db.execute(
-                "SELECT id, owner, path, before, after, at FROM change WHERE folder = ? ORDER BY id DESC LIMIT 1",
+                "SELECT id, owner, path, before, after FROM change WHERE folder = ? ORDER BY id DESC LIMIT 1",
                 (str(self.folder),),
             ).fetchone()
-        return None if row is None else Change(row[0], row[1], Path(row[2]), row[3], row[4], row[5])
+        return None if row is None else Change(row[0], row[1], Path(row[2]), row[3], row[4])
 
     def undo(self, change: Change) -> bool:
         """Restore the file's content and mode, and delete the change; False if it had never been applied.
@@ -101,7 +99,7 @@ class Journal:
             raise ToolError(f"{change.path}: was changed by something else since. Nothing was changed.")
         try:
             if now != change.before and change.before is not None:
-                _replace(change.path, change.before, mode, temporary)
+                write_whole(change.path, change.before, mode=mode, temporary=temporary)
             elif now is not None and change.before is None:
                 change.path.unlink()
                 sync_folder(change.path.parent)
@@ -146,27 +144,3 @@ def _content(path: Path) -> bytes | None:
         return read_bytes(path)
     except FileNotFoundError:
         return None
-
-
-def _replace(path: Path, data: bytes, mode: int, temporary: Path) -> None:
-    """Replace a file atomically. The journal has the temporary file's name, in case the process is killed."""
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        temporary.chmod(mode)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def _umask() -> int:
-    """The process's umask; reading it requires setting it briefly."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import SettingsError, reason
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult
 
-START_S = 30.0  # for a server to start and list its tools
+START_S = 30.0  # for all servers to start and list their tools
 CALL_S = 120.0
 CLOSE_S = 5.0  # for a server to end
 POLL_S = 0.05
@@ -83,9 +84,10 @@ class McpServers:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="MCP servers", daemon=True)
         self._thread.start()
+        due = monotonic() + START_S
         for name, ready in [(name, self._start(name, server)) for name, server in servers.items()]:
             try:
-                self.tools += ready.result(START_S)
+                self.tools += ready.result(max(due - monotonic(), 0.0))
             except FutureTimeoutError:
                 self.problems.append(f"MCP server {name}: did not start within {START_S:.0f} s.")
             except Exception as error:  # any failure of a third-party server is shown as a problem

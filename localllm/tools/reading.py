@@ -4,12 +4,12 @@ import fnmatch
 import glob
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from localllm.tools.action import Action, Tool, ToolError
-from localllm.tools.folder import Folder, is_temporary, read_text
+from localllm.tools.action import Action, Tool, ToolError, schema_of
+from localllm.tools.folder import Folder, read_text
 
 LINES = 400  # returned per call
 MAX_NAMES = 500
@@ -26,54 +26,56 @@ def reading_tools(folder: Folder) -> list[Tool]:
         Tool(
             "read_file",
             f"Read a text file. Long files come in parts of {LINES} lines; `start` is the first line, from 1.",
-            _schema({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
+            schema_of({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
             lambda arguments: _plan_read(folder, arguments),
         ),
         Tool(
             "list_files",
             "List the files below a folder. `pattern` limits them, for example *.py. Hidden files are left out.",
-            _schema({"path": _TEXT, "pattern": _TEXT}),
+            schema_of({"path": _TEXT, "pattern": _TEXT}),
             lambda arguments: _plan_list(folder, arguments),
         ),
         Tool(
             "search_files",
             "Find the lines that contain a text, whatever its case, in the files below a folder. "
             "`pattern` limits the files, for example *.py. Hidden files are left out.",
-            _schema({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
+            schema_of({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
             lambda arguments: _plan_search(folder, arguments),
         ),
     ]
 
 
-def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-
-
-def _action(folder: Folder, tool: str, path: Path, run: Any, preview: str) -> Action:
+def _action(folder: Folder, tool: str, path: Path, read: Callable[[threading.Event], str], preview: str) -> Action:
     """An action on a path; it needs approval if the path is hidden."""
     hidden = folder.is_hidden(path)
     name = folder.name(path)
+
+    def run(stop: threading.Event) -> str:
+        if folder.resolve(name) != path:  # a link was put in the way after the call was checked
+            raise ToolError(f"{name}: leads to another file now.")
+        return read(stop)
+
     return Action(tool, name, preview, run, asks=hidden, pattern=None if hidden else glob.escape(name))
 
 
 def _plan_read(folder: Folder, arguments: dict[str, Any]) -> Action:
     path, start = folder.resolve(arguments["path"]), arguments.get("start", 1)
 
-    def run(_stop: threading.Event) -> str:
-        lines = read_text(folder.resolve(arguments["path"])).splitlines(keepends=True)
+    def read(_stop: threading.Event) -> str:
+        lines = read_text(path).splitlines(keepends=True)
         part = lines[start - 1 : start - 1 + LINES]
         if not part:
             return f"[no line {start}: the file has {len(lines)} lines]"
         whole = len(part) == len(lines)
         return "".join(part) + ("" if whole else f"\n[lines {start} to {start + len(part) - 1} of {len(lines)}]")
 
-    return _action(folder, "read_file", path, run, f"read {folder.name(path)}")
+    return _action(folder, "read_file", path, read, f"read {folder.name(path)}")
 
 
 def _plan_list(folder: Folder, arguments: dict[str, Any]) -> Action:
     path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
 
-    def run(stop: threading.Event) -> str:
+    def read(stop: threading.Event) -> str:
         found: list[str] = []
         for file in _files(folder, path, pattern, stop):
             if len(found) == MAX_NAMES:
@@ -81,14 +83,14 @@ def _plan_list(folder: Folder, arguments: dict[str, Any]) -> Action:
             found.append(folder.name(file))
         return "\n".join(found) or "[no files]"
 
-    return _action(folder, "list_files", path, run, f"list {pattern} in {folder.name(path)}")
+    return _action(folder, "list_files", path, read, f"list {pattern} in {folder.name(path)}")
 
 
 def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
     path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
     wanted = arguments["text"].casefold()
 
-    def run(stop: threading.Event) -> str:
+    def read(stop: threading.Event) -> str:
         hits: list[str] = []
         for number, file in enumerate(_files(folder, path, pattern, stop)):
             if number == MAX_SEARCHED:
@@ -104,7 +106,7 @@ def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
                     hits.append(f"{folder.name(file)}:{line}: {words.strip()[:HIT_CHARS]}")
         return "\n".join(hits) or "[not found]"
 
-    return _action(folder, "search_files", path, run, f"search {arguments['text']!r} in {folder.name(path)}")
+    return _action(folder, "search_files", path, read, f"search {arguments['text']!r} in {folder.name(path)}")
 
 
 def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> Iterator[Path]:
@@ -120,7 +122,7 @@ def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> I
             if stop.is_set():
                 raise ToolError("Stopped by the user.")
             file = Path(parent, name)
-            if name.startswith(".") or is_temporary(name) or file.is_symlink() or not file.is_file():
+            if name.startswith(".") or file.is_symlink() or not file.is_file():
                 continue
             relative = file.relative_to(path).as_posix()
             if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(relative, pattern):

@@ -2,6 +2,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,16 +130,44 @@ def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
-    found = doctor.check_folder(written)
+    found = doctor.check_folder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
     assert found.state is State.BAD and found.advice == "Name another."
 
 
 def test_a_file_in_place_of_a_folder_is_bad(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
-    found = doctor.check_folder(written)
+    found = doctor.check_folder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
     assert found.state is State.BAD and found.advice == "Name another."
+
+
+def test_a_folder_below_one_that_cannot_be_searched_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, stat = tmp_path / "locked", os.stat
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if locked in Path(path).parents:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    locked.mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert doctor.check_folder("models", locked / "a", "Name another.", State.BAD).state is State.BAD
+    assert doctor.check_unfinished(locked / "partial").state is State.GOOD
+
+
+def test_a_file_that_vanishes_meanwhile_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def gone(path: Any, *, follow_symlinks: bool = True, **options: Any) -> os.stat_result:
+        if not follow_symlinks and Path(path).name == "gone":
+            raise FileNotFoundError(2, "No such file or directory")
+        return stat(path, follow_symlinks=follow_symlinks, **options)
+
+    for name in ("gone", "there"):
+        (tmp_path / name).write_bytes(b"#" * 5000)
+    monkeypatch.setattr(os, "stat", gone)
+    monkeypatch.setattr(os, "lstat", lambda path: gone(path, follow_symlinks=False))
+    assert size_of(tmp_path) == (tmp_path / "there").stat().st_blocks * 512
 
 
 def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:

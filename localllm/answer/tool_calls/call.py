@@ -48,21 +48,38 @@ def resolved(schema: Any, root: Schema) -> Schema:
     return schema if isinstance(schema, Mapping) and "$ref" not in schema else {}
 
 
+def properties_of(schema: Any, root: Schema) -> Schema:
+    """The schemas of an object's properties by name; {} if it lists none."""
+    properties = resolved(schema, root).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def values_of(schema: Schema) -> list[Any]:
+    """The values that a schema lists; [] if it lists none."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) else []
+
+
+def choices_of(schema: Schema) -> list[Any]:
+    """The schemas of which a value must match one; [] if there are none."""
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    return choices if isinstance(choices, list) else []
+
+
 def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
     """Whether all values of a schema other than null are strings, and whether it allows null."""
     schema = resolved(schema, root)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
+    if values := values_of(schema):
         return all(isinstance(value, str) or value is None for value in values), None in values
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(choices, list) and choices and "type" not in schema:
+    if (choices := choices_of(schema)) and "type" not in schema:
         others = [choice for choice in choices if not _is_null(choice)]
         texts = [is_text(choice, root) for choice in others]
         null = len(others) < len(choices) or any(nullable for _, nullable in texts)
         return bool(others) and all(text for text, _ in texts), null
     kinds = schema.get("type")
-    named = set(kinds) if isinstance(kinds, list) else {kinds}
-    return "string" in named and named <= {"string", "null"}, "null" in named or schema.get("nullable") is True
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    is_string = "string" in kinds and all(kind in ("string", "null") for kind in kinds)
+    return is_string, "null" in kinds or schema.get("nullable") is True
 
 
 def _is_null(schema: Any) -> bool:

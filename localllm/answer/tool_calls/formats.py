@@ -12,9 +12,10 @@ from enum import Enum
 
 
 class Slot(Enum):
-    """A place in a call that depends on the tool."""
+    """A place in a call that depends on the tool: its name, or arguments as a JSON object."""
 
     NAME = "name"
+    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,6 @@ class Maybe(tuple["Piece", ...]):
     """Pieces that may be missing."""
 
     __slots__ = ()
-
-
-class Json(Enum):
-    """Arguments as a JSON object."""
-
-    OBJECT = "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +59,13 @@ class Literals:
     closing: str
 
 
-Arguments = Json | Tags | Literals
 # Text: a space that is not before a letter may be white space or nothing.
-Piece = str | Slot | Pattern | Maybe | Json | Tags | Literals
+Piece = str | Slot | Pattern | Maybe | Tags | Literals
 
 BLANK = re.compile(r" (?![A-Za-z])|\n")
 BETWEEN_TAGS = re.compile(r"(?<=>) (?=<)")  # where the opening of Tags may have white space
 
-NAME, JSON = Slot.NAME, Json.OBJECT
+NAME, JSON = Slot.NAME, Slot.JSON
 PYTHON = Literals('"', "=", ":", True, ("True", "False", "None"), ")")
 GEMMA = Literals('<|"|>', ":", ":", False, ("true", "false", "null"), "}")
 FUNCTION_GEMMA = Literals("<escape>", ":", ":", False, ("true", "false", "null"), "}")
@@ -110,9 +104,9 @@ class CallFormat:
         return all(sign in shown for sign in signs)
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> Slot | Tags | Literals:
         """How the arguments are written."""
-        return next(piece for piece in self.call if isinstance(piece, Json | Tags | Literals))
+        return next(piece for piece in self.call if piece is Slot.JSON or isinstance(piece, Tags | Literals))
 
 
 def _row(opening: str, closing: str, *call: Piece, **more: object) -> CallFormat:
@@ -189,16 +183,8 @@ FORMATS: tuple[CallFormat, ...] = (
         separator="",
     ),
     # LFM2 and 2.5
-    _row("<|tool_call_start|>", "<|tool_call_end|>", NAME, "( ", PYTHON, " )", separator=" , ", begin=" [ ", end=" ] "),
-    _row(
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        *(NAME, "( ", PYTHON, " )"),
-        separator=" , ",
-        begin=" [ ",
-        end=" ] ",
-        signs=("List of tools: ",),
-    ),
+    _list("<|tool_call_start|>", "<|tool_call_end|>", NAME, "( ", PYTHON, " )"),
+    _list("<|tool_call_start|>", "<|tool_call_end|>", NAME, "( ", PYTHON, " )", signs=("List of tools: ",)),
     # Olmo 3
     _row("<function_calls>", "</function_calls>", NAME, "( ", PYTHON, " )", separator="\n"),
     # Gemma 4, and FunctionGemma

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.answer.tool_calls.call import Schema, is_text, resolved
+from localllm.answer.tool_calls.call import Schema, choices_of, is_text, properties_of, resolved, values_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
@@ -17,6 +17,8 @@ from localllm.answer.tool_calls.formats import (
     Slot,
     Tags,
 )
+from localllm.engine.constraint import ConstraintVocabulary
+from localllm.engine.constraint.compile import embedded
 
 MAX_DEPTH = 6  # of nested values in a spelling other than JSON; deeper ones are plain values
 MAX_LENGTH = 2000  # longest text limit that is enforced
@@ -29,30 +31,18 @@ BLANKS = r"/ |\n{1,2}[ \t]{0,20}/"
 class CallGrammar:
     """Builds the grammar of a section of calls."""
 
-    def __init__(
-        self,
-        form: CallFormat,
-        tools: Mapping[str, Schema],
-        pieces: Callable[[str], Sequence[int | str]],
-        enforced: Callable[[Schema], Any],
-        ends: frozenset[int],
-    ) -> None:
-        """pieces: splits text into control tokens and the text between. enforced: converts a client's JSON Schema to
-        one for llguidance. ends: tokens that end an answer.
-        """
+    def __init__(self, form: CallFormat, tools: Mapping[str, Schema], vocabulary: ConstraintVocabulary) -> None:
         self._form = form
-        self._pieces = pieces
-        self._enforced = enforced
-        self._ends = ends
+        self._tools = tools
+        self._vocabulary = vocabulary
         self._rules: list[str] = []
         self._root: Schema = {}
-        self._tools = tools
 
     @property
     def ends_answer(self) -> bool:
         """Whether the answer ends where the section does."""
-        pieces = self._pieces(self._form.closing)
-        return not pieces or pieces[0] in self._ends
+        pieces = self._vocabulary.pieces(self._form.closing)
+        return not pieces or pieces[0] in self._vocabulary.ends
 
     def section(self, before: str = "") -> str:
         """The grammar of what follows an opening, or of both if the call includes it. before: literal text in front."""
@@ -76,7 +66,7 @@ class CallGrammar:
         match piece:
             case str():
                 found = self._text(piece)
-            case Slot():
+            case Slot.NAME:
                 found = json.dumps(json.dumps(name, ensure_ascii=False)[1:-1])
             case Pattern(source):
                 found = f"/{source}/"
@@ -90,39 +80,33 @@ class CallGrammar:
                 found = self._json(self._root)
         return found
 
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def _terminal(self, body: str) -> str:
-        name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
+    def _rule(self, body: str, letter: str = "r", options: str = "") -> str:
+        """Add a rule; returns its name. letter: "T" for a terminal."""
+        name = f"{letter}{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
         return name
 
     def _text(self, text: str) -> str:
         """Text in which a space matches any white space or none; see formats.Piece."""
-        parts = BLANK.split(text)
-        return " blank? ".join(self._literal(part) for part in parts)
+        return " blank? ".join(self._literal(part) for part in BLANK.split(text))
 
     def _literal(self, text: str) -> str:
-        pieces = self._pieces(text) if text else []
-        return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
+        return _spelled_out(self._vocabulary.pieces(text)) if text else ""
 
     def _json(self, schema: Any) -> str:
         """A value as JSON."""
         if schema is not self._root and isinstance(schema, Mapping):
             kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
             schema = {**kept, **schema}
-        return self._rule(f"%json {json.dumps(self._enforced(schema))}")
+        return self._rule(f"%json {json.dumps(embedded(schema))}")
 
     # Parameters between tags
 
     def _tags(self, tags: Tags) -> str:
         root = resolved(self._root, self._root)
-        properties = root.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
-            return self._free_tags(tags) if root.get("additionalProperties", properties is None) else ""
+        properties = properties_of(root, self._root)
+        if not properties:
+            return self._free_tags(tags) if root.get("additionalProperties", root.get("properties") is None) else ""
         required = root.get("required") or ()
         found = []
         for key, schema in properties.items():
@@ -134,7 +118,7 @@ class CallGrammar:
         text, nullable = is_text(schema, self._root)
         kind = "string" if text else self._kind(schema)
         words = {"key": key, "string": "true" if text else "false", "type": kind}
-        opening = " blank? ".join(self._literal(part.format(**words)) for part in _parts(tags.opening))
+        opening = " blank? ".join(self._literal(part.format(**words)) for part in BETWEEN_TAGS.split(tags.opening))
         closing = tags.closing.format(**words)
         line = '"\\n"?'
         if not text:
@@ -152,7 +136,7 @@ class CallGrammar:
                 "/[A-Za-z_][A-Za-z0-9_]{0,63}/" if at % 2 else self._literal(piece)
                 for at, piece in enumerate(re.split("(\0)", part.format(**words)))
             )
-            for part in _parts(tags.opening)
+            for part in BETWEEN_TAGS.split(tags.opening)
         )
         if "{key}" in tags.closing:
             return ""
@@ -170,26 +154,23 @@ class CallGrammar:
         for choice in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
             if is_text(choice, self._root)[0]:
                 return self._raw(choice, closing, line)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if values:
+        if values := values_of(schema):
             texts = " | ".join(json.dumps(value) for value in values if isinstance(value, str))
             return f"({texts}) {line} {self._literal(closing)}"
         if expression := _limits(schema, closing):
-            return f"{self._terminal(expression)} {line} {self._literal(closing)}"
-        ending, *rest = self._pieces(closing)
+            return f"{self._rule(expression, 'T')} {line} {self._literal(closing)}"
+        ending, *rest = self._vocabulary.pieces(closing)
         if isinstance(ending, int):
             return f"/(.|\\n)*/ {self._literal(closing)}"
-        text = f"r{len(self._rules)}"
-        self._rules.append(f"{text}[suffix={json.dumps(ending)}]: /(.|\\n)*/")
-        after = " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in rest)
-        return f"{text} {after}"
+        text = self._rule("/(.|\\n)*/", options=f"[suffix={json.dumps(ending)}]")
+        return f"{text} {_spelled_out(rest)}"
 
     # Values in other spellings
 
     def _pairs(self, schema: Any, spelling: Literals, assigns: str, depth: int) -> str:
         root = resolved(schema, self._root)
-        properties = root.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
+        properties = properties_of(root, self._root)
+        if not properties:
             return ""
         required = root.get("required") or ()
         pairs = []
@@ -215,10 +196,9 @@ class CallGrammar:
 
     def _value(self, schema: Any, spelling: Literals, depth: int) -> str:
         schema = resolved(schema, self._root)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if values:
+        if values := values_of(schema):
             return f"({' | '.join(self._spelled(value, spelling) for value in values)})"
-        choices = schema.get("anyOf") or schema.get("oneOf")
+        choices = choices_of(schema)
         if choices and depth < MAX_DEPTH:
             return f"({' | '.join(self._value(choice, spelling, depth + 1) for choice in choices)})"
         kinds = schema.get("type")
@@ -261,9 +241,9 @@ class CallGrammar:
         return json.dumps(json.dumps(value, ensure_ascii=False))
 
 
-def _parts(text: str) -> list[str]:
-    """A parameter's opening, split where white space is allowed."""
-    return BETWEEN_TAGS.split(text)
+def _spelled_out(pieces: Sequence[int | str]) -> str:
+    """Control tokens and the text between them."""
+    return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
 
 
 def _limits(schema: Schema, closing: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, resolved
+from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, properties_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
@@ -26,10 +26,10 @@ _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+(?P<mark>"?)', re.DOTALL)
 _KEY = r'(?P<key>[^"<>=/\n][^"<>=\n]{0,255})'
 
 # Arguments in other spellings than JSON: Python's literals and Gemma's.
-_BLANKS = re.compile(r"\s*")
-_BARE_KEY = re.compile(r"[^\s\"'=:{}\[\](),]+")
-_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BARE_KEY = r"(?P<key>[^\s\"'=:{}\[\](),]++)\s*+"
+_NUMBER = r"(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+_STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
+_MARK = r"(?P<mark>[\[\]{},])|(?P<blank>\s++)"
 
 # Yields to wait for text; there is more of it on each resumption.
 Reading = Generator[None, None, Any]
@@ -51,7 +51,7 @@ class CallReader:
         self.opening = opening
         self.closed = self.broken = False
         self.rest = ""
-        self._form = form
+        self.form = form
         self._tools = tools
         self._text = opening if form.starts else ""  # from where the next piece is read
         self._at = 0
@@ -65,7 +65,7 @@ class CallReader:
         """The section's text so far, since the last complete call."""
         return "".join(self._source)
 
-    def push(self, text: str) -> list[CallDelta | ToolCall]:
+    def read(self, text: str) -> list[CallDelta | ToolCall]:
         """Add text; return the new deltas and calls, each call after all of its deltas."""
         self._text += text
         self._source.append(text)
@@ -79,7 +79,7 @@ class CallReader:
         return found
 
     def _read(self) -> Reading:
-        form = self._form
+        form = self.form
         head, tail, following, end = _expressions(form, tuple(sorted(self._tools, key=len, reverse=True)))
         match = yield from self._match(_blanks(form.begin) + head)
         while True:
@@ -105,7 +105,7 @@ class CallReader:
         return match
 
     def _arguments(self, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
-        style = self._form.arguments
+        style = self.form.arguments
         if isinstance(style, Tags):
             return (yield from self._tags(style, schema, tail))
         if isinstance(style, Literals):
@@ -139,7 +139,7 @@ class CallReader:
     def _tags(self, tags: Tags, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
         found: dict[str, Any] = {}
         opening = _tag_opening(tags)
-        properties = resolved(schema, schema).get("properties") or {}
+        properties = properties_of(schema, schema)
         while True:
             match = yield from self._match(rf"\s*+(?:{opening}|(?={tail}))")
             if match["key"] is None:
@@ -247,88 +247,44 @@ def _tag_opening(tags: Tags) -> str:
     return r"\s*+".join(parts)
 
 
-class _IncompleteError(Exception):
-    """The text ends too early, or is not a valid value."""
-
-
 def read_pairs(text: str, at: int, spelling: Literals) -> tuple[dict[str, Any], int] | None:
-    """The pairs up to the end of the arguments, and where they end. None if they are incomplete or invalid."""
+    """The pairs up to the end of the arguments, and where they end. None if they are incomplete or invalid.
+
+    They are rewritten as JSON, token by token.
+    """
+    words = dict(zip(spelling.words, ("true", "false", "null"), strict=True))
+    outer, nested = _tokens(spelling)
+    found, depth = ["{"], 0
+    while depth or not text.startswith(spelling.closing, at):
+        match = (nested if depth else outer).match(text, at)
+        if match is None:
+            return None
+        at = match.end()
+        kind, token = match.lastgroup, match[match.lastgroup or 0]
+        if kind == "mark":
+            depth += (token in "{[") - (token in "}]")
+        elif kind == "raw":
+            token = json.dumps(token)
+        elif kind == "key":
+            token = f"{json.dumps(token)}:"
+        elif kind == "word":
+            token = words[token]
+        elif kind == "blank":
+            token = " "  # JSON knows fewer kinds
+        found.append(token)
     try:
-        return _Reader(text, spelling).pairs(at, spelling.assigns, spelling.closing, quoted=False)
-    except (_IncompleteError, ValueError, RecursionError):
+        return json.loads("".join([*found, "}"])), at
+    except (ValueError, RecursionError):
         return None
 
 
-class _Reader:
-    def __init__(self, text: str, spelling: Literals) -> None:
-        self._text = text
-        self._spelling = spelling
-        self._words = dict(zip(spelling.words, (True, False, None), strict=True))
-
-    def pairs(self, at: int, assigns: str, closing: str, quoted: bool) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        at = self._blank(at)
-        while not self._text.startswith(closing, at):
-            if found:
-                at = self._blank(self._expect(",", at))
-            if quoted:
-                key, at = self._string(at)
-            else:
-                match = self._matched(_BARE_KEY, at)
-                key, at = match[0], match.end()
-            at = self._blank(self._expect(assigns, self._blank(at)))
-            found[key], at = self.value(at)
-            at = self._blank(at)
-        return found, at
-
-    def value(self, at: int) -> tuple[Any, int]:
-        text, spelling = self._text, self._spelling
-        if text.startswith(spelling.quotes, at):
-            return self._string(at)
-        if text.startswith("{", at):
-            found, at = self.pairs(at + 1, spelling.nested_assigns, "}", spelling.quoted_keys)
-            return found, at + 1
-        if text.startswith("[", at):
-            return self._items(at + 1)
-        for word, value in self._words.items():
-            if text.startswith(word, at):
-                return value, at + len(word)
-        match = self._matched(_NUMBER, at)
-        return json.loads(match[0]), match.end()
-
-    def _items(self, at: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
-        at = self._blank(at)
-        while not self._text.startswith("]", at):
-            if found:
-                at = self._blank(self._expect(",", at))
-            value, at = self.value(at)
-            found.append(value)
-            at = self._blank(at)
-        return found, at + 1
-
-    def _string(self, at: int) -> tuple[str, int]:
-        quotes = self._spelling.quotes
-        if quotes == '"':
-            match = self._matched(_STRING, at)
-            return json.loads(match[0]), match.end()
-        first = self._expect(quotes, at)
-        end = self._text.find(quotes, first)
-        if end < 0:
-            raise _IncompleteError
-        return self._text[first:end], end + len(quotes)
-
-    def _blank(self, at: int) -> int:
-        match = _BLANKS.match(self._text, at)
-        return match.end() if match else at
-
-    def _expect(self, text: str, at: int) -> int:
-        if not self._text.startswith(text, at):
-            raise _IncompleteError
-        return at + len(text)
-
-    def _matched(self, expression: "re.Pattern[str]", at: int) -> "re.Match[str]":
-        match = expression.match(self._text, at)
-        if match is None:
-            raise _IncompleteError
-        return match
+@lru_cache
+def _tokens(spelling: Literals) -> tuple["re.Pattern[str]", "re.Pattern[str]"]:
+    """Expressions for a token among the arguments, and for one within a value; the group is its kind."""
+    quotes = re.escape(spelling.quotes)
+    string = _STRING if spelling.quotes == '"' else f"{quotes}(?P<raw>.*?){quotes}"
+    values = f"{_NUMBER}|(?P<word>{'|'.join(spelling.words)})|{_MARK}"
+    outer = f"{string}|{_BARE_KEY}{spelling.assigns}|{values}"
+    key = "(?P<assigns>" if spelling.quoted_keys else f"(?:{_BARE_KEY}"
+    nested = f"{string}|{key}{spelling.nested_assigns})|{values}"
+    return re.compile(outer, re.DOTALL), re.compile(nested, re.DOTALL)

@@ -144,11 +144,13 @@ class _Reader:
         other = names.keys() & KEPT - {"type", "enum", "const", "pattern", "$schema", "$id"}
         listed = names.get("enum", [names["const"]] if "const" in names else None)
         value = schema.get("additionalProperties", True)
-        if not other and isinstance(listed, list) and all(isinstance(name, str) for name in listed):
-            own = schema.get("properties", {})
+        own = schema.get("properties", {})
+        named = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
+        if not other and named and isinstance(own, dict):
             return rest | {"properties": {name: own.get(name, value) for name in listed}, "additionalProperties": False}
-        if not other and "pattern" in names and not schema.keys() & {"properties", "patternProperties"}:
-            return rest | {"patternProperties": {names["pattern"]: value}, "additionalProperties": False}
+        pattern = names.get("pattern")
+        if not other and isinstance(pattern, str) and not schema.keys() & {"properties", "patternProperties"}:
+            return rest | {"patternProperties": {pattern: value}, "additionalProperties": False}
         return rest if not other and "pattern" not in names else dict(schema)
 
     def _resolved(self, schema: Any) -> Any:
@@ -202,10 +204,11 @@ def _lost(schema: Mapping[str, Any]) -> list[str]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference[:1] == "#" and reference[1:2] not in ("", "/"):
         found.append("$ref")  # to an $anchor
-    if "format" in schema and schema["format"] not in FORMATS:
+    if "format" in schema and str(schema["format"]) not in FORMATS:
         found.append("format")
-    properties = schema.get("properties")
-    optional = isinstance(properties, dict) and properties.keys() - set(schema.get("required") or ())
+    properties, required = schema.get("properties"), schema.get("required")
+    listed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    optional = isinstance(properties, dict) and properties.keys() - set(listed)
     return found + [key for key in ("minProperties", "maxProperties") if optional and schema.get(key)]
 
 

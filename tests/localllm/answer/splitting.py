@@ -1,19 +1,9 @@
 """Answers cut into pieces, as they stream, and the parts that a splitter returns."""
 
 import itertools
-from typing import Protocol
 
 from localllm.answer.event import AnswerPart
-
-
-class Splitter(Protocol):
-    """Takes pieces of an answer's text and returns its parts."""
-
-    def push(self, text: str) -> list[AnswerPart]:
-        """The parts that are certain after one more piece."""
-
-    def flush(self) -> list[AnswerPart]:
-        """The rest, at the answer's end."""
+from localllm.answer.splitter import Splitter
 
 
 def split_at(splitter: Splitter, text: str, cuts: list[int]) -> list[AnswerPart]:

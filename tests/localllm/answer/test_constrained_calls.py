@@ -111,6 +111,28 @@ def test_drafts_change_nothing(one: CallFormat, monkeypatch: pytest.MonkeyPatch)
     assert alone == plain[:4], "and so does a batch"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"properties": 5},
+        {"properties": {"at": {}}, "required": True},
+        {"properties": {"at": {"type": 5}}},
+        {"properties": {"at": {"type": {"a": 1}}}},
+        {"properties": {"at": {"type": "string", "minLength": "3"}}},
+        {"properties": {"at": {"type": "string", "pattern": 5}}},
+        {"properties": {"at": {"type": "array", "minItems": "x"}}},
+        {"properties": {"at": {"type": "string", "anyOf": 5}}},
+    ],
+)
+def test_schemas_with_values_of_wrong_types_leave_calls_free(wrong: dict[str, Any]) -> None:
+    tools = {"look": {"type": "object", **wrong}}
+    for one in [*FORMS, form("<|tool_call>", ""), form("<function_calls>", "")]:
+        CallConstraints(LOADED).lazy([one], tools, lambda one=one: AnswerSplitter([], [one], tools))  # type: ignore[misc]
+    text = "<tool_call>\n<function=look>\n<parameter=at>\nsun\n</parameter>\n</function>\n</tool_call>"
+    (call,) = [call for part in AnswerSplitter([], FORMS[1:], tools).push(text) for call in part.tool_calls]
+    assert call.arguments == {"at": "sun"}
+
+
 def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     masks: list[bool] = []
     sample = Sampler.sample

@@ -68,4 +68,4 @@ def test_text_without_headers_is_content(cuts: list[int], text: str) -> None:
 )
 def test_the_template_decides_who_splits(data_dir: Path, name: str, kind: type) -> None:
     template = ChatTemplate((data_dir / "templates" / f"{name}.jinja").read_text())
-    assert type(answer_splitter(template.reasoning_markers)) is kind
+    assert type(answer_splitter(template.reasoning_markers, (), {})) is kind

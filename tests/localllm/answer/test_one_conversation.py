@@ -24,7 +24,7 @@ from localllm.server.openai.chat import chat_request as openai_chat_request
 from localllm.server.openai.responses import given_items, responses_request
 from localllm.server.openai.schema import ChatBody, ResponsesBody
 from localllm.settings import Settings
-from tests.localllm.answer.conversations import ASKED, CASES, PICTURE, TEMPLATE, Case
+from tests.localllm.answer.conversations import ASKED, CASES, PICTURE, TEMPLATE, TOOL, Case
 from tests.localllm.server.made_models import with_metadata
 from tui.conversation import Conversation
 from tui.parameters import Parameters
@@ -135,3 +135,10 @@ def test_every_front_end_asks_for_the_same(
         assert generation.images.keys() == expected.images.keys(), (who, first)
     if case.behaviour.settings and who != "anthropic":
         assert {generation.max_tokens for who, generation in found.items() if who != "anthropic"} == {9}
+
+
+def test_the_text_of_a_prompt_ends_with_the_opening_of_a_required_call(loaded: LoadedModel) -> None:
+    request = AnswerRequest(messages=[{"role": "user", "content": ASKED}], tools=[TOOL], tool_choice="")
+    prompt = LocalModel("m", loaded).prepare(request)
+    assert prompt.text.endswith("<tool_call>")
+    assert loaded.tokenizer.decode(list(prompt.tokens)).endswith("<tool_call>")

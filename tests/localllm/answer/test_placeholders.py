@@ -16,7 +16,7 @@ from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer import Tokenizer
-from localllm.answer.placeholders import LiteralText
+from localllm.answer.placeholders import Placeholders
 from localllm.answer.rendering import render
 from localllm.engine.backends import BackendChoice
 from localllm.engine.loaded_model import LoadedModel
@@ -131,7 +131,7 @@ def test_other_text_is_tokenised_as_ever(model: LoadedModel) -> None:
 def test_names_stay_text_where_the_oldest_messages_are_dropped(model: LoadedModel, markup: tuple[str, ...]) -> None:
     early = [user("Early? " * 9), {"role": "assistant", "content": "Early. " * 9}]
     messages = early + talk(f"Is {markup[0]} it so? " * 3, f"It is {markup[1]}. " * 3)
-    tokens, dropped = render(model, messages).messages.without_oldest(10)
+    tokens, dropped = render(model, messages).without_oldest(10)
     assert (tokens, dropped) == (render(model, messages[2:]).tokens, 2)
 
 
@@ -196,7 +196,7 @@ def find(text: str) -> list[tuple[int, int]]:
 
 @given(value=JSON)
 def test_what_is_hidden_comes_back(value: Any) -> None:
-    literal = LiteralText(find)
+    literal = Placeholders(find)
     written = json.dumps(literal.hide(value))
     assert "<|>" not in written
     text, ranges = literal.reveal(written)
@@ -206,7 +206,7 @@ def test_what_is_hidden_comes_back(value: Any) -> None:
 
 @given(values=st.dictionaries(st.text("ab", min_size=1, max_size=3), st.text("a<|>", max_size=9), max_size=4))
 def test_equal_texts_stay_equal(values: Mapping[str, str]) -> None:
-    literal = LiteralText(find)
+    literal = Placeholders(find)
     first, second = literal.hide(values), literal.hide(values)
     assert first == second
     assert (first == values) == ("<|>" not in "".join(f"{text} " for text in values.values()))

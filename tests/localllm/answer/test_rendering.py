@@ -124,20 +124,23 @@ def test_system_messages_and_the_newest_question_stay(data_dir: Path, tokenizer:
 def test_an_answer_that_goes_on_ends_the_prompt(
     data_dir: Path, tokenizer: Tokenizer, name: str, message: dict[str, str], begun: str, in_reasoning: bool
 ) -> None:
-    whole = chat(tokenizer, template(data_dir, name), conversation(2))
-    text, tokens, inside = whole.begun({"role": "assistant", **message})
-    assert (text, inside) == (begun, in_reasoning)
+    own, messages = template(data_dir, name), conversation(2)
+    before = chat(tokenizer, own, messages)
+    whole = RenderedChat(tokenizer, own, [*messages, {"role": "assistant", **message}], {}, continues=True)
+    assert (whole.text, whole.starts_in_reasoning) == (before.text + begun, in_reasoning)
+    assert whole.length == before.length and whole.tokens[: whole.length] == before.tokens
+    tokens = whole.tokens[whole.length :]
     assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == begun
     # Text written by a model is not parsed as control tokens in the next turn.
     assert tokens == tuple(tokenizer.encode(begun, add_special=False, parse_special=False))
 
 
 def test_the_beginning_of_the_answer_stays_behind_the_messages(data_dir: Path, tokenizer: Tokenizer) -> None:
-    whole = chat(tokenizer, template(data_dir, "Qwen-Qwen2.5-7B-Instruct"), conversation(30))
     begun = tuple(tokenizer.encode("It was"))
-    request = GenerationRequest(
-        (*whole.tokens, *begun), context_policy=ContextPolicy.DROP_MESSAGES, messages=whole, max_tokens=8
-    )
+    messages = [*conversation(30), {"role": "assistant", "content": "It was"}]
+    own = template(data_dir, "Qwen-Qwen2.5-7B-Instruct")
+    whole = RenderedChat(tokenizer, own, messages, {}, continues=True)
+    request = GenerationRequest(whole.tokens, context_policy=ContextPolicy.DROP_MESSAGES, messages=whole, max_tokens=8)
     fitted = fit_prompt(request, 400)
     assert fitted.dropped_messages and fitted.dropped_tokens == len(request.prompt) - len(fitted.tokens)
     assert tuple(fitted.tokens[-len(begun) :]) == begun

@@ -83,6 +83,13 @@ def test_what_is_no_call_stays_content(cuts: list[int], text: str) -> None:
     assert split(text, cuts) == [AnswerPart(PartKind.CONTENT, text)]
 
 
+@given(CUTS, st.sampled_from(["<think>a</think>", f"<think>a</think>{CALL}"]))
+def test_white_space_after_what_is_no_call_stays(cuts: list[int], before: str) -> None:
+    for text in ('<tool_call>{"name": "add", "arguments": {"a": }} and more', f"<tool_call>{'[' * 2100} and more"):
+        parts = split(before + text, [*cuts, len(before + text) - len(" and more")])
+        assert "".join(part.text for part in parts).endswith(text)
+
+
 @given(st.text("<>/thinktool_calls[]TOCALS{}", max_size=60), CUTS)
 def test_no_text_is_lost(text: str, cuts: list[int]) -> None:
     joined = "".join(part.text for part in split(text, cuts))
@@ -97,7 +104,7 @@ def test_no_text_is_lost(text: str, cuts: list[int]) -> None:
         ("<tool_call>", '"arguments"', '{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', ["f"]),
         ("[TOOL_CALLS]", '"id"', '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', ["f", "g"]),
         ("[TOOL_CALLS]", "[ARGS]", 'f[CALL_ID]123456789[ARGS]{"x": 1}', ["f"]),
-        ("<function=", "Json", 'f>{"x": 1}</function>', ["f"]),
+        ("<function=", "Slot.JSON", 'f>{"x": 1}</function>', ["f"]),
         (
             "<tool_call>",
             "parameter",

@@ -15,7 +15,6 @@ from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS, Slot, Tags
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.constraint.compile import embedded
 from tests.fakes.byte_vocabulary import END, ByteVocabulary
 
 CITY = {"type": "string", "maxLength": 12}
@@ -105,7 +104,7 @@ VOCABULARIES = {
 def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
     """A section of calls sampled from random logits, which prefer short texts."""
     source = vocabulary._source
-    grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
+    grammar = CallGrammar(form, tools, vocabulary)
     constraint = compile_constraint(ConstraintKind.LARK, grammar.section(), vocabulary)
     rng = np.random.default_rng(seed)
     text = b""
@@ -126,7 +125,7 @@ def read(form: CallFormat, text: str, tools: Any = SCHEMAS, cut: int = 1) -> lis
     reader = CallReader(form, tools, "" if form.starts else form.openings[0])
     found = []
     for at in range(0, len(text), cut):
-        found += reader.push(text[at : at + cut])
+        found += reader.read(text[at : at + cut])
     assert not reader.broken, text
     return found
 
@@ -167,11 +166,11 @@ def test_a_text_between_tags_comes_while_it_is_written(form: CallFormat, content
     ended = "".join(["\n", closing, *spelt[at + 1 :], form.end, form.closing])
     for cut in (1, 2, 7, len(begun)):
         reader = CallReader(form, WRITE, form.openings[0])
-        found = [one for at in range(0, len(begun), cut) for one in reader.push(begun[at : at + cut])]
+        found = [one for at in range(0, len(begun), cut) for one in reader.read(begun[at : at + cut])]
         sent = "".join(one.arguments for one in found if isinstance(one, CallDelta))
         certain = content[: max(len(content) - len(closing), 0)]
         assert sent == ('{"content": "' + json.dumps(certain, ensure_ascii=False)[1:-1] if certain else "")
-        found += [one for at in range(0, len(ended), cut) for one in reader.push(ended[at : at + cut])]
+        found += [one for at in range(0, len(ended), cut) for one in reader.read(ended[at : at + cut])]
         assert not reader.broken
         assert [one for one in found if isinstance(one, ToolCall)] == [ToolCall("write", {"content": content})]
         assert json.loads("".join(one.arguments for one in found if isinstance(one, CallDelta))) == {"content": content}
@@ -207,5 +206,5 @@ def test_calls_as_real_templates_write_them(data_dir: Path, name: str) -> None:
     assert at >= 0
     text = written[at if form.starts else at + len(opening) :]
     reader = CallReader(form, SCHEMAS, "")
-    found = [one for one in reader.push(text) if isinstance(one, ToolCall)]
+    found = [one for one in reader.read(text) if isinstance(one, ToolCall)]
     assert found == [ToolCall("get_weather", ARGUMENTS)]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from gguf_io import open_model
 from localllm.agents.programs import PROGRAMS, Endpoint
-from localllm.agents.recording import Recording, tokens_of
+from localllm.agents.recording import Recording, record, tokens_of
 from localllm.cli.launch import counted_tokens, counts_path
 from localllm.errors import RequestError
 from localllm.roofline.work import attention_operations, looks
@@ -131,7 +132,6 @@ def test_what_programs_are_given(name: str, tmp_path: Path) -> None:
     told = json.dumps([dict(made.environment), made.arguments, {str(path): text for path, text in made.files.items()}])
     assert AT.url in told and AT.model in told and AT.key in told
     assert all(path.is_relative_to(tmp_path) for path in made.files)
-    assert "Hello" in PROGRAMS[name].asked("Hello")
 
 
 def test_a_damaged_count_of_tokens_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,19 @@ def test_codex_gets_settings_that_are_toml() -> None:
     settings = tomllib.loads("\n".join(made.arguments[1::2]))
     assert settings["model"] == AT.model and settings["model_context_window"] == AT.context
     assert settings["model_providers"]["localllm"]["base_url"] == f"{AT.url}/v1"
-    own_file = PROGRAMS["codex"].own_file
-    assert own_file is not None and tomllib.loads(own_file(AT)[1]) == settings
+    own_text = PROGRAMS["codex"].own_text
+    assert own_text is not None and tomllib.loads(own_text(AT)) == settings
+
+
+def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.agents.recording.END_S", 0.1)
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as output:
+        output.readline()
+        assert record(lambda _url: process, 0.0) is None
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:

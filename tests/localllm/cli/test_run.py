@@ -35,6 +35,7 @@ class ScriptedModel:
     """A loaded model whose engine answers with given events; records the request and whether it was closed."""
 
     sees_images = False
+    see = None
 
     def __init__(self, events: Sequence[TokenEvent] = ANSWER, has_template: bool = True) -> None:
         self.events = list(events)

@@ -1,5 +1,6 @@
 """The official JSON Schema Test Suite: generated text validates against its schema, or the schema is refused."""
 
+import contextlib
 import json
 import tarfile
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from constraint_walk import Walker
 
 from gguf_io import load_tokenizer, open_model
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.constraint.json_schema import enforceable
+from localllm.engine.constraint.json_schema import KEPT, NEUTRAL, NOT_ENFORCED, enforceable
 from localllm.errors import RequestError
+from tests.fakes.byte_vocabulary import ByteVocabulary
 
 jsonschema = pytest.importorskip("jsonschema", reason="the validator that serves as oracle is not installed")
 
@@ -75,3 +77,16 @@ def test_everything_generated_validates(data_dir: Path, draft: str) -> None:
                 assert not errors, f"{name}: {text[:200]} under {schema}: {errors}"
     assert accepted > 150
     assert finished > 0.8 * WALKS[draft] * accepted
+
+
+@pytest.mark.parametrize("keyword", sorted(KEPT | NEUTRAL | NOT_ENFORCED))
+def test_a_value_of_the_wrong_type_is_enforced_or_refused(keyword: str) -> None:
+    """A malformed schema raises RequestError, if anything."""
+    vocabulary = ConstraintVocabulary(ByteVocabulary())
+    around = ({}, {"properties": {"a": {}}, "minProperties": 1, "propertyNames": {"enum": ["a"]}})
+    for value in (None, True, 5, -1, 1.5, "x", [], [1], [["a"]], {"a": 1}, [{}], {}):
+        for base in around:
+            schema = {**base, keyword: value}
+            for whole in (schema, {"propertyNames": schema}, {"allOf": [schema]}):
+                with contextlib.suppress(RequestError):
+                    compile_constraint(ConstraintKind.JSON_SCHEMA, json.dumps(whole), vocabulary)

@@ -205,7 +205,7 @@ def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer
         shorter = GenerationRequest(
             prompt.tokens,
             images=prompt.images,
-            messages=prompt.messages,
+            messages=prompt,
             context_policy=ContextPolicy.DROP_MESSAGES,
             context_limit=len(prompt.tokens) - 1,
             max_tokens=1,

@@ -40,7 +40,7 @@ def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedMo
     for turns in range(8, 30):
         prompt = render(model, conversation(turns))
         request = GenerationRequest(
-            prompt.tokens, max_tokens=1, messages=prompt.messages, context_policy=ContextPolicy.DROP_MESSAGES
+            prompt.tokens, max_tokens=1, messages=prompt, context_policy=ContextPolicy.DROP_MESSAGES
         )
         counts = model.engine.submit(request).collect().last.counts
         assert counts.prompt < 400

@@ -45,6 +45,13 @@ def test_own_quantisers_write_what_llama_cpp_writes(data_dir: Path, tmp_path: Pa
     assert metadata(ours) == metadata(theirs)
 
 
+def test_a_file_that_appears_meanwhile_stays(data_dir: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new.gguf"
+    with pytest.raises(RequestError, match="exists already"):
+        quantize(data_dir / "models/gguf" / SOURCES[0], target, "Q8_0", lambda *_: target.write_text("mine") and None)
+    assert target.read_text() == "mine" and os.listdir(tmp_path) == ["new.gguf"]
+
+
 @pytest.mark.oracle
 def test_llama_cpp_quantises_the_rest(data_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")

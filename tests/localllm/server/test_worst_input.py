@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from localllm.answer.harmony import HarmonySplitter
-from localllm.answer.placeholders import LiteralText
+from localllm.answer.placeholders import Placeholders
 from localllm.answer.splitting import AnswerSplitter
 from localllm.answer.tool_calls.formats import FORMATS
 from localllm.server.errors import LONGEST_MESSAGE, ApiError, message_of
@@ -51,7 +51,7 @@ def test_many_names_of_control_tokens_in_one_message() -> None:
     def markup(text: str) -> list[tuple[int, int]]:
         return [match.span() for match in re.finditer("<think>|<x>", text)]
 
-    literal = LiteralText(markup, ["<think>"])
+    literal = Placeholders(markup, ["<think>"])
     literal.hide_messages([{"role": "assistant", "content": filled("<think>")}])
     literal.hide_messages([{"role": "assistant", "content": filled("<x><think>")}])
     parts = [{"type": "text", "text": "<x>"}] * (SIZE // 10)

@@ -58,7 +58,11 @@ def test_nothing_outside_the_folder_is_reached(tools: Toolbox, home: Path, tool:
 
 def test_a_link_that_is_put_in_the_way_after_the_user_looked_is_not_followed(tools: Toolbox, home: Path) -> None:
     edit = tools.plan(ToolCall("edit_file", {"path": "src/a.py", "old_text": "two", "new_text": "2"}))
-    read = tools.plan(ToolCall("read_file", {"path": "src/a.py"}))
+    reads = [
+        tools.plan(ToolCall("read_file", {"path": "src/a.py"})),
+        tools.plan(ToolCall("list_files", {"path": "src"})),
+        tools.plan(ToolCall("search_files", {"path": "src", "text": "two"})),
+    ]
     outside = home.parent / "outside"
     outside.mkdir()
     (outside / "a.py").write_text("one\ntwo\nthree\n")
@@ -66,8 +70,12 @@ def test_a_link_that_is_put_in_the_way_after_the_user_looked_is_not_followed(too
     (home / "src").rmdir()
     (home / "src").symlink_to(outside)
     assert "outside the folder" in edit.result(NEVER)
-    assert "outside the folder" in read.result(NEVER)
+    assert all("outside the folder" in read.result(NEVER) for read in reads)
     assert (outside / "a.py").read_text() == "one\ntwo\nthree\n"
+    (home / "src").unlink()
+    (home / "src").mkdir()
+    (home / "src" / "a.py").symlink_to(home / ".env")
+    assert "hidden needle" not in reads[0].result(NEVER)
 
 
 def test_hidden_files_are_read_only_when_asked_for_one_by_one(tools: Toolbox, home: Path) -> None:
@@ -118,6 +126,9 @@ def test_calls_must_fit_their_schema(tools: Toolbox) -> None:
         ("read_file", {"path": 3}, '3 is not of type "string"'),
         ("read_file", {"path": "a", "mode": "w"}, "'mode' was unexpected"),
         ("run_command", {"command": ""}, "schema of run_command"),
+        ("run_command", {"command": "echo \ud83d"}, "cannot be written as UTF-8"),
+        ("read_file", {"path": "\ud83d"}, "cannot be written as UTF-8"),
+        ("edit_file", {"path": "b", "old_text": "", "new_text": "\ud83d"}, "cannot be written as UTF-8"),
     ):
         with pytest.raises(MalformedCallError, match=said):
             tools.plan(ToolCall(name, arguments))

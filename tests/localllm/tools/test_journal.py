@@ -92,11 +92,11 @@ def test_edits_are_taken_back_in_turn_with_modes_line_ends_and_new_folders(folde
 
 
 MOMENTS = [
-    ("journal", "_replace", "before"),
+    ("journal", "write_whole", "before"),
     ("os", "fsync", "before"),
     ("os", "replace", "before"),
     ("os", "replace", "after"),
-    ("journal", "_replace", "after"),
+    ("journal", "write_whole", "after"),
 ]
 
 

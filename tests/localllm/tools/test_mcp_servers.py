@@ -1,5 +1,6 @@
 """MCP servers, written with the official package, over stdio and streamable HTTP."""
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.errors import SettingsError
 from localllm.tools.action import MalformedCallError, Toolbox
 from localllm.tools.approvals import Approvals, rule_for
-from localllm.tools.mcp_servers import McpServers, read_servers
+from localllm.tools.mcp_servers import START_S, McpServers, read_servers
 from tests.waiting import PATIENCE_S
 
 pytest.importorskip("mcp", reason="needs the extra `mcp`")
@@ -157,3 +159,22 @@ def test_what_to_do_without_the_extra_is_said(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SettingsError, match=r"-m pip install 'mcp>="):
         McpServers({"a": {"command": "x"}})
     assert McpServers({}).tools == []  # without servers nothing is missing
+
+
+def test_servers_that_do_not_answer_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def never(_self: McpServers, _name: str, _server: Any, _ready: Any, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+    def result(_self: Any, timeout: float) -> None:
+        waits.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(McpServers, "_serve", never)
+    with monkeypatch.context() as waiting:
+        waiting.setattr("localllm.tools.mcp_servers.monotonic", lambda: sum(waits))
+        waiting.setattr(Future, "result", result)
+        servers = McpServers({name: {"command": "none"} for name in "abc"})
+    servers.close()
+    assert waits == [START_S, 0, 0] and len(servers.problems) == 3

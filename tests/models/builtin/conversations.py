@@ -51,7 +51,7 @@ def ask(model: LoadedModel, questions: Sequence[str], *, temperature: float, see
         messages.append({"role": "user", "content": question})
         prompt = render(model, messages)
         sampling = SamplingParams(temperature=temperature, seed=seed)
-        request = GenerationRequest(prompt.tokens, sampling, max_tokens=MAX_TOKENS, stop=prompt.stop)
+        request = GenerationRequest(prompt.tokens, sampling, max_tokens=MAX_TOKENS, stop=model.template.stop_strings)
         done = model.engine.submit(request).collect()
         messages.append({"role": "assistant", "content": done.text})
         answers.append((done.text, done.last.finish_reason is FinishReason.STOP))

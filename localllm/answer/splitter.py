@@ -1,0 +1,100 @@
+"""What all splitters of answers share: text that is held, and sections of tool calls."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Self
+
+from localllm.answer.event import AnswerPart, PartKind
+from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall
+from localllm.answer.tool_calls.call import Schema
+from localllm.engine.stream import beginning_at_end
+
+
+class CallSection(CallReader):
+    """Reads a section of tool calls and makes parts of an answer of them. has_calls: whether any call is complete."""
+
+    def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str, from_prompt: bool = False) -> None:
+        """opening: the text that opened the section. from_prompt: the prompt ends with it."""
+        super().__init__(form, tools, opening)
+        self.has_calls = False
+        self._begun = False  # whether a call has a name, and no end yet
+        self._unsent = "" if from_prompt else opening
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Add text; return the new parts of calls."""
+        found = self.read(text)
+        self._unsent += text.removesuffix(self.rest) if self.rest else text
+        for one in found:
+            self._begun = isinstance(one, CallDelta)
+            self.has_calls = self.has_calls or not self._begun
+        if not found and not self.closed:
+            return []
+        sent, self._unsent = self._unsent, ""
+        calls = tuple(one for one in found if isinstance(one, ToolCall))
+        return [AnswerPart(PartKind.TOOL_CALLS, sent, calls, tuple(one for one in found if isinstance(one, CallDelta)))]
+
+    def flush(self) -> list[AnswerPart]:
+        """What is left when the section does not continue: an unfinished call, or content."""
+        if self._begun:
+            return [AnswerPart(PartKind.TOOL_CALLS, self._unsent, unfinished=self.source)]
+        if self.has_calls and not self._unsent.strip():
+            return []
+        return [AnswerPart(PartKind.CONTENT, self._unsent)]
+
+
+class Splitter(ABC):
+    """Splits an answer's text into parts while it streams. call: the section of tool calls that is open."""
+
+    def __init__(self) -> None:
+        self.call: CallSection | None = None
+        self._held = ""
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Add text; return the parts that are certain now, in order."""
+        self._held += text
+        parts: list[AnswerPart] = []
+        more = True
+        while more:
+            more = self._read(parts) if self.call is None else self._read_call(self.call, parts)
+        return [part for part in parts if part.text or part.deltas]
+
+    def flush(self) -> list[AnswerPart]:
+        """Return the rest at the end of the answer."""
+        if self.call is not None:
+            return self._ended_call(self.call)
+        rest, self._held = self._rest(self._held), ""
+        return [rest] if rest.text else []
+
+    def fork(self) -> Self:
+        """A copy in the same state; not within a call."""
+        return copy.copy(self)
+
+    def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
+        text, self._held = self._held, ""
+        parts += call.push(text)
+        if call.broken:
+            parts += self._ended_call(call)
+        elif call.closed:
+            self.call, self._held = None, call.rest
+        return call.closed
+
+    def _ended_call(self, call: CallSection) -> list[AnswerPart]:
+        """What is left of a section of calls that does not continue."""
+        self.call = None
+        return call.flush()
+
+    def _up_to(self, marker: str) -> tuple[str, bool]:
+        """Take the held text before a marker, and the marker, if it is there; else what cannot be a part of it."""
+        at = self._held.find(marker)
+        end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [marker])
+        text, self._held = self._held[:end], self._held[end + len(marker) if at >= 0 else end :]
+        return text, at >= 0
+
+    @abstractmethod
+    def _read(self, parts: list[AnswerPart]) -> bool:
+        """Add the parts of the held text up to the next marker. Returns False if more text is needed."""
+
+    @abstractmethod
+    def _rest(self, held: str) -> AnswerPart:
+        """The part that the held text is, since the answer ends."""
