@@ -8,11 +8,11 @@ import numpy as np
 
 from cpu_kernels import activations
 from cpu_kernels.kernel import release_linker
-from cpu_kernels.records import Barrier, Stage
+from cpu_kernels.records import Stage
 from models.attention_layer import AttentionLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
-from models.recording import FixedPlace, Recording, Rows
+from models.recording import NOTHING, Place, Recording, Rows
 from models.rope_tables import Ropes
 from models.weights import padded
 
@@ -132,8 +132,7 @@ class DecoderRecorder:
         recording, features = self._recording, self.features
         for at, read in enumerate(self._read):
             if features and read == layer:
-                place = features.address + 4 * at * recording.config.embedding
-                recording.copy(recording.x, place, features.stride)
+                recording.copy_x(Place(features.address + 4 * at * recording.config.embedding, features.stride))
 
     def record_layer(self, layer: int) -> None:
         """Record one layer, from x to x."""
@@ -192,16 +191,14 @@ class DecoderRecorder:
     def _embed(self) -> None:
         recording, config = self._recording, self._recording.config
         table = recording.loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
-        recording.builder.add(
+        recording.add(
             table.format.embed,
             table.address,
             table.group_bytes,
             table.format.group_rows,
             table.k,
-            recording.x.address,
-            recording.x.stride,
+            *recording.x.place,
             recording.builder.scalar(recording.embedding_factor),
-            barrier=Barrier.ALWAYS,
         )
 
     def _finish_embedding(self) -> None:
@@ -218,8 +215,8 @@ class DecoderRecorder:
             kinds = loader.rows("token_types.weight")
             added = added + loader.vectors("token_types.weight", kinds, config.embedding)[0]
         stride = added.strides[0] if by_position else 0
-        address = recording.builder.array(added) if added.any() else 0
-        recording.add_and_norm(address, stride, "token_embd_norm", by_position=by_position)
+        rows = Place(recording.builder.array(added), stride) if added.any() else NOTHING
+        recording.add_and_norm(rows, "token_embd_norm", by_position=by_position)
 
     def _logits(self) -> LogitsOperations:
         recording, config, architecture = self._recording, self._recording.config, self._recording.architecture
@@ -231,12 +228,12 @@ class DecoderRecorder:
             factor *= float(recording.loader.vector(output.scale, 1)[0])
             output = replace(output, scale="")
         gathers = builder.stage is Stage.ALL
-        recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
-        bias = recording.bias("output.bias", config.vocabulary)
-        product = recording.product(output, FixedPlace(0, 4 * output.rows), addend=bias, last=True, stage=Stage.WANTED)
+        recording.norm_pack(architecture.norms.output, output, wanted=gathers, factor=factor)
+        bias, place = recording.bias("output.bias", config.vocabulary), Place(0, 4 * output.rows)
+        product = recording.product(output, place, addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:
-            arguments = (0, 4 * output.rows, output.rows, builder.scalar(cap))
-            capped = builder.add(activations.soft_cap, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
+            arguments = (*place, output.rows, builder.scalar(cap))
+            capped = recording.add(activations.soft_cap, *arguments, stage=Stage.WANTED)
         return LogitsOperations(product, capped, output.rows)

@@ -12,8 +12,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import norms
-from cpu_kernels.records import Barrier
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.architecture import NEIGHBOURS, Architecture
@@ -24,6 +22,7 @@ from models.errors import refusal
 from models.feed_forward import FeedForwardLayers
 from models.kv_layout import KVTypes
 from models.prediction_layer import PredictionLayer, prediction_config, reaches_of
+from models.recording import Place
 from models.weights import WeightLoader
 
 EAGLE = "eagle3"
@@ -101,20 +100,17 @@ class EagleHead(DraftingLayer):
         return ids if self._tokens is None else self._tokens[ids]
 
     def _record(self, head: ModelFile, models_loader: WeightLoader) -> None:
-        recording, config, builder = self._recording, self.config, self.builder
+        recording, config = self._recording, self.config
         loader, joined, x, raw = recording.loader, self._joined, recording.x, self._raw
         width, vocabulary = config.embedding, config.vocabulary
         own = models_loader if not loader.has(_EMBEDDING) else loader
         self._embed(own.matrix(_EMBEDDING, vocabulary, width))
         fusing = loader.matrix("fc.weight", width, self.width)
         if head.metadata.get_bool(f"{EAGLE}.norm_before_fc", False):
-            weight = recording.vector(f"{_FEATURE_NORM}.weight", self.width)
-            arguments = (raw.address, raw.stride, weight, self.width, raw.width, recording.epsilon)
-            builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-        recording.pack(raw, self.width, fusing.format.form, stride=raw.stride)
-        recording.product(fusing, x, addend=(x.address, x.stride), last=True)
-        half = joined.address + 4 * width
-        recording.copy(x, half, joined.stride)
+            recording.normalise(raw.place, _FEATURE_NORM, self.width)
+        recording.pack(raw.place, fusing)
+        recording.product(fusing, x.place, addend=x.place, last=True)
+        recording.copy_x(Place(joined.address + 4 * width, joined.stride))
         self._normalise_joined("blk.0.attn_norm", "blk.0.attn_norm_2")
         if head.metadata.get_bool(f"{EAGLE}.norm_before_residual", False):
             recording.norm("blk.0.attn_norm_2")

@@ -3,10 +3,9 @@
 import numpy as np
 
 from cpu_kernels import activations, altup
-from cpu_kernels.records import Barrier
 from models.architecture import Activation
 from models.layer_sizes import ALL_COUNT
-from models.recording import Recording, Rows, forms
+from models.recording import Recording, Rows
 from models.weights import Matrix
 
 KINDS = {
@@ -35,7 +34,7 @@ class FeedForwardLayers:
         prefix = f"blk.{layer}."
         gate, up, down = self._matrices(prefix, "")
         recording = self._recording
-        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
+        recording.norm_pack(feed_forward_norm(recording, prefix), *gate, up)
         self._activate(prefix, "", gate, up, down, layer)
         norms = recording.architecture.norms
         norm = prefix + (norms.feed_forward_sum if norms.sums else "post_ffw_norm")
@@ -46,7 +45,7 @@ class FeedForwardLayers:
     def leave_aside(self, prefix: str) -> None:
         """Compute feed_forward(norm(x)) into the recording's `aside`."""
         gate, up, down = self._matrices(prefix, "")
-        self._recording.norm_pack(feed_forward_norm(self._recording, prefix), forms(*gate, up))
+        self._recording.norm_pack(feed_forward_norm(self._recording, prefix), *gate, up)
         self._activate(prefix, "", gate, up, down)
         self._recording.leave_aside(down, prefix + "ffn_down.bias", private=False)
 
@@ -56,9 +55,9 @@ class FeedForwardLayers:
         gate, up, down = self._matrices(prefix, "_shexp")
         name = prefix + "ffn_gate_inp_shexp.weight"
         router = [recording.loader.matrix(name, 1, recording.config.embedding)] if recording.loader.has(name) else []
-        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up, *router))
+        recording.norm_pack(feed_forward_norm(recording, prefix), *gate, up, *router)
         for matrix in router:
-            recording.product(matrix, self._scores, last=False)
+            recording.product(matrix, self._scores.place, last=False)
         self._activate(prefix, "_shexp", gate, up, down)
         recording.leave_aside(down, prefix + "ffn_down_shexp.bias", private=False)
         return self._scores if router else None
@@ -85,17 +84,16 @@ class FeedForwardLayers:
         names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
         gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
         for matrix in gate:
-            recording.product(matrix, self._gate, addend=gate_bias, last=False)
-        recording.product(up, self._up, addend=up_bias, last=True)
+            recording.product(matrix, self._gate.place, addend=gate_bias, last=False)
+        recording.product(up, self._up.place, addend=up_bias, last=True)
         activated = self._gate if gate else self._up
         sparsity = ALL_COUNT if layer is None else config.sparsity[layer]
         if sparsity > ALL_COUNT:
-            arguments = (activated.address, activated.stride, self._width, recording.builder.scalar(sparsity))
-            recording.builder.add(altup.keep_largest, *arguments, barrier=Barrier.ALWAYS)
+            arguments = (*activated.place, self._width, recording.builder.scalar(sparsity))
+            recording.add(altup.keep_largest, *arguments)
         factors = () if layer is None or not config.xielu else config.xielu[layer]
         beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
-        kind = KINDS[recording.activation]
-        recording.gate_pack(kind, activated, beside, self._width, down.format.form)
+        recording.gate_pack(KINDS[recording.activation], activated, beside, down)
 
 
 def feed_forward_norm(recording: Recording, prefix: str) -> str | None:

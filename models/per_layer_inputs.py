@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cpu_kernels import activations, layer_inputs
+from cpu_kernels import layer_inputs
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
@@ -66,7 +66,7 @@ class PerLayerInputs:
         """
         recording, builder, packing = self._recording, self._recording.builder, self._format
         group_bytes = packing.group_bytes(self._values)
-        self._repack = builder.add(
+        self._repack = recording.add(
             packing.repack,
             self._source.ctypes.data,
             self._source.shape[1],
@@ -76,16 +76,14 @@ class PerLayerInputs:
             self._values,
             self._places.ctypes.data,
             0,
-            barrier=Barrier.ALWAYS,
         )
-        builder.add(
+        recording.add(
             packing.embed,
             self._packed,
             group_bytes,
             packing.group_rows,
             self._values,
-            self._table.address,
-            self._table.stride,
+            *self._table.place,
             builder.scalar(math.sqrt(self._width) * _HALF),
             builder.array(np.arange(recording.max_rows, dtype=np.int32)),
             barrier=Barrier.NEVER,
@@ -107,15 +105,14 @@ class PerLayerInputs:
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
         order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
         matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
-        recording.pack(rows, config.embedding, matrix.format.form, stride=rows.stride)
-        recording.product(matrix, self._projected, last=True)
+        recording.pack(rows.place, matrix)
+        recording.product(matrix, self._projected.place, last=True)
         # Dividing the norm's input by sqrt(width) is equivalent to a larger epsilon.
         scale = config.embedding / recording.architecture.scales.residual(config) ** 2
         weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
-        builder.add(
+        recording.add(
             layer_inputs.layer_inputs,
-            self._projected.address,
-            self._projected.stride,
+            *self._projected.place,
             self._table.address + first * self._width * 4,
             self._table.stride,
             self._inputs[first].ctypes.data,
@@ -125,7 +122,6 @@ class PerLayerInputs:
             self._padded,
             builder.array(weight),
             builder.scalar(config.epsilon * scale),
-            barrier=Barrier.ALWAYS,
         )
 
     def add(self, layer: int) -> None:
@@ -142,16 +138,6 @@ class PerLayerInputs:
         loader, embedding = recording.loader, recording.config.embedding
         gate = loader.matrix(prefix + "inp_gate.weight", self._width, embedding)
         projection = loader.matrix(prefix + "proj.weight", embedding, self._width)
-        recording.pack(rows, embedding, gate.format.form, stride=rows.stride)
-        recording.product(gate, self._gate, last=True)
-        recording.builder.add(
-            activations.gate_pack,
-            self._gate.address,
-            self._inputs[layer].ctypes.data,
-            self._gate.stride,
-            self._width,
-            int(projection.format.form),
-            recording.packed,
-            KINDS[recording.activation],
-            barrier=Barrier.ALWAYS,
-        )
+        recording.pack(rows.place, gate)
+        recording.product(gate, self._gate.place, last=True)
+        recording.gate_pack(KINDS[recording.activation], self._gate, self._inputs[layer].ctypes.data, projection)

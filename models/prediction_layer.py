@@ -22,6 +22,7 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import VECTOR, DraftingLayer, Part
 from models.kv_layout import KVTypes
 from models.layer_sizes import ALL_COUNT
+from models.recording import NOTHING
 from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
@@ -119,12 +120,12 @@ class PredictionLayer(DraftingLayer):
         self._embed(loader.matrix(own if loader.has(own) else "token_embd.weight", config.vocabulary, width))
         self._normalise_joined(prefix + "enorm", prefix + "hnorm")
         joining = loader.matrix(prefix + "eh_proj.weight", width, 2 * width)
-        recording.pack(joined, 2 * width, joining.format.form, stride=joined.stride)
-        recording.product(joining, recording.x, last=True)
+        recording.pack(joined.place, joining)
+        recording.product(joining, recording.x.place, last=True)
         DecoderRecorder(recording, self.store, self._ropes).record_layer(self._layer)
         own = prefix + "shared_head_norm"
         if architecture.name in ALONE:
-            recording.add_and_norm(0, 0, own)
+            recording.add_and_norm(NOTHING, own)
         else:
             recording.norm(own if loader.has(own + ".weight") else architecture.norms.output)
         names = (prefix + "shared_head_head.weight", "output.weight", "token_embd.weight")

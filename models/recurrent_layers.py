@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.delta_net import Shape, delta_net
-from cpu_kernels.records import Barrier
 from cpu_kernels.short_convolution import short_convolution
 from models.convolution_states import ConvolutionStates
 from models.delta_states import DeltaStates
-from models.recording import Recording, forms
+from models.recording import Recording
 from models.weights import Matrix, ordered, padded, padded_order
 
 _LOG2E = math.log2(math.e)
@@ -34,23 +33,21 @@ class ConvolutionLayers:
         config, loader, builder = recording.config, recording.loader, recording.builder
         width, reach = config.embedding, config.convolution
         inwards = loader.matrix(prefix + "shortconv.in_proj.weight", _PARTS * width, width, self._order)
-        recording.norm_pack(prefix + "attn_norm", inwards.format.form)
-        recording.product(inwards, self._rows, last=True)
+        recording.norm_pack(prefix + "attn_norm", inwards)
+        recording.product(inwards, self._rows.place, last=True)
         weights = np.zeros((reach, self._width), np.float32)
         weights[:, :width] = loader.vectors(prefix + "shortconv.conv.weight", width, reach)[:, :reach].T
-        builder.add(
+        recording.add(
             short_convolution,
-            self._rows.address,
-            self._rows.stride,
+            *self._rows.place,
             4 * self._width,
             builder.array(weights),
             reach,
             self._width // 16,
             *self._states.arguments(layer),
-            barrier=Barrier.ALWAYS,
         )
         outwards = loader.matrix(prefix + "shortconv.out_proj.weight", width, width)
-        recording.pack(self._rows, width, outwards.format.form, stride=self._rows.stride)
+        recording.pack(self._rows.place, outwards)
         recording.add_to_residual(outwards, prefix + "shortconv.out_proj.bias", "", private=True)
 
 
@@ -83,10 +80,10 @@ class DeltaLayers:
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         loader, builder, states = recording.loader, recording.builder, self._states
         matrices = self._matrices(prefix)
-        recording.norm_pack(prefix + "attn_norm", forms(*matrices))
+        recording.norm_pack(prefix + "attn_norm", *matrices)
         outputs = (self._rows, self._gates, self._beta, self._alpha)
         for i, (matrix, rows) in enumerate(zip(matrices, outputs, strict=True)):
-            recording.product(matrix, rows, last=i == len(matrices) - 1)
+            recording.product(matrix, rows.place, last=i == len(matrices) - 1)
         groups, heads, size = sizes.key_heads, sizes.value_heads, sizes.head_size
         shape = np.zeros(int(Shape.COUNT), np.int64)
         shape[: Shape.GROUP_PAGES] = (
@@ -97,14 +94,13 @@ class DeltaLayers:
         gates = np.zeros((heads, 2), np.float32)
         gates[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[self._heads.reshape(-1)]
         gates[:, 1] = loader.vector(prefix + "ssm_a", heads)[self._heads.reshape(-1)] * _LOG2E
-        builder.add(
+        recording.add(
             delta_net,
             builder.array(shape),
             states.address(layer),
             states.slot_of_page.ctypes.data,
             self._rows.address,
-            self._gates.address,
-            self._gates.stride,
+            *self._gates.place,
             self._beta.address,
             self._alpha.address,
             self._beta.stride,
@@ -112,13 +108,11 @@ class DeltaLayers:
             builder.array(self._convolution(prefix)),
             builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
             self._constants,
-            self._out.address,
-            self._out.stride,
+            *self._out.place,
             self._rows.stride,
-            barrier=Barrier.ALWAYS,
         )
         outwards = loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, heads * size)
-        recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+        recording.pack(self._out.place, outwards)
         recording.add_to_residual(outwards, prefix + "ssm_out.bias", "", private=True)
 
     def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix, Matrix]:

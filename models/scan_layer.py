@@ -57,8 +57,8 @@ class ScanLayers:
             recording.config.embedding,
             self._rows_order,
         )
-        recording.norm_pack(prefix + "attn_norm", inwards.format.form)
-        recording.product(inwards, self._rows, last=True)
+        recording.norm_pack(prefix + "attn_norm", inwards)
+        recording.product(inwards, self._rows.place, last=True)
         gates = self._rows.address + 4 * len(self._order)
         shape = np.zeros(int(ScanShape.COUNT), np.int64)
         shape[: ScanShape.GROUP_PAGES] = (
@@ -66,33 +66,29 @@ class ScanLayers:
             *(sizes.padded_state, sizes.padded_head, sizes.head_size, sizes.reach),
         )
         shape[ScanShape.GROUP_PAGES :] = states.places
-        builder.add(
+        recording.add(
             selective_scan,
             builder.array(shape),
             states.address(layer),
             states.slot_of_page.ctypes.data,
-            self._rows.address,
-            self._rows.stride,
+            *self._rows.place,
             gates,
             gates + 4 * sizes.heads * sizes.padded_head,
             builder.array(self._constants(prefix)),
             builder.array(self._convolution(prefix)),
             4 * len(self._order),
-            self._out.address,
-            self._out.stride,
-            barrier=Barrier.ALWAYS,
+            *self._out.place,
         )
         outwards = recording.loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, sizes.inner)
         if not recording.loader.has(prefix + "ssm_norm.weight") and not recording.architecture.norms.scans:
-            recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+            recording.pack(self._out.place, outwards)
             return outwards
         size = sizes.inner // sizes.groups
         weight = np.zeros(sizes.inner + 16, np.float32)
         weight[:-16] = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)[:, :size].reshape(-1)
-        arguments = (self._out.address, self._out.stride, builder.array(weight), size, sizes.groups)
-        epsilon = builder.scalar(recording.config.epsilon)
-        form = int(outwards.format.form)
-        builder.add(norm_groups_pack, *arguments, form, recording.packed, epsilon, barrier=Barrier.MANY_ROWS)
+        arguments = (*self._out.place, builder.array(weight), size, sizes.groups)
+        packing = (int(outwards.format.form), recording.packed, recording.plain_epsilon)
+        recording.add(norm_groups_pack, *arguments, *packing, barrier=Barrier.MANY_ROWS)
         return outwards
 
     def _constants(self, prefix: str) -> NDArray[np.float32]:
