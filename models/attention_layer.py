@@ -114,8 +114,7 @@ class AttentionLayers:
                 recording.add(norms.turn_then_normalise, *arguments)
             query_norm = key_norm = 0
             query_rope = key_rope = NO_ROPE
-        pages, strides = self._store.addresses(layer), self._store.head_bytes(layer)
-        places = self._store.place_bytes(layer)
+        pages = self._store.of_layer(layer)
         shape = (heads.keys, heads.padded, heads.size)
         if stores:
             recording.add(
@@ -123,19 +122,19 @@ class AttentionLayers:
                 rows.keys.address,
                 rows.values.address,
                 key_norm,
-                *pages,
+                *pages.addresses,
                 *shape,
                 key_rope,
                 recording.plain_epsilon,
-                *strides,
-                *places,
+                *pages.head_bytes,
+                *pages.place_bytes,
             )
         recording.add(
             attention.attention_kernel(*self._store.types, heads.group),
             rows.queries.address,
             rows.attended.address,
             query_norm,
-            *pages,
+            *pages.addresses,
             *shape,
             query_rope,
             recording.plain_epsilon,
@@ -143,10 +142,10 @@ class AttentionLayers:
             self._scale,
             self._cap,
             window,
-            *strides,
+            *pages.head_bytes,
             self._sinks(prefix, heads.queries),
             behind,
-            *places,
+            *pages.place_bytes,
             config.longest_head,
             *self._slopes,
         )

@@ -60,10 +60,9 @@ class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    if there is none. dense_layers: layers before the first one with experts. dense_feed_forwards: each layer's width
-    of the dense network, 0 if the layer has none. expert_period: in each group of this many layers only the second has
-    experts; 0 if every layer from dense_layers on has them. layer_heads: each layer's heads; heads, kv_heads, head_size
-    and rope_size are those of layers without a window. kv_layers: for each layer, the layer whose keys and values it
+    if there is none. mixes: whether each layer has experts. dense_feed_forwards: each layer's width of the dense
+    network, 0 if the layer has none. layer_heads: each layer's heads; heads, kv_heads and head_size are those of layers
+    without a window. kv_layers: for each layer, the layer whose keys and values it
     reads: itself, or an earlier one. latents: None if heads have keys and values of their own; else there is one
     key-value head, of the size that a token stores. per_layer_width: values that a layer gets from each token's second
     embedding, 0 if there is none. sparsity: for each layer, how many standard deviations above the mean a gate must be
@@ -73,7 +72,7 @@ class ModelConfig:
     (scan), or of a short convolution over `convolution` tokens. A layer may have both. gating, normalise_experts,
     expert_scale: as the file states them. expert_latent: values of the latent that experts read and write in place of
     the row, or 0. expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of
-    them a row's experts are chosen. rope_size: values of a head that are rotated. window_rope_base: rotation base of
+    them a row's experts are chosen.  window_rope_base: rotation base of
     sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
     activation: its name in the file, or empty. window, window_pattern (a period, or a flag per layer), causal (whether
     rows see only themselves and those before): None if not stated. joins: values of the concatenated rows that a
@@ -85,8 +84,7 @@ class ModelConfig:
     embedding: int
     feed_forward: int
     shared_feed_forward: int
-    dense_layers: int
-    expert_period: int
+    mixes: tuple[bool, ...]
     dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
     recurs: tuple[bool, ...]
@@ -106,7 +104,6 @@ class ModelConfig:
     vocabulary: int
     context: int
     epsilon: float
-    rope_size: int
     rope_base: float
     rope_scaling: RopeScaling
     rope_finetuned: bool
@@ -132,22 +129,16 @@ class ModelConfig:
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:
         """The heads of the layers that store keys and values of their own, in order."""
-        return tuple(
-            heads
-            for layer, heads in enumerate(self.layer_heads)
-            if self.attends[layer] and self.kv_layers[layer] == layer
-        )
+        return tuple(heads for layer, heads in enumerate(self.layer_heads) if self.stores(layer))
 
-    def mixes(self, layer: int) -> bool:
-        """Whether a layer has experts."""
-        in_turn = self.expert_period == 0 or layer % self.expert_period == 1
-        return self.experts > 0 and layer >= self.dense_layers and in_turn
+    def stores(self, layer: int) -> bool:
+        """Whether a layer stores keys and values of its own."""
+        return self.attends[layer] and self.kv_layers[layer] == layer
 
     @property
     def last_stored(self) -> int:
         """The last layer that stores keys, values or a state; later layers affect only a row's own logits."""
-        own = (self.attends[layer] and self.kv_layers[layer] == layer for layer in range(self.layers))
-        return max(layer for layer, both in enumerate(zip(own, self.recurs, strict=True)) if any(both))
+        return max(layer for layer in range(self.layers) if self.stores(layer) or self.recurs[layer])
 
     @property
     def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None:
@@ -218,8 +209,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         embedding=embedding,
         feed_forward=expert_sizes.expert_width(file, first) if experts else max(widths),
         shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
-        dense_layers=dense_layers if experts else layers,
-        expert_period=period,
+        mixes=tuple(
+            experts > 0 and layer >= dense_layers and (not period or layer % period == 1) for layer in range(layers)
+        ),
         dense_feed_forwards=widths,
         attends=attends,
         recurs=recurs,
@@ -241,7 +233,6 @@ def read_config(file: ModelFile) -> ModelConfig:
         vocabulary=_vocabulary(file),
         context=context,
         epsilon=_epsilon(file),
-        rope_size=rope_size,
         rope_base=rope_base(file, head_size, scaling),
         rope_scaling=scaling,
         rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),

@@ -43,14 +43,13 @@ class DecoderRecorder:
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
         self._attention: AttentionLayers | LatentLayers | None = None
-        self._recurrent: ConvolutionLayers | DeltaLayers | None = None
-        self._scans: ScanLayers | None = None
+        self._recurrent: ConvolutionLayers | DeltaLayers | ScanLayers | None = None
         self._experts: ExpertLayers | None = None
         self.inputs: PerLayerInputs | None = None
         self._streams: AltUpStreams | None = None
         if any(config.attends) and not config.latents:
             self._attention = AttentionLayers(recording, store, ropes)
-        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes(layer))
+        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes[layer])
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._add_rare_layers(store, ropes)
 
@@ -70,7 +69,7 @@ class DecoderRecorder:
             elif store.delta and config.delta_net:
                 self._recurrent = DeltaLayers(recording, store.delta)
             elif store.delta:
-                self._scans = ScanLayers(recording, store.delta)
+                self._recurrent = ScanLayers(recording, store.delta)
         if config.experts:
             from models.expert_layer import ExpertLayers
 
@@ -139,7 +138,7 @@ class DecoderRecorder:
         recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
         if self._streams:
             self._streams.predict(layer)
-        if self._experts and recording.config.mixes(layer):
+        if self._experts and recording.config.mixes[layer]:
             self._experts.score_early(f"blk.{layer}.")
         self._mix(layer)
         if self._streams:
@@ -164,17 +163,13 @@ class DecoderRecorder:
 
     def _mix(self, layer: int) -> None:
         """Record a layer's mixer: attention, a state, or both."""
-        config, scans = self._recording.config, self._scans
+        config = self._recording.config
         attends, recurs = config.attends[layer], config.recurs[layer]
-        if scans and recurs and attends:
-            scans.leave_aside(layer)
-        elif scans and recurs:
-            scans.record(layer)
-        elif self._recurrent and recurs:
+        if self._recurrent and recurs:
             self._recurrent.record(layer)
         if self._attention and attends:
             self._attention.record(layer)
-        if scans and recurs and attends:
+        if recurs and attends:
             self._recording.add_aside()
 
     def _feed_forward(self, layer: int) -> "ExpertLayers | FeedForwardLayers | None":
@@ -183,7 +178,7 @@ class DecoderRecorder:
         widths = config.dense_feed_forwards
         if widths and not widths[layer]:
             return None
-        if not config.mixes(layer):
+        if not config.mixes[layer]:
             return self._dense[widths[layer]]
         assert self._experts is not None
         return self._experts

@@ -72,7 +72,7 @@ class FeedForwardLayers:
         if loader.has(gate_name):
             return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down
         rows = np.arange(width)
-        gate, up = (loader.part(up_name, 2 * width, embedding, rows + first) for first in (0, width))
+        gate, up = (loader.matrix(up_name, 2 * width, embedding, rows + first) for first in (0, width))
         return [gate], up, down
 
     def _activate(

@@ -63,13 +63,13 @@ class LatentLayers:
         keys, values = self._head_matrices(prefix)
         self._products(prefix)
         query_rope, key_rope = self._ropes.of_layer(turns=True, windowed=False)
-        pages = self._store.addresses(layer)
+        pages = self._store.of_layer(layer)
         padded_head, turned, head_bytes = self._head.padded, self._head.padded_turned, 4 * len(self._query_order)
         recording.add(
             latents.STORE[self._store.types[0]],
             *self._latents.place,
             recording.vector(prefix + "attn_kv_a_norm.weight", sizes.rank),
-            pages[0],
+            pages.addresses[0],
             sizes.rank,
             padded_head,
             turned,
@@ -83,7 +83,7 @@ class LatentLayers:
             self._queries.address,
             self._attended.address,
             0,
-            *pages,
+            *pages.addresses,
             1,
             padded_head,
             sizes.rank,
@@ -93,10 +93,10 @@ class LatentLayers:
             self._scale,
             self._no_cap,
             recording.architecture.window(config, layer),
-            *self._store.head_bytes(layer),
+            *pages.head_bytes,
             0,
             0,
-            *self._store.place_bytes(layer),
+            *pages.place_bytes,
             config.longest_head,
             *self._keyed.place,
             head_bytes,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -358,10 +358,10 @@ class NativeRunner:
             raise ValueError("wanted rows must be indices of rows, ascending")
         segments: list[tuple[int, int, int]] = []
         first = 0
-        for row in range(1, rows + 1):
-            if row == rows or sequences[row] != sequences[first]:
-                segments.append((sequences[first], first, row - first))
-                first = row
+        for handle, same in groupby(sequences):
+            count = len(list(same))
+            segments.append((handle, first, count))
+            first += count
         if len({handle for handle, _, _ in segments}) != len(segments):
             raise ValueError("rows of one sequence must be contiguous")
         needed = 0

@@ -104,7 +104,7 @@ class PerLayerInputs:
         """
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
         order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
-        matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
+        matrix = recording.loader.matrix("per_layer_model_proj.weight", self._values, config.embedding, order)
         recording.pack(rows.place, matrix)
         recording.product(matrix, self._projected.place, last=True)
         # Dividing the norm's input by sqrt(width) is equivalent to a larger epsilon.

@@ -47,7 +47,7 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
     like = _layer_like(file, config, own)
     if like is None or config.embedding % VECTOR:
         return None
-    count, dense = layer + 1, config.architecture not in ALONE and like < config.dense_layers
+    count, dense = layer + 1, not config.mixes[like]
     return replace(
         config,
         layers=count,
@@ -55,7 +55,7 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
         recurs=(False,) * count,
         layer_heads=(config.layer_heads[like],) * count,
         kv_layers=tuple(range(count)),
-        dense_layers=count if dense else 0,
+        mixes=(not dense,) * count,
         dense_feed_forwards=(config.dense_feed_forwards[like],) * count if dense else (),
         sparsity=(ALL_COUNT,) * count,
         experts=0 if dense else config.experts,

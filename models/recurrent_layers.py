@@ -128,13 +128,15 @@ class DeltaLayers:
             starts = first * (2 + 2 * each) + np.arange(2 + 2 * each)
             rows_of = starts[:, : 2 + each] * size, starts[:, 2 + each :] * size
             name, count = prefix + "ssm_in.weight", groups * (2 + 2 * each) * size
-            rows, gates = (loader.part(name, count, width, self._order(order)) for order in rows_of)
+            rows, gates = (loader.matrix(name, count, width, self._order(order)) for order in rows_of)
         else:
-            rows = loader.part(prefix + "attn_qkv.weight", self._width, width, self._order(self._heads_of_rows * size))
+            rows = loader.matrix(
+                prefix + "attn_qkv.weight", self._width, width, self._order(self._heads_of_rows * size)
+            )
             gates = loader.matrix(prefix + "attn_gate.weight", heads * size, width, self._order(self._heads * size))
         if loader.has(prefix + "ssm_ba.weight"):
             name, order = prefix + "ssm_ba.weight", (first * 2 * each + np.arange(each)).reshape(-1)
-            beta, alpha = (loader.part(name, 2 * heads, width, order + more) for more in (0, each))
+            beta, alpha = (loader.matrix(name, 2 * heads, width, order + more) for more in (0, each))
         else:
             beta, alpha = (
                 loader.matrix(f"{prefix}ssm_{name}.weight", heads, width, self._heads.reshape(-1))

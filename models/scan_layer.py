@@ -38,20 +38,18 @@ class ScanLayers:
         self._rows, self._out = recording.rows(len(self._rows_order)), recording.rows(inner)
 
     def record(self, layer: int) -> None:
-        """Add scan(norm(x)) to x."""
-        outwards = self._record(layer)
-        self._recording.add_to_residual(outwards, f"blk.{layer}.ssm_out.bias", "", private=True)
-
-    def leave_aside(self, layer: int) -> None:
-        """Compute scan(norm(x)) into `aside`, to be added to x after attention has read it."""
-        outwards = self._record(layer)
-        self._recording.leave_aside(outwards, f"blk.{layer}.ssm_out.bias", private=True)
+        """Add scan(norm(x)) to x, or compute it into `aside` if attention still reads x."""
+        recording, outwards, bias = self._recording, self._record(layer), f"blk.{layer}.ssm_out.bias"
+        if recording.config.attends[layer]:
+            recording.leave_aside(outwards, bias, private=True)
+        else:
+            recording.add_to_residual(outwards, bias, "", private=True)
 
     def _record(self, layer: int) -> Matrix:
         """Pack scan(norm(x)) for a product with the output matrix, which is returned."""
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         builder, states = recording.builder, self._states
-        inwards = recording.loader.part(
+        inwards = recording.loader.matrix(
             prefix + "ssm_in.weight",
             sizes.inner + self._convolved + sizes.heads,
             recording.config.embedding,

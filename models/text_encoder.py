@@ -140,39 +140,21 @@ class TextEncoder:
                 row[:] = states[first + count - 1 if self._reads_last else first]
 
 
-class _OneLayer(PageStore):
-    """Pages that all layers share, each overwriting the previous layer's: no layer reads another's keys and values."""
-
-    def __init__(self, config: ModelConfig, budget_bytes: int) -> None:
-        one = replace(config, layers=1, attends=(True,), kv_layers=(0,), layer_heads=config.layer_heads[:1])
-        super().__init__(one, budget_bytes, _TYPES)
-
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Addresses of page 0 of keys and values, the same for any layer."""
-        return super().addresses(0)
-
-    def head_bytes(self, layer: int) -> tuple[int, int]:
-        """Stride in bytes between heads' pages, the same for any layer."""
-        return super().head_bytes(0)
-
-    def place_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes between consecutive place numbers of a page table, the same for any layer."""
-        return super().place_bytes(0)
-
-
 def encoder_store(config: ModelConfig, rows: int) -> PageStore:
-    """Pages for up to `rows` texts at once, at least one page each; of a single layer if all layers can share it."""
-    budget = rows * PAGE_TOKENS * stored_bytes(config)
-    return _OneLayer(config, budget) if _alike(config) else PageStore(config, budget, _TYPES)
+    """Pages for up to `rows` texts at once, at least one page each."""
+    return PageStore(_storing(config), rows * PAGE_TOKENS * stored_bytes(config), _TYPES)
 
 
 def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of a token's keys and values in a pass: of one layer if all share it, else of all."""
-    return kv_bytes_per_token(config, _TYPES) // (config.layers if _alike(config) else 1)
+    """Bytes of a token's keys and values in a pass."""
+    return kv_bytes_per_token(_storing(config), _TYPES)
 
 
-def _alike(config: ModelConfig) -> bool:
-    return all(config.attends) and len(set(config.layer_heads)) == 1 and len(set(config.kv_layers)) == config.layers
+def _storing(config: ModelConfig) -> ModelConfig:
+    """The sizes of what is stored: if all layers are alike, one layer's pages, which each overwrites in turn."""
+    own = len(set(config.kv_layers)) == config.layers  # no layer reads another's keys and values
+    alike = own and all(config.attends) and len(set(config.layer_heads)) == 1
+    return replace(config, kv_layers=(0,) * config.layers) if alike else config
 
 
 def rows_of_a_pass(config: ModelConfig) -> int:

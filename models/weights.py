@@ -199,8 +199,8 @@ class WeightLoader:
     def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
         """Pack a tensor of (experts,) rows x k; a single row may be stored as a vector.
 
-        order: source row of each packed row, -1 for zeros, the same for all experts. Without an order, the same name
-        returns the same matrix, so that tied embeddings are stored once.
+        order: source row of each packed row, -1 for zeros, the same for all experts; it may be a part of the rows.
+        Without an order, the same name returns the same matrix, so that tied embeddings are stored once.
         """
         if order is None and name in self._matrices:
             return self._matrices[name]
@@ -216,10 +216,6 @@ class WeightLoader:
         tensor = self._tensor(name, (rows, k))
         self._report(tensor)
         return self._file.rows(name), self._format_of(tensor)
-
-    def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
-        """Pack some rows of a tensor of rows x k: a part of a fused tensor."""
-        return self._pack(self._tensor(name, (rows, k)), order, rows, k, 0)
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of each head of a tensor of (heads * rows) x k, with heads in place of experts."""
