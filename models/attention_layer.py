@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from cpu_kernels import activations, attention, kv_store, norms, sums
 from cpu_kernels.records import Barrier
-from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
 from models.recording import NOTHING, Place, Recording, Rows
-from models.rope_tables import NO_ROPE, Ropes, head_order
-from models.weights import Matrix
+from models.rope_tables import NO_ROPE, Ropes, pair_order
+from models.weights import Matrix, filled, repeated
 
 _LOG2E = math.log2(math.e)
 _GATES = "attn_gate.weight"
@@ -53,19 +52,18 @@ class _HeadRows:
         self.keys = recording.rows(heads.keys * padded)
         self.values = recording.rows(heads.keys * padded)
         self.attended = recording.rows(heads.queries * size)
-        self.turned = head_order(heads, recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS)
-        plain = np.where(np.arange(padded) < size, np.arange(padded), -1)
+        self.turned = pair_order(size, padded, heads.rope_size, recording.architecture.rotation.pairs)
         apart = 2 * size if gates else size
         queries, keys = heads.queries * apart, heads.keys * size
+        of_queries, of_keys = np.arange(0, queries, apart), np.arange(0, keys, size)
         self.total = queries + 2 * keys
         self.parts = [
-            _Part("q", self.queries, 0, queries, _repeated(heads.queries, apart, self.turned)),
-            _Part("k", self.keys, queries, keys, _repeated(heads.keys, size, self.turned)),
-            _Part("v", self.values, queries + keys, keys, _repeated(heads.keys, size, plain)),
+            _Part("q", self.queries, 0, queries, repeated(self.turned, of_queries)),
+            _Part("k", self.keys, queries, keys, repeated(self.turned, of_keys)),
+            _Part("v", self.values, queries + keys, keys, repeated(filled(size, padded), of_keys)),
         ]
         if gates:
-            of_gates = _repeated(heads.queries, apart, np.arange(size) + size)
-            self.parts.insert(1, _Part("q", gates, 0, queries, of_gates))
+            self.parts.insert(1, _Part("q", gates, 0, queries, repeated(np.arange(size) + size, of_queries)))
 
 
 class AttentionLayers:
@@ -199,7 +197,7 @@ class AttentionLayers:
 
     def _bias(self, prefix: str, part: _Part, rows: _HeadRows) -> Place:
         name, count, order = self._source(prefix, part, "bias", rows)
-        return Place(self._vector(name, count, order), 0) if self._recording.loader.has(name) else NOTHING
+        return Place(self._recording.vector(name, count, order), 0) if self._recording.loader.has(name) else NOTHING
 
     def _gate_matrix(self, prefix: str, heads: Heads) -> Matrix:
         """The matrix of softplus gates, one gate per head or per value.
@@ -233,7 +231,7 @@ class AttentionLayers:
             if not self._recording.loader.has(name):
                 continue
             if self._recording.loader.shape(name) == (size,):
-                found[i] = self._vector(name, size, rows.turned)
+                found[i] = self._recording.vector(name, size, rows.turned)
             else:
                 self._normalise_all(f"{prefix}attn_{letter}_norm", values, rows, heads)
         return found[0], found[1]
@@ -241,8 +239,8 @@ class AttentionLayers:
     def _normalise_all(self, norm: str, values: Rows, rows: _HeadRows, heads: int) -> None:
         """Normalise all heads of a row together, with LayerNorm if the architecture's other norms are LayerNorm."""
         recording, size = self._recording, rows.heads.size
-        order, count, bias = _repeated(heads, size, rows.turned), heads * size, f"{norm}.bias"
-        weight = self._vector(f"{norm}.weight", count, order)
+        order, count, bias = repeated(rows.turned, np.arange(heads) * size), heads * size, f"{norm}.bias"
+        weight = recording.vector(f"{norm}.weight", count, order)
         if not recording.architecture.norms.layer_norm:
             arguments = (*values.place, weight, count, values.width, recording.plain_epsilon)
             recording.add(norms.norm_rows, *arguments)
@@ -252,7 +250,7 @@ class AttentionLayers:
                 f"{norm}.weight normalises all heads together. The native engine supports that only for head sizes "
                 f"that are multiples of 32, and this one is {size}. Use --backend llama."
             )
-        addend = self._vector(bias, count, order) if recording.loader.has(bias) else 0
+        addend = recording.vector(bias, count, order) if recording.loader.has(bias) else 0
         of_norm = (0, 0, 0, weight, addend, count, recording.plain_epsilon)
         recording.add(norms.add_norm, *values.place, *of_norm)
 
@@ -285,9 +283,6 @@ class AttentionLayers:
             if norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
                 recording.add_and_norm(recording.aside.place, prefix + _SECOND_NORM)
 
-    def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
-        return self._recording.builder.array(self._recording.loader.vector(name, size, order))
-
 
 def alibi_slopes(heads: int, exponent: float) -> NDArray[np.float64]:
     """ALiBi slopes, float64[heads]: what a head's scores lose per token of distance (Press et al., 2022).
@@ -307,9 +302,3 @@ def attention_norm(recording: Recording, prefix: str) -> str | None:
     name = prefix + "attn_norm"
     optional = not norms.first and prefix == "blk.0." and not recording.loader.has(f"{name}.weight")
     return name if norms.before and not optional else None
-
-
-def _repeated(heads: int, size: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of one head's rows, repeated for all heads."""
-    firsts = np.arange(heads)[:, None] * size
-    return np.where(order >= 0, order + firsts, -1).reshape(-1)

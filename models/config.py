@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
@@ -11,7 +10,10 @@ from models.errors import UnsupportedModelError, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
     LATENT_RANK,
+    MAX_CONVOLUTION,
     MAX_HEAD_SIZE,
+    MAX_LAYERS,
+    MAX_WIDTH,
     DeltaNetSizes,
     Heads,
     Latents,
@@ -32,8 +34,6 @@ from models.rope_config import (
 )
 from models.scan_sizes import ALONE, SCANS, ScanSizes, scan_sizes, scanning_layers
 
-MAX_LAYERS = 1024
-MAX_WIDTH = 1 << 20
 MAX_VOCABULARY = 1 << 22
 _LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
@@ -41,8 +41,6 @@ _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
 _SHARED_EXPERT, _DENSE = "ffn_up_shexp.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
-MAX_CONVOLUTION = PAGE_TOKENS + 1
-"""A convolution reaches back at most one page."""
 
 
 @dataclass(frozen=True)

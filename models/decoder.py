@@ -37,25 +37,22 @@ class LogitsOperations:
 class DecoderRecorder:
     """Loads a decoder's weights layer by layer and records the operations that use them."""
 
+    inputs: "PerLayerInputs | None" = None
+    _attention: "AttentionLayers | LatentLayers | None" = None
+    _recurrent: "ConvolutionLayers | DeltaLayers | ScanLayers | None" = None
+    _experts: "ExpertLayers | None" = None
+    _streams: "AltUpStreams | None" = None
+
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, read: Sequence[int] = ()) -> None:
         """read: layers whose inputs are concatenated in `features`; config.layers stands for the last one's output."""
         self._recording, self._read = recording, read
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
-        self._attention: AttentionLayers | LatentLayers | None = None
-        self._recurrent: ConvolutionLayers | DeltaLayers | ScanLayers | None = None
-        self._experts: ExpertLayers | None = None
-        self.inputs: PerLayerInputs | None = None
-        self._streams: AltUpStreams | None = None
         if any(config.attends) and not config.latents:
             self._attention = AttentionLayers(recording, store, ropes)
         widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes[layer])
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
-        self._add_rare_layers(store, ropes)
-
-    def _add_rare_layers(self, store: PageStore, ropes: Ropes) -> None:
-        """Create layers that most models lack. Their modules and kernels are only imported when needed."""
-        recording, config = self._recording, self._recording.config
+        # Most models lack the following layers: their modules and kernels are imported only when needed.
         if config.latents:
             from models.latent_layer import LatentLayers
 
@@ -66,10 +63,8 @@ class DecoderRecorder:
 
             if store.states:
                 self._recurrent = ConvolutionLayers(recording, store.states)
-            elif store.delta and config.delta_net:
-                self._recurrent = DeltaLayers(recording, store.delta)
             elif store.delta:
-                self._recurrent = ScanLayers(recording, store.delta)
+                self._recurrent = (DeltaLayers if config.delta_net else ScanLayers)(recording, store.delta)
         if config.experts:
             from models.expert_layer import ExpertLayers
 

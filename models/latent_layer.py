@@ -8,16 +8,14 @@ and a row's result is the same whether it is part of a prompt or decoded.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpu_kernels import attention, latents
 from cpu_kernels.records import TILE_WIDTHS, Barrier
-from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
 from models.recording import Recording, Rows, packed_activations
 from models.rope_tables import Ropes, pair_order
-from models.weights import Matrix, padded
+from models.weights import Matrix, filled, padded, repeated
 
 _LOG2E = math.log2(math.e)
 
@@ -37,11 +35,10 @@ class LatentLayers:
             )
         self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
         sizes, heads = self._sizes, config.heads
-        neighbours = recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS
         self._head = config.layer_heads[0]  # the same in all layers
-        turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, neighbours)
+        turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, recording.architecture.rotation.pairs)
         self._query_order, self._latent_order = (
-            np.concatenate([_filled(plain), np.where(turned >= 0, turned + plain, -1)])
+            np.concatenate([filled(plain, padded(plain)), np.where(turned >= 0, turned + plain, -1)])
             for plain in (sizes.plain, sizes.rank)
         )
         self._query_ranks = recording.rows(sizes.query_rank) if sizes.query_rank else None
@@ -111,7 +108,7 @@ class LatentLayers:
         recording, sizes, loader = self._recording, self._sizes, self._recording.loader
         config = recording.config
         width, rows = config.embedding, sizes.plain + sizes.turned
-        order = _repeated(self._query_order, config.heads, rows)
+        order = repeated(self._query_order, np.arange(config.heads) * rows)
         stored = loader.matrix(prefix + "attn_kv_a_mqa.weight", sizes.stored, width, self._latent_order)
         if self._query_ranks is None:
             matrix, out = loader.matrix(prefix + "attn_q.weight", config.heads * rows, width, order), self._queries
@@ -155,13 +152,3 @@ class LatentLayers:
         arguments = (*self._values.place, config.heads, sizes.value, form, recording.packed)
         recording.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
         recording.add_to_residual(matrix, prefix + "attn_output.bias", prefix + "post_attention_norm", private=True)
-
-
-def _filled(values: int) -> NDArray[np.int64]:
-    """Rows 0, 1, ..., and -1 up to a padded length."""
-    return np.where(np.arange(padded(values)) < values, np.arange(padded(values)), -1)
-
-
-def _repeated(order: NDArray[np.int64], heads: int, rows: int) -> NDArray[np.int64]:
-    """The order of one head's rows repeated for all heads, which have `rows` rows each."""
-    return np.where(order >= 0, order + np.arange(heads)[:, None] * rows, -1).reshape(-1)

@@ -146,21 +146,18 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
-    with _addressable(file):
-        return _recorded_encoder_needs(file, _threads(threads))
-
-
-def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
+    count = _threads(threads)
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
     rows = rows_of_a_pass(config)
-    builder = ProgramBuilder()
-    loader = _HeaderLoader(file, builder, words=True)
-    head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
-    store = encoder_store(config, rows)
-    ropes = Ropes(config, architecture, loader, config.context)
-    DecoderRecorder(Recording(builder, loader, config, architecture, rows, count), store, ropes).record_states()
-    loader.check_all_used(config.layers)
-    step_fields(builder, config, rows, count)
+    with _addressable(file):
+        builder = ProgramBuilder()
+        loader = _HeaderLoader(file, builder, words=True)
+        head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
+        store = encoder_store(config, rows)
+        ropes = Ropes(config, architecture, loader, config.context)
+        DecoderRecorder(Recording(builder, loader, config, architecture, rows, count), store, ropes).record_states()
+        loader.check_all_used(config.layers)
+        step_fields(builder, config, rows, count)
     stored = rows * (stored_bytes(config) + ropes.position_bytes)
     return loader.packed_bytes, touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes + stored
 

@@ -16,7 +16,7 @@ from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
 from models.feed_forward import KINDS
 from models.recording import Recording, Rows
-from models.weights import padded, padded_order
+from models.weights import filled, padded, repeated
 
 _GROUPS = 7  # index of a repack's argument
 _HALF = math.sqrt(0.5)
@@ -103,7 +103,7 @@ class PerLayerInputs:
         input = (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
         """
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
-        order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
+        order = repeated(filled(self._width, self._padded), np.arange(first, last) * self._width)
         matrix = recording.loader.matrix("per_layer_model_proj.weight", self._values, config.embedding, order)
         recording.pack(rows.place, matrix)
         recording.product(matrix, self._projected.place, last=True)

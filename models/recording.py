@@ -136,9 +136,9 @@ class Recording:
         """A buffer of rows of this width. spread: see Rows."""
         return Rows(self.builder, self.max_rows, width, spread=spread)
 
-    def vector(self, name: str, size: int) -> int:
-        """Load a vector into the program; return its address."""
-        return self.builder.array(self.loader.vector(name, size))
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
+        """Load a vector into the program, reordered if an order is given; return its address."""
+        return self.builder.array(self.loader.vector(name, size, order))
 
     def bias(self, name: str, size: int) -> Place:
         """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none."""

@@ -10,7 +10,7 @@ from cpu_kernels.short_convolution import short_convolution
 from models.convolution_states import ConvolutionStates
 from models.delta_states import DeltaStates
 from models.recording import Recording
-from models.weights import Matrix, ordered, padded, padded_order
+from models.weights import Matrix, filled, ordered, padded, repeated
 
 _LOG2E = math.log2(math.e)
 _PARTS = 3  # of a convolution's input: b, c and x
@@ -25,7 +25,7 @@ class ConvolutionLayers:
         self._width = padded(width)
         self._rows = recording.rows(_PARTS * self._width)
         # The parts of a row, each padded, so that no vector spans two parts.
-        self._order = padded_order(np.arange(_PARTS) * width, width, self._width)
+        self._order = repeated(filled(width, self._width), np.arange(_PARTS) * width)
 
     def record(self, layer: int) -> None:
         """Add convolution(norm(x)) to x."""
@@ -158,7 +158,7 @@ class DeltaLayers:
 
     def _order(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Source indices of the values of padded heads that begin at `firsts`, -1 for padding."""
-        return padded_order(firsts, self._sizes.head_size, self._sizes.padded)
+        return repeated(filled(self._sizes.head_size, self._sizes.padded), firsts)
 
     def _convolution(self, prefix: str) -> NDArray[np.float32]:
         """Weights of the reach input rows, the oldest first, each in the order of our rows."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Step
-from models.architecture import Architecture
+from models.architecture import Architecture, RopePairs
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
@@ -61,20 +61,15 @@ def _pair_that_turns(size: int, base: float, context: int, turns: float) -> floa
     return size * math.log(context / (turns * _ROTATIONS)) / (2.0 * math.log(base))
 
 
-def head_order(heads: Heads, neighbours: bool) -> NDArray[np.int64]:
-    """The source of each value of a padded head: int64[padded_head], -1 for padding.
+def pair_order(size: int, padded: int, turning: int, pairs: RopePairs) -> NDArray[np.int64]:
+    """The source of each value of a head of `size` values, of which the first `turning` are rotated: int64[padded].
 
-    Rotated pairs are placed at i and i + padded/2, whichever way the file pairs them.
+    Rotated pairs are placed at i and i + padded/2, whichever way the file pairs them; -1 is padding.
     """
-    return pair_order(heads.size, heads.padded, heads.rope_size, neighbours)
-
-
-def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArray[np.int64]:
-    """Like `head_order`, for `size` values padded to `padded`, of which the first `turning` are rotated."""
-    order = np.full(padded, -1, np.int64)
-    pairs = np.arange(turning // 2)
-    order[pairs] = 2 * pairs if neighbours else pairs
-    order[padded // 2 + pairs] = 2 * pairs + 1 if neighbours else pairs + turning // 2
+    order, neighbours = np.full(padded, -1, np.int64), pairs is RopePairs.NEIGHBOURS
+    first = np.arange(turning // 2)
+    order[first] = 2 * first if neighbours else first
+    order[padded // 2 + first] = 2 * first + 1 if neighbours else first + turning // 2
     order[np.flatnonzero(order < 0)[: size - turning]] = np.arange(turning, size)
     return order
 

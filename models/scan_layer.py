@@ -10,7 +10,7 @@ from cpu_kernels.records import Barrier
 from cpu_kernels.selective_scan import ScanShape, selective_scan
 from models.delta_states import DeltaStates
 from models.recording import Recording
-from models.weights import Matrix, ordered, padded_order
+from models.weights import Matrix, filled, ordered, repeated
 
 _LOG2E = math.log2(math.e)
 
@@ -27,9 +27,9 @@ class ScanLayers:
         assert recording.config.scan is not None
         self._sizes = sizes = recording.config.scan
         heads, groups, inner = sizes.heads, sizes.groups, sizes.inner
-        of_heads = padded_order(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
+        of_heads = repeated(filled(sizes.head_size, sizes.padded_head), np.arange(heads) * sizes.head_size)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
-        of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
+        of_groups = repeated(filled(sizes.state, sizes.padded_state), inner + both.reshape(-1))
         # Indices into the file's convolution inputs: x, all b, all c. In its rows, gates come before them and dt after.
         self._order = np.concatenate([of_groups, of_heads])
         self._convolved = inner + 2 * groups * sizes.state

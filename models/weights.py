@@ -38,10 +38,14 @@ def padded(values: int) -> int:
     return -(-values // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def padded_order(firsts: NDArray[np.int64], size: int, length: int) -> NDArray[np.int64]:
-    """The order for parts that begin at `firsts`: `size` indices of each, then -1 up to `length`."""
-    one = np.concatenate([np.arange(size), np.full(length - size, -1)])
-    return np.where(one >= 0, one + firsts[..., None], -1).reshape(-1)
+def filled(values: int, length: int) -> NDArray[np.int64]:
+    """The order 0, 1, ..., values - 1, then -1 up to `length`."""
+    return np.where(np.arange(length) < values, np.arange(length), -1)
+
+
+def repeated(order: NDArray[np.int64], firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order, repeated for parts that begin at `firsts`."""
+    return np.where(order >= 0, order + firsts[..., None], -1).reshape(-1)
 
 
 def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -21,15 +21,14 @@ _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
     **dict.fromkeys(("relu", "reglu"), Activation.RELU),
 }
-
-
+_UNTURNED = replace(HALVES, turns=lambda _config, _layer: False)
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
 
 ARCHITECTURES = (
     # BERT and XLM-RoBERTa: learned positions, and norms of the residual stream after each sub-layer.
     Architecture(
         "bert",
-        replace(HALVES, turns=lambda _config, _layer: False),
+        _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU_ALONE,
         causal=False,
@@ -43,7 +42,7 @@ ARCHITECTURES = (
     # Jina BERT 2: ALiBi, and a gate with GELU.
     Architecture(
         "jina-bert-v2",
-        replace(HALVES, turns=lambda _config, _layer: False),
+        _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU,
         causal=False,

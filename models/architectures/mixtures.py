@@ -20,7 +20,7 @@ from models.architecture import (
     windows,
 )
 from models.config import ModelConfig
-from models.layer_sizes import ALL_FIRST, slides_in_period
+from models.layer_sizes import ALL_FIRST
 from models.rope_config import RopeScaling
 from models.rope_tables import magnitude
 
@@ -57,13 +57,12 @@ def _glm4_gating(config: ModelConfig) -> Gating:
     return stated_gating(config) if config.gating else Gating.SIGMOID
 
 
+_window_of_file = windows(_SMALLTHINKER_PERIOD, all_first=True)
+
+
 def _smallthinker_window(config: ModelConfig, layer: int) -> int:
     """The window of all layers but the first of each four, unless the file lists them; the width is llama.cpp's."""
-    if not config.window:
-        return 0
-    pattern = _SMALLTHINKER_PERIOD if config.window_pattern is None else config.window_pattern
-    slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, True)
-    return _SMALLTHINKER_WINDOW if slides else 0
+    return _SMALLTHINKER_WINDOW if _window_of_file(config, layer) else 0
 
 
 def _smallthinker_turns(config: ModelConfig, layer: int) -> bool:
