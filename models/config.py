@@ -72,8 +72,8 @@ class ModelConfig:
     the row, or 0. expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of
     them a row's experts are chosen.  window_rope_base: rotation base of
     sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
-    activation: its name in the file, or empty. window, window_pattern (a period, or a flag per layer), causal (whether
-    rows see only themselves and those before): None if not stated. joins: values of the concatenated rows that a
+    activation: its name in the file, or empty. window, windowed (whether each layer has one), causal (whether rows see
+    only themselves and those before): None if not stated. joins: values of the concatenated rows that a
     drafting layer reads.
     """
 
@@ -108,7 +108,7 @@ class ModelConfig:
     window_rope_base: float | None
     query_growth: QueryGrowth | None
     window: int | None
-    window_pattern: int | tuple[bool, ...] | None
+    windowed: tuple[bool, ...] | None
     factors: StatedFactors
     activation: str
     experts: int
@@ -185,7 +185,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
-    windowed = _windowed(file, layers)
+    window = _window(file)
+    windowed = layer_sizes.windowed_layers(file, window)
     latent = latents.rank if latents else 0
     alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
@@ -236,8 +237,8 @@ def read_config(file: ModelFile) -> ModelConfig:
         rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
         window_rope_base=window_rope_base(file, scaling),
         query_growth=query_growth(file, scaling.original_context),
-        window=_window(file),
-        window_pattern=_window_pattern(file),
+        window=window,
+        windowed=windowed,
         factors=StatedFactors(
             embedding=stated_number(file, "embedding_scale", least=_LEAST_FACTOR),
             residual=stated_number(file, "residual_scale", least=_LEAST_FACTOR),
@@ -320,16 +321,6 @@ def _window(file: ModelFile) -> int | None:
     return file.metadata.get_int(key, maximum=MAX_CONTEXT) if key in file.metadata else None
 
 
-def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
-    """Which layers have a window, None if the file does not say."""
-    pattern, all_first = _window_pattern(file), file.architecture in layer_sizes.ALL_FIRST
-    if pattern is None and all_first and _window(file):
-        pattern = layer_sizes.ALL_FIRST[file.architecture]
-    if isinstance(pattern, int):
-        return tuple(layer_sizes.slides_in_period(pattern, layer, all_first) for layer in range(layers))
-    return pattern[:layers] if pattern else None
-
-
 def _per_layer_width(file: ModelFile) -> int:
     """Values that each layer gets from a token's second embedding, 0 if there is none."""
     norm = file.tensors.get(_PER_LAYER_NORM)
@@ -354,13 +345,3 @@ def _altup(file: ModelFile) -> tuple[int, int]:
             "Use another version of the model."
         )
     return streams, file.metadata.get_int(f"{prefix}.active_idx", 0, maximum=streams - 1)
-
-
-def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:
-    key = f"{file.architecture}.attention.sliding_window_pattern"
-    if key not in file.metadata:
-        return None
-    if isinstance(file.metadata[key], int):
-        return file.metadata.get_int(key, maximum=MAX_LAYERS)
-    layers = file.metadata.get_int(f"{file.architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
-    return tuple(file.metadata.get_list(key, bool, length=layers))

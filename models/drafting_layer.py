@@ -61,8 +61,8 @@ class DraftingLayer(ABC):
         self.config, self._layer = config, config.layers - 1
         self.builder = ProgramBuilder()
         self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
-        self._ropes = Ropes(config, architecture, loader, config.context)
         self._recording = Recording(self.builder, loader, config, architecture, MAX_ROWS, threads)
+        self._ropes = Ropes(self._recording, config.context)
         self._joined = self._recording.rows(2 * config.embedding)
 
     @property

@@ -13,10 +13,6 @@ from gguf_io.errors import LocalLLMError
 
 TWO_SIZES = ("gemma4", "laguna")
 """Architectures whose sliding-window layers may have another head size, or rotate another part of a head."""
-# Keys (without the architecture prefix) and the values at which they have no effect.
-_WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "interleave_moe_layer_step": (1,),
-}
 # Arrays for multi-dimensional positions, and for layers that take images.
 _SECTIONS = "rope.dimension_sections"
 _SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
@@ -47,9 +43,8 @@ def kernels_needed() -> Iterator[None]:
 def refuse_unread(file: ModelFile) -> None:
     """Raise UnsupportedModelError for metadata that requires something the native engine does not compute."""
     metadata, name = file.metadata, file.architecture
-    for key, harmless in _WITHOUT_EFFECT.items():
-        if (value := metadata.get(f"{name}.{key}", harmless[0])) not in harmless:
-            raise refusal(file, f"{name}.{key} is {value}")
+    if (step := metadata.get(f"{name}.interleave_moe_layer_step", 1)) != 1:
+        raise refusal(file, f"{name}.interleave_moe_layer_step is {step}")
     for key, other in _LOCAL_SIZES.items():
         value = metadata.get(f"{name}.{key}")
         if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):

@@ -64,8 +64,8 @@ class ExpertLayers:
         """Add experts(norm(x)) to x, and the output of a shared expert or dense network, which computes all rows."""
         config, prefix = self._recording.config, f"blk.{layer}."
         if self._beside:
-            self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
-        shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
+            self._beside[config.dense_feed_forwards[layer]].leave_aside(layer)
+        shared_gates = self._shared.leave_shared_aside(layer) if self._shared else None
         gates = ["gate"] if self._recording.activation.gated else []
         *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
         if not self._recording.architecture.experts.early:

@@ -16,7 +16,7 @@ MAX_HEAD_SIZE = 512
 MAX_CONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back at most one page."""
 CONVOLUTION = "shortconv.l_cache"
-ALL_FIRST = {"laguna": 4}
+ALL_FIRST = {"laguna": 4, "modern-bert": 3, "smallthinker": 4}
 """Architectures whose first layer of each period has no window, with the period to use if the file states none."""
 _WITH_XIELU, _XIELU = ("apertus",), "xielu"  # the keys of its factors have no architecture prefix
 # Default for Gemma 3n files that do not state it: all layers from this one on share keys and values.
@@ -95,9 +95,25 @@ def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum:
     return values
 
 
-def slides_in_period(period: int, layer: int, all_first: bool) -> bool:
+def slides_in_period(period: int, layer: int, all_first: bool = False) -> bool:
     """Whether a layer has a window if the first (all_first) or last layer of each period has none. 0: all have one."""
     return period == 0 or layer % period != (0 if all_first else period - 1)
+
+
+def windowed_layers(file: ModelFile, window: int | None) -> tuple[bool, ...] | None:
+    """Which layers have a window, those for multi-token prediction included; None if the file does not say.
+
+    window: the width that the file states. Files state a period, or a flag per layer.
+    """
+    metadata, name = file.metadata, file.architecture
+    key, default = f"{name}.attention.sliding_window_pattern", ALL_FIRST.get(name) if window else None
+    if key not in metadata and default is None:
+        return None
+    layers = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
+    if not isinstance(metadata.get(key, 0), int):
+        return tuple(metadata.get_list(key, bool, length=layers))
+    period = metadata.get_int(key, default, maximum=MAX_LAYERS)
+    return tuple(slides_in_period(period, layer, name in ALL_FIRST) for layer in range(layers))
 
 
 def layer_heads(
@@ -125,14 +141,14 @@ def layer_heads(
                 "are rotated: the native engine needs one even size. Use --backend llama."
             )
     found = []
-    for layer, (count, stated, slides) in enumerate(zip(query_heads, kv_heads, windowed, strict=True)):
+    for layer, (count, stated) in enumerate(zip(query_heads, kv_heads, strict=True)):
         queries, keys = count or heads.queries, stated or heads.keys
         if queries % keys:
             raise UnsupportedModelError(
                 f"{file.path}: {name}.attention.head_count_kv: {queries} heads of layer {layer} cannot share "
                 f"{keys} key-value heads."
             )
-        of_layer = (size, turned) if slides else (heads.size, heads.rope_size)
+        of_layer = (size, turned) if windowed[layer] else (heads.size, heads.rope_size)
         found.append(Heads(queries, keys, *of_layer, heads.latent))
     return tuple(found)
 

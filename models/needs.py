@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
@@ -33,7 +32,7 @@ from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
-from models.steps import step_fields
+from models.steps import step_fields, usable_threads
 from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
 from models.weights import Packing, WeightLoader
 
@@ -86,7 +85,7 @@ def native_needs(
     threads and draft head. Raises UnsupportedModelError for what NativeRunner would refuse, ModelFileError for
     incomplete metadata.
     """
-    count = _threads(threads)
+    count = usable_threads(threads)
     known, key = (
         _KNOWN.setdefault(file, {}),
         (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts),
@@ -114,10 +113,10 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
     store = PageStore(config, 0, stored_types(config, kv_types))
-    ropes = Ropes(config, architecture, loader, config.context)
     recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
+    ropes = Ropes(recording, config.context)
     chosen = choose_drafts(file, config, architecture, drafts)
-    read = layers_read(chosen, config) if isinstance(chosen, ModelFile) else ()
+    read = layers_read(chosen, config)
     logits = DecoderRecorder(recording, store, ropes, read).record()
     step_fields(builder, config, MAX_ROWS, count)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
@@ -146,7 +145,7 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
-    count = _threads(threads)
+    count = usable_threads(threads)
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
     rows = rows_of_a_pass(config)
     with _addressable(file):
@@ -154,8 +153,9 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
         loader = _HeaderLoader(file, builder, words=True)
         head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
         store = encoder_store(config, rows)
-        ropes = Ropes(config, architecture, loader, config.context)
-        DecoderRecorder(Recording(builder, loader, config, architecture, rows, count), store, ropes).record_states()
+        recording = Recording(builder, loader, config, architecture, rows, count)
+        ropes = Ropes(recording, config.context)
+        DecoderRecorder(recording, store, ropes).record_states()
         loader.check_all_used(config.layers)
         step_fields(builder, config, rows, count)
     stored = rows * (stored_bytes(config) + ropes.position_bytes)
@@ -189,10 +189,6 @@ class _HeaderLoader(WeightLoader):
 
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         self.packers[packing.format.name] = packing.format.repack
-
-
-def _threads(threads: int | None) -> int:
-    return min(threads or usable_cores(), usable_processors())
 
 
 def touched_bytes(builder: ProgramBuilder) -> int:

@@ -7,7 +7,6 @@ discarded.
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
@@ -21,7 +20,7 @@ from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress
+from models.steps import LoadProgress, usable_threads
 from models.weights import PORTION_BYTES, Packing, WeightLoader
 
 
@@ -31,13 +30,13 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
     Needs memory for a few pieces of a tensor only. Raises what NativeRunner raises for the model's file, and OSError.
     """
     architecture, config = find_architecture(file.architecture), read_config(file)
-    team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+    team = ThreadTeam(usable_threads(threads))
     try:
         builder = ProgramBuilder()
         loader = _WritingLoader(file, team, builder, progress, writer)
         store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
-        ropes = Ropes(config, architecture, loader, config.context)
-        DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, team.threads), store, ropes).record()
+        recording = Recording(builder, loader, config, architecture, MAX_ROWS, team.threads)
+        DecoderRecorder(recording, store, Ropes(recording, config.context)).record()
         if predicts := prediction_config(file, config, architecture):
             PredictionLayer(predicts, architecture, loader, store.types, team.threads)
     finally:

@@ -38,10 +38,12 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
 
     It is supported if it has the tensors of one of the model's attention layers, and the joining tensors.
     """
+    if not architecture.drafts or config.narrows:
+        return None
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
     needed = _JOINS | ({_OWN_NORM} if config.architecture in ALONE else set())
-    if not architecture.drafts or config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
+    if not needed <= further <= _JOINS | _OPTIONAL:
         return None
     own = {name: shape for name, shape in own.items() if name not in further}
     like = _layer_like(file, config, own)

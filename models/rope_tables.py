@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Step
-from models.architecture import Architecture, RopePairs
-from models.config import ModelConfig
+from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
+from models.recording import Recording
 from models.rope_config import QueryGrowth, RopeScaling
 from models.weights import WeightLoader
 
@@ -131,12 +131,13 @@ class RopeTable:
 class Ropes:
     """A model's tables, and which of them each layer uses."""
 
-    def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
+    def __init__(self, recording: Recording, context: int) -> None:
         """context: the longest context that will be used.
 
         Raises UnsupportedModelError for unusable factors, and for heads of two sizes where other tables than the two
         usual ones are needed.
         """
+        config, architecture = recording.config, recording.architecture
         rotation, scaling = architecture.rotation, config.rope_scaling
         layers = range(config.layers)
         base = config.window_rope_base or rotation.window_base or config.rope_base
@@ -147,7 +148,7 @@ class Ropes:
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope_base, scaling))
         self._grows = config.query_growth is not None
-        factors = _factors(of_all, scaling, loader, context)
+        factors = _factors(of_all, scaling, recording.loader, context)
         radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
         self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:

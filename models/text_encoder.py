@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
@@ -21,7 +20,7 @@ from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress, Steps
+from models.steps import LoadProgress, Steps, usable_threads
 from models.weights import WeightLoader
 
 MAX_TOKENS = 2048  # per text, which is computed in one pass
@@ -54,7 +53,7 @@ class TextEncoder:
         rows = self._rows = rows_of_a_pass(config)
         # A text takes at least a page, and only one layer uses pages at a time.
         self._store = encoder_store(config, rows)
-        team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+        team = self._team = ThreadTeam(usable_threads(threads))
         try:
             if progress is not None:
                 progress("loading weights", 0.0)
@@ -63,8 +62,8 @@ class TextEncoder:
             scores = pools_by_score(file)
             self._head = PoolingHead(file, loader, config, architecture, scores=scores, threads=team.threads)
             self._head.compile(team, progress)
-            self._ropes = Ropes(config, architecture, loader, config.context)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
+            self._ropes = Ropes(recording, config.context)
             recorder = DecoderRecorder(recording, self._store, self._ropes)
             self._states = recorder.record_states().values
             loader.check_all_used(config.layers)

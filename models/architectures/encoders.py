@@ -14,8 +14,8 @@ from models.architecture import (
     windows,
 )
 from models.architectures.gemma import GEMMA3
+from models.layer_sizes import ALL_FIRST
 
-_MODERN_PERIOD = 3
 # Any other name means GELU, as in llama.cpp.
 _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
@@ -64,7 +64,7 @@ ARCHITECTURES = (
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
         stated_activations=_MODERN_ACTIVATIONS,
-        window=windows(_MODERN_PERIOD, all_first=True),
+        window=windows(ALL_FIRST["modern-bert"]),
         causal=False,
     ),
     # EmbeddingGemma: Gemma 3 with bidirectional attention over the whole text, or over a window around each row.
