@@ -184,7 +184,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     head_size = latents.stored if latents else _head_size(file, embedding // heads if heads else 2)
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
-    rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
+    rope_size = _rope_size(file, head_size)
     window = _window(file)
     windowed = layer_sizes.windowed_layers(file, window)
     latent = latents.rank if latents else 0
@@ -270,6 +270,15 @@ def _head_size(file: ModelFile, default: int) -> int:
             f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even "
             f"size. Use --backend llama."
         )
+    return size
+
+
+def _rope_size(file: ModelFile, head_size: int) -> int:
+    """The values of a head that are rotated, in pairs. Raises ModelFileError for an odd number."""
+    key = f"{file.architecture}.rope.dimension_count"
+    size = file.metadata.get_int(key, head_size, minimum=2, maximum=head_size)
+    if size % 2:
+        raise ModelFileError(f"{file.path}: {key} is {size}, which must be even. Use another version of the model.")
     return size
 
 
