@@ -49,10 +49,12 @@ class DraftingLayer(ABC):
 
     Positions are the layer's own and may differ from the text's, since rotation encodes only distances. width: values
     of one of the model's states. config: sizes of the layer. reaches: allowed values of `ids` in `run`, ascending.
+    tokens: the token of each output, None for the same number.
     """
 
     width: int
     reaches: tuple[int, ...]
+    tokens: NDArray[np.int64] | None = None
 
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
@@ -96,7 +98,8 @@ class DraftingLayer(ABC):
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
         found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
-        return self._tokens_of(found), self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
+        drafted = found if self.tokens is None else self.tokens[found]
+        return drafted, self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
 
     @abstractmethod
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,10 +108,6 @@ class DraftingLayer(ABC):
     @abstractmethod
     def _place_states(self, rows: slice, part: Part) -> None:
         """Copy a part's states to where the program reads them."""
-
-    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The token ids of output indices."""
-        return ids
 
     def _embed(self, table: Matrix) -> None:
         """Record writing the tokens' embeddings into the first half of the joined rows."""

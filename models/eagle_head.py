@@ -98,9 +98,6 @@ class EagleHead(DraftingLayer):
         self._raw.values[rows, : self.width] = 0 if part.guessed else part.states
         self._recording.x.values[rows, :width] = part.states if part.guessed else 0
 
-    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ids if self._tokens is None else self._tokens[ids]
-
     def _record(self, head: ModelFile, models_loader: WeightLoader) -> None:
         recording, config = self._recording, self.config
         loader, joined, x, raw = recording.loader, self._joined, recording.x, self._raw
@@ -119,7 +116,7 @@ class EagleHead(DraftingLayer):
         AttentionLayers(recording, self.store, self._ropes, joined).record(0)
         FeedForwardLayers(recording, config.dense_feed_forwards[0]).record(0)
         ids = loader.rows(_D2T) if loader.has(_D2T) else vocabulary
-        self._tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
+        self.tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
         own = loader if loader.has(_OUTPUT) else models_loader
         name = _OUTPUT if own.has(_OUTPUT) else _EMBEDDING
         self._record_output(own.matrix(name, ids, width), "output_norm")

@@ -1,11 +1,11 @@
-"""Errors of loading a model into the native engine, and checks for metadata and tensors that it would ignore.
+"""Errors of loading a model into the native engine, and a check for metadata that it would ignore.
 
 A file that asks for anything the native engine does not compute is refused, because its results would silently differ.
 llama.cpp ignores, for these architectures, every other key that is not read here.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from cpu_kernels.compile_children import KernelError
 from gguf_io import ModelFile
@@ -23,8 +23,6 @@ _LOCAL_SIZES = {
     "attention.value_length_swa": "attention.value_length",
     "rope.dimension_count_swa": "rope.dimension_count",
 }
-# Tensors that may stay unused: rotation factors for the other context length.
-_CHOSEN_BETWEEN = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class UnsupportedModelError(LocalLLMError):
@@ -57,33 +55,10 @@ def refuse_unread(file: ModelFile) -> None:
         raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
 
-def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int | None = None) -> None:
-    """Raise UnsupportedModelError for tensors that a program does not use: ignoring them would change its results.
-
-    layers: how many are computed; tensors of later layers, which draft tokens, may stay unused. layer: check only this
-    layer's tensors, since later ones are not loaded yet.
-    """
-    left = set(file.tensors).difference(used, _CHOSEN_BETWEEN)
-    if layer is not None:
-        left = {tensor for tensor in left if tensor.startswith(f"blk.{layer}.")}
-    left -= {tensor for tensor in left if _layer_of(tensor) >= layers}
-    if left:
-        names = sorted(left)
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise refusal(file, f"the tensor {names[0]}{more} would not be used")
-
-
 def _integers(file: ModelFile, key: str) -> list[int]:
     """An integer array of the metadata, empty if the file has none."""
     key = f"{file.architecture}.{key}"
     return file.metadata.get_list(key, int) if key in file.metadata else []
-
-
-def _layer_of(tensor: str) -> int:
-    """The layer that a tensor belongs to, -1 for none."""
-    first, _, rest = tensor.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if first == "blk" and number.isdecimal() else -1
 
 
 def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:

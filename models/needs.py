@@ -33,7 +33,7 @@ from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import step_fields, usable_threads
-from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
+from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes
 from models.weights import Packing, WeightLoader
 
 _PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
@@ -151,7 +151,7 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
     with _addressable(file):
         builder = ProgramBuilder()
         loader = _HeaderLoader(file, builder, words=True)
-        head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
+        head = PoolingHead(file, loader, config, architecture, count)
         store = encoder_store(config, rows)
         recording = Recording(builder, loader, config, architecture, rows, count)
         ropes = Ropes(recording, config.context)

@@ -9,6 +9,7 @@ from cpu_kernels import activations, norms
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.pooling import Pooling, pooling_of
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.recording import NOTHING, Recording, Rows
@@ -32,11 +33,10 @@ class PoolingHead:
         loader: WeightLoader,
         config: ModelConfig,
         architecture: Architecture,
-        *,
-        scores: bool,
         threads: int,
     ) -> None:
-        """Load the layers; call `compile` before `run`. scores: the file is a reranker."""
+        """Load the layers; call `compile` before `run`."""
+        scores = pooling_of(file) is Pooling.RANK
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)

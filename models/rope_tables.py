@@ -187,10 +187,9 @@ class Ropes:
 def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
     """The file's frequency factors for this context length, if any. Raises UnsupportedModelError."""
     pairs = heads.rope_size // 2
-    factors = loader.factors("rope_freqs.weight", pairs)
-    if factors is None:
-        long = context > scaling.original_context
-        factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
+    length = "long" if context > scaling.original_context else "short"
+    names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
+    factors = next((loader.vector(name, pairs)[:pairs] for name in names if loader.has(name)), None)
     if scaling.kind == "longrope" and factors is None:
         raise UnsupportedModelError("The model uses longrope scaling but has no tensor with its factors.")
     if factors is not None and not (np.isfinite(factors).all() and factors.all()):

@@ -59,8 +59,7 @@ class TextEncoder:
                 progress("loading weights", 0.0)
             builder = ProgramBuilder()
             loader = WeightLoader(file, team, builder, progress, words=True)
-            scores = pools_by_score(file)
-            self._head = PoolingHead(file, loader, config, architecture, scores=scores, threads=team.threads)
+            self._head = PoolingHead(file, loader, config, architecture, team.threads)
             self._head.compile(team, progress)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
             self._ropes = Ropes(recording, config.context)
@@ -159,8 +158,3 @@ def _storing(config: ModelConfig) -> ModelConfig:
 def rows_of_a_pass(config: ModelConfig) -> int:
     """The most tokens in one pass."""
     return max(min(config.context, MAX_TOKENS), _TOGETHER)
-
-
-def pools_by_score(file: ModelFile) -> bool:
-    """Whether the file is a reranker, whose row is a single score."""
-    return pooling_of(file) is Pooling.RANK
