@@ -57,24 +57,23 @@ class StatedFactors:
 class ModelConfig:
     """Sizes in values, contexts in tokens.
 
-    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    if there is none. mixes: whether each layer has experts. dense_feed_forwards: each layer's width of the dense
-    network, 0 if the layer has none. layer_heads: each layer's heads; heads, kv_heads and head_size are those of layers
-    without a window. kv_layers: for each layer, the layer whose keys and values it
-    reads: itself, or an earlier one. latents: None if heads have keys and values of their own; else there is one
-    key-value head, of the size that a token stores. per_layer_width: values that a layer gets from each token's second
-    embedding, 0 if there is none. sparsity: for each layer, how many standard deviations above the mean a gate must be
-    to be kept, -inf to keep all. xielu: each layer's xIELU factors, if that is the activation. altup: number of
-    parallel residual streams, and the index of the one that layers compute with. attends, recurs: for each layer,
-    whether it has attention, and whether it has a state: of a gated delta network (delta_net), of a selective scan
-    (scan), or of a short convolution over `convolution` tokens. A layer may have both. gating, normalise_experts,
-    expert_scale: as the file states them. expert_latent: values of the latent that experts read and write in place of
-    the row, or 0. expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of
-    them a row's experts are chosen.  window_rope_base: rotation base of
+    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0 if
+    there is none. mixes: whether each layer has experts. dense_feed_forwards: each layer's width of the dense network,
+    0 if the layer has none. layer_heads: each layer's heads; heads, kv_heads and head_size are those of layers without
+    a window. kv_layers: for each layer, the layer whose keys and values it reads: itself, or an earlier one. latents:
+    None if heads have keys and values of their own; else there is one key-value head, of the size that a token stores.
+    per_layer_width: values that a layer gets from each token's second embedding, 0 if there is none. sparsity: for each
+    layer, how many standard deviations above the mean a gate must be to be kept, -inf to keep all. xielu: each layer's
+    xIELU factors, if that is the activation. altup: number of parallel residual streams, and the index of the one that
+    layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has a state: of a
+    gated delta network (delta_net), of a selective scan (scan), or of a short convolution over `convolution` tokens. A
+    layer may have both. gating, normalise_experts, expert_scale: as the file states them. expert_latent: values of the
+    latent that experts read and write in place of the row, or 0. expert_groups, expert_groups_used: equal groups that
+    experts are divided into, and from how many of them a row's experts are chosen. window_rope_base: rotation base of
     sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
     activation: its name in the file, or empty. window, windowed (whether each layer has one), causal (whether rows see
-    only themselves and those before): None if not stated. joins: values of the concatenated rows that a
-    drafting layer reads.
+    only themselves and those before): None if not stated. joins: values of the concatenated rows that a drafting layer
+    reads.
     """
 
     architecture: str

@@ -131,11 +131,6 @@ class PageStore:
         """Number of pages that no sequence holds."""
         return self.total - self._untouched + len(self._free_again)
 
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes in addition to the pages, independent of their number."""
-        return self.states.latest_bytes if self.states else 0
-
     def holders(self) -> NDArray[np.int32]:
         """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()

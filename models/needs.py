@@ -125,10 +125,11 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
         step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
         drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
+    latest = store.states.latest_bytes if store.states else 0
     return NativeNeeds(
         config=config,
         weights=loader.packed_bytes,
-        buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width + drafting,
+        buffers=touched_bytes(builder) - loader.packed_bytes + latest + 4 * logits.width + drafting,
         kv_per_token=store.bytes_per_token,
         position_bytes=ropes.position_bytes,
         row=row,
