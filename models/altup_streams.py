@@ -7,14 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import altup
-from cpu_kernels.memory import aligned_zeros
 from models.errors import UnsupportedModelError
 from models.per_layer_inputs import PerLayerInputs
 from models.recording import Place, Recording
 from models.weights import Matrix
 
 _LAUREL = "blk.0.laurel_l.weight"
-_ROOM = 16  # padding rows that whole tiles may write
 
 
 class AltUpStreams:
@@ -26,7 +24,7 @@ class AltUpStreams:
 
     def __init__(self, recording: Recording, inputs: PerLayerInputs | None) -> None:
         """Raises UnsupportedModelError if layers compute with another stream than the first, or get no inputs."""
-        config, builder = recording.config, recording.builder
+        config = recording.config
         self._count, active = config.altup
         if active or inputs is None:
             raise UnsupportedModelError(
@@ -34,15 +32,11 @@ class AltUpStreams:
                 "on the first of the parallel streams and have embeddings of their own. Use --backend llama."
             )
         self._recording, self._inputs = recording, inputs
-        shape = (self._count, recording.max_rows + _ROOM, recording.x.width)
-        self.planes = aligned_zeros(shape, np.float32)
-        self._predicted = aligned_zeros(shape, np.float32)
-        for planes in (self.planes, self._predicted):
-            builder.keep(planes)
+        self.planes, self._predicted = (recording.planes(self._count, recording.x.width) for _ in range(2))
         self._gated = recording.rows(config.embedding)
         self._rank = recording.loader.rows(_LAUREL) if recording.loader.has(_LAUREL) else 0
         self._low = recording.rows(max(self._rank, 1))
-        self._half = builder.scalar(math.sqrt(0.5))
+        self._half = recording.builder.scalar(math.sqrt(0.5))
 
     def spread(self) -> None:
         """Compute the streams from the tokens' embeddings, which are in x."""

@@ -165,7 +165,7 @@ class AttentionLayers:
         """
         recording, parts = self._recording, rows.parts
         if not stores:
-            parts = parts[:1]
+            parts = [part for part in parts if part.letter == "q"]
             unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
             recording.loader.leave_out(*(prefix + name for name in unused))
         products = [(self._matrix(prefix, part, rows), part.rows, self._bias(prefix, part, rows)) for part in parts]

@@ -33,7 +33,8 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
     team = ThreadTeam(usable_threads(threads))
     try:
         builder = ProgramBuilder()
-        loader = _WritingLoader(file, team, builder, progress, writer)
+        loader = _WritingLoader(file, team, builder, progress)
+        loader.writer = writer
         store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, team.threads)
         DecoderRecorder(recording, store, Ropes(recording, config.context)).record()
@@ -46,16 +47,7 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
 class _WritingLoader(WeightLoader):
     """Writes packed matrices to a file and keeps none in memory."""
 
-    def __init__(
-        self,
-        file: ModelFile,
-        team: ThreadTeam,
-        builder: ProgramBuilder,
-        progress: LoadProgress | None,
-        writer: PackedWriter,
-    ) -> None:
-        super().__init__(file, team, builder, progress)
-        self._writer = writer
+    writer: PackedWriter
 
     def _room(self, size: int) -> NDArray[np.generic]:
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
@@ -63,4 +55,4 @@ class _WritingLoader(WeightLoader):
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         room = np.empty(max(PORTION_BYTES, packing.format.group_bytes(packing.k)), np.uint8)
         portions = (room[: self._pack_groups(room, packing, rows)] for rows in packing.portions)
-        self._writer.put(packing.identity, portions)
+        self.writer.put(packing.identity, portions)

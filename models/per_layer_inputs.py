@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpu_kernels import layer_inputs
-from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
@@ -20,7 +19,6 @@ from models.weights import filled, padded, repeated
 
 _GROUPS = 7  # index of a repack's argument
 _HALF = math.sqrt(0.5)
-_ROOM = 16  # padding rows that whole tiles may read
 
 
 class PerLayerInputs:
@@ -37,8 +35,8 @@ class PerLayerInputs:
         self._source = np.zeros((rows + -(-SLACK_BYTES // row_bytes), row_bytes), np.uint8)
         self._places = np.full(groups * group_rows, -1, np.int32)
         self._packed = builder.buffer(groups * self._format.group_bytes(self._values), np.uint8)
-        self._inputs = aligned_zeros((self._layers, rows + _ROOM, self._padded), np.float32)
-        for array in (self._source, self._places, self._inputs):
+        self._inputs = recording.planes(self._layers, self._padded)
+        for array in (self._source, self._places):
             builder.keep(array)
         self._table, self._projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
         self._kept = recording.rows(config.embedding, spread=True)

@@ -136,6 +136,12 @@ class Recording:
         """A buffer of rows of this width. spread: see Rows."""
         return Rows(self.builder, self.max_rows, width, spread=spread)
 
+    def planes(self, count: int, width: int) -> NDArray[np.generic]:
+        """A float32 buffer [plane][row][value], with rows padded for whole tiles."""
+        memory = aligned_zeros((count, self.max_rows + _TILE_ROOM, width), np.float32)
+        self.builder.keep(memory)
+        return memory
+
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
         """Load a vector into the program, reordered if an order is given; return its address."""
         return self.builder.array(self.loader.vector(name, size, order))
