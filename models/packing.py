@@ -24,13 +24,13 @@ from models.steps import LoadProgress, usable_threads
 from models.weights import PORTION_BYTES, Packing, WeightLoader
 
 
-def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
+def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None) -> None:
     """Pack everything that NativeRunner packs, and write it; the caller finishes the file.
 
     Needs memory for a few pieces of a tensor only. Raises what NativeRunner raises for the model's file, and OSError.
     """
     architecture, config = find_architecture(file.architecture), read_config(file)
-    team = ThreadTeam(usable_threads(threads))
+    team = ThreadTeam(usable_threads(None))
     try:
         builder = ProgramBuilder()
         loader = _WritingLoader(file, team, builder, progress)
