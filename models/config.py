@@ -39,7 +39,7 @@ _LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
-_SHARED_EXPERT, _DENSE = "ffn_up_shexp.weight", "ffn_up.weight"
+_SHARED_EXPERT, _DENSE, _LATENT = "ffn_up_shexp.weight", "ffn_up.weight", "ffn_latent_down.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
 
 
@@ -247,7 +247,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         activation=metadata.get_str(f"{name}.hidden_activation", ""),
         experts=experts,
         experts_used=used,
-        expert_latent=expert_sizes.latent_width(file, first) if experts else 0,
+        expert_latent=_rows(file, first + _LATENT) if experts else 0,
         expert_groups=groups,
         expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,

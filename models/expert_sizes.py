@@ -8,7 +8,6 @@ from models.layer_sizes import MAX_WIDTH, same_in_all_layers
 _MAX_EXPERTS = 1024
 _ROUTER = "ffn_gate_inp.weight"
 _EXPERTS, _FUSED_EXPERTS = "ffn_up_exps.weight", "ffn_gate_up_exps.weight"
-_LATENT = "ffn_latent_down.weight"
 _SPREAD = ("nomic-bert-moe",)
 
 
@@ -23,19 +22,6 @@ def period(file: ModelFile) -> int:
     """The number of layers of which only the second has experts, 0 if experts are not distributed that way."""
     key = f"{file.architecture}.moe_every_n_layers"
     return file.metadata.get_int(key, 0, maximum=_MAX_EXPERTS) if file.architecture in _SPREAD else 0
-
-
-def latent_width(file: ModelFile, prefix: str) -> int:
-    """Values of the latent that experts read and write in place of a row, 0 if there is none. prefix: of a layer.
-
-    Raises UnsupportedModelError for an unusable tensor.
-    """
-    tensor = file.tensors.get(prefix + _LATENT)
-    if tensor is None:
-        return 0
-    if len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= MAX_WIDTH:
-        raise UnsupportedModelError(f"{file.path}: the tensor {prefix}{_LATENT} has an unusable shape.")
-    return tensor.shape[0]
 
 
 def first_experts(file: ModelFile, layers: int) -> int:
