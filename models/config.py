@@ -334,7 +334,7 @@ def _per_layer_width(file: ModelFile) -> int:
     norm = file.tensors.get(_PER_LAYER_NORM)
     width = norm.shape[0] if norm else 0
     key = f"{file.architecture}.embedding_length_per_layer_input"
-    if file.metadata.get_int(key, width) != width or width > MAX_WIDTH:
+    if file.metadata.get_int(key, width, maximum=MAX_WIDTH) != width:
         raise ModelFileError(
             f"{file.path}: {key} is {file.metadata[key]}, but the per-layer embedding tensors are {width} wide. "
             "Use another version of the model."
