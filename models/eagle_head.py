@@ -141,7 +141,7 @@ def choose_drafts(
     """
     if isinstance(drafts, ModelFile):
         return drafts
-    return prediction_config(file, model, architecture) if drafts else None
+    return prediction_config(file, model) if drafts and architecture.drafts else None
 
 
 def drafting_layer(

@@ -12,11 +12,11 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.config import read_config
 from models.decoder import DecoderRecorder
+from models.eagle_head import choose_drafts, drafting_layer
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.packed_file import PackedWriter
-from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
@@ -38,8 +38,8 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
         store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, team.threads)
         DecoderRecorder(recording, store, Ropes(recording, config.context)).record()
-        if predicts := prediction_config(file, config, architecture):
-            PredictionLayer(predicts, architecture, loader, store.types, team.threads)
+        if predicts := choose_drafts(file, config, architecture, drafts=True):
+            drafting_layer(predicts, config, architecture, loader, store.types, team.threads)
     finally:
         team.close()
 

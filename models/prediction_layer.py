@@ -33,17 +33,15 @@ _OWN_NORM = "nextn.shared_head_norm.weight"
 _OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_NORM}
 
 
-def prediction_config(file: ModelFile, config: ModelConfig, architecture: Architecture) -> ModelConfig | None:
+def prediction_config(file: ModelFile, config: ModelConfig) -> ModelConfig | None:
     """A config that computes only the drafting layer, behind empty layers; None if the file has no supported one.
 
     It is supported if it has the tensors of one of the model's attention layers, and the joining tensors.
     """
-    if not architecture.drafts or config.narrows:
-        return None
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
     needed = _JOINS | ({_OWN_NORM} if config.architecture in ALONE else set())
-    if not needed <= further <= _JOINS | _OPTIONAL:
+    if config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
         return None
     own = {name: shape for name, shape in own.items() if name not in further}
     like = _layer_like(file, config, own)
