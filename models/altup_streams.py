@@ -1,29 +1,18 @@
 """Records Gemma 3n's parallel residual streams (AltUp), and the low-rank path beside attention (Laurel)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import altup
-from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Barrier
 from models.errors import UnsupportedModelError
 from models.per_layer_inputs import PerLayerInputs
-from models.recording import Recording
+from models.recording import Place, Recording
 from models.weights import Matrix
 
 _LAUREL = "blk.0.laurel_l.weight"
-_ROOM = 16  # padding rows that whole tiles may write
-
-
-@dataclass(frozen=True)
-class _Plane:
-    """The address and stride of a stream's rows."""
-
-    address: int
-    stride: int
 
 
 class AltUpStreams:
@@ -35,7 +24,7 @@ class AltUpStreams:
 
     def __init__(self, recording: Recording, inputs: PerLayerInputs | None) -> None:
         """Raises UnsupportedModelError if layers compute with another stream than the first, or get no inputs."""
-        config, builder = recording.config, recording.builder
+        config = recording.config
         self._count, active = config.altup
         if active or inputs is None:
             raise UnsupportedModelError(
@@ -43,60 +32,51 @@ class AltUpStreams:
                 "on the first of the parallel streams and have embeddings of their own. Use --backend llama."
             )
         self._recording, self._inputs = recording, inputs
-        shape = (self._count, recording.max_rows + _ROOM, recording.x.width)
-        self.planes = aligned_zeros(shape, np.float32)
-        self._predicted = aligned_zeros(shape, np.float32)
-        for planes in (self.planes, self._predicted):
-            builder.keep(planes)
+        self.planes, self._predicted = (recording.planes(self._count, recording.x.width) for _ in range(2))
         self._gated = recording.rows(config.embedding)
         self._rank = recording.loader.rows(_LAUREL) if recording.loader.has(_LAUREL) else 0
         self._low = recording.rows(max(self._rank, 1))
-        self._half = builder.scalar(math.sqrt(0.5))
-        self._epsilon = builder.scalar(config.epsilon)
+        self._half = recording.builder.scalar(math.sqrt(0.5))
 
     def spread(self) -> None:
         """Compute the streams from the tokens' embeddings, which are in x."""
         recording, x = self._recording, self._recording.x
         for number, matrix in enumerate(self._projections("altup_proj.weight"), 1):
-            recording.pack(x, recording.config.embedding, matrix.format.form, stride=x.stride)
+            recording.pack(x.place, matrix)
             recording.product(matrix, self._plane(self.planes, number), last=True)
-        recording.builder.add(altup.spread, x.address, x.stride, *self._shape(self.planes), barrier=Barrier.ALWAYS)
+        recording.add(altup.spread, *x.place, *self._shape(self.planes))
 
     def merge(self) -> None:
         """Write the mean of the streams to x."""
         recording, x = self._recording, self._recording.x
-        embedding = recording.config.embedding
         for number, matrix in enumerate(self._projections("altup_unembd_proj.weight"), 1):
-            source = self._plane(self.planes, number)
-            recording.pack(source, embedding, matrix.format.form, stride=source.stride)
+            recording.pack(self._plane(self.planes, number), matrix)
             recording.product(matrix, self._plane(self._predicted, number), last=True)
         first = self.planes.ctypes.data
-        arguments = (x.address, x.stride, first, *self._shape(self._predicted))
-        recording.builder.add(altup.merge, *arguments, barrier=Barrier.ALWAYS)
+        arguments = (*x.place, first, *self._shape(self._predicted))
+        recording.add(altup.merge, *arguments)
 
     def predict(self, layer: int) -> None:
         """Predict the layer's output of every stream, the first into x; compute the low-rank path into `aside`."""
         recording, x = self._recording, self._recording.x
         matrix = self._coefficients(f"blk.{layer}.altup_predict_coef.weight", self._count**2)
-        recording.builder.add(
+        recording.add(
             altup.predict,
             *self._shape(self.planes),
             self._router(layer),
             matrix,
             self._predicted.ctypes.data,
-            x.address,
-            x.stride,
-            self._epsilon,
-            barrier=Barrier.ALWAYS,
+            *x.place,
+            recording.plain_epsilon,
         )
         prefix, loader, embedding = f"blk.{layer}.", recording.loader, recording.config.embedding
         down = loader.matrix(prefix + "laurel_l.weight", self._rank, embedding)
         up = loader.matrix(prefix + "laurel_r.weight", embedding, self._rank)
-        recording.norm_pack(prefix + "attn_norm", down.format.form)
-        recording.product(down, self._low, last=True)
-        recording.pack(self._low, self._rank, up.format.form, stride=self._low.stride)
+        recording.norm_pack(prefix + "attn_norm", down)
+        recording.product(down, self._low.place, last=True)
+        recording.pack(self._low.place, up)
         recording.leave_aside(up, "", private=True)
-        recording.normalise_aside(prefix + "laurel_post_norm")
+        recording.normalise(recording.aside.place, prefix + "laurel_post_norm", embedding)
         recording.norm_add(recording.aside, x, prefix + "attn_norm")
 
     def add_aside(self) -> None:
@@ -108,35 +88,32 @@ class AltUpStreams:
         """Correct the predictions with the layer's output of the first stream; add the layer's input to the others."""
         recording, prefix = self._recording, f"blk.{layer}."
         loader, embedding, x = recording.loader, recording.config.embedding, recording.x
-        recording.builder.add(
+        recording.add(
             altup.correct,
-            x.address,
-            x.stride,
+            *x.place,
             *self._shape(self._predicted),
             self._router(layer),
             self._coefficients(prefix + "altup_correct_coef.weight", self._count),
             self.planes.ctypes.data,
-            self._gated.address,
-            self._gated.stride,
+            *self._gated.place,
             recording.vector(prefix + "altup_correct_scale.weight", embedding),
-            self._epsilon,
-            barrier=Barrier.ALWAYS,
+            recording.plain_epsilon,
         )
         self._inputs.gate(layer, self._gated)
         projection = loader.matrix(prefix + "proj.weight", embedding, recording.config.per_layer_width)
         found = recording.sublayer
-        recording.product(projection, found, last=True, private=False)
+        recording.product(projection, found.place, last=True, private=False)
         weight = recording.vector(prefix + "post_norm.weight", embedding)
-        arguments = (*self._shape(self.planes), found.address, found.stride, weight, self._epsilon)
-        recording.builder.add(altup.add_to_others, *arguments, barrier=Barrier.ALWAYS)
+        arguments = (*self._shape(self.planes), *found.place, weight, recording.plain_epsilon)
+        recording.add(altup.add_to_others, *arguments)
 
     def _shape(self, planes: NDArray[np.generic]) -> tuple[int, int, int, int, int]:
         """Address of the streams, bytes from one to the next, bytes of a row, number of streams, values of a row."""
         embedding = self._recording.config.embedding
         return planes.ctypes.data, planes.strides[0], planes.strides[1], self._count, embedding
 
-    def _plane(self, planes: NDArray[np.generic], number: int) -> _Plane:
-        return _Plane(planes[number].ctypes.data, planes.strides[1])
+    def _plane(self, planes: NDArray[np.generic], number: int) -> Place:
+        return Place(planes[number].ctypes.data, planes.strides[1])
 
     def _projections(self, name: str) -> list[Matrix]:
         """The matrices of all streams but the first, which are stored in one tensor."""

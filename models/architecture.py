@@ -110,16 +110,14 @@ def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
 
-def windows(period: int, default: int = 0, *, all_first: bool = False) -> Callable[[ModelConfig, int], int]:
-    """Sliding windows on all layers but every `period`-th, as wide as the file states, or `default`.
+def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
+    """Sliding windows, as wide as the file states, or `default`, on the layers that have one.
 
-    The file may state another period, or list the layers. A period of 0 gives every layer a window. all_first: the
-    first layer of each period has no window, instead of the last.
+    If the file does not say which, all but every `period`-th; with a period of 0, all.
     """
 
     def window(config: ModelConfig, layer: int) -> int:
-        pattern = period if config.window_pattern is None else config.window_pattern
-        slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, all_first)
+        slides = slides_in_period(period, layer) if config.windowed is None else config.windowed[layer]
         return (default if config.window is None else config.window) if slides else 0
 
     return window

@@ -1,49 +1,69 @@
 """Records attention: queries, keys and values, their norms and rotation, KV pages, and the output projection."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, attention, kv_store, norms, sums
 from cpu_kernels.records import Barrier
-from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
-from models.recording import Recording, Rows, forms
-from models.rope_tables import NO_ROPE, Ropes, head_order
-from models.weights import Matrix
+from models.recording import NOTHING, Place, Recording, Rows
+from models.rope_tables import NO_ROPE, Ropes, pair_order
+from models.weights import Matrix, filled, repeated
 
-_PARTS = ("q", "k", "v")
 _LOG2E = math.log2(math.e)
 _GATES = "attn_gate.weight"
-_SECOND_NORM = "attn_norm_2.weight"
+_SECOND_NORM = "attn_norm_2"
 """A second norm after attention: of the first norm's result plus the layer's input."""
 _TO_THE_END = 1 << 40
 _NO_LATENTS = (0,) * 5  # arguments of attention
 
 
-class _HeadRows:
-    """Buffers of queries, keys, values and attention results for heads of one kind, and the order of a head's values.
+@dataclass(frozen=True)
+class _Part:
+    """A part of the projection of a layer's input: queries, their gates, keys or values.
 
-    turned: the order for queries and keys, with rotated pairs placed as kernels expect them. plain: for values.
+    letter: of its tensor. rows: what it is computed into. first, count: its first row in a fused tensor, and the rows
+    of its own tensor. order: the source of each packed row in the latter, -1 for zeros.
     """
 
-    def __init__(self, recording: Recording, heads: Heads) -> None:
+    letter: str
+    rows: Rows
+    first: int
+    count: int
+    order: NDArray[np.int64]
+
+
+class _HeadRows:
+    """Buffers of queries, keys, values and attention results for heads of one kind, and how they are projected.
+
+    turned: the order of a query's or key's values, with rotated pairs placed as kernels expect them. total: rows of a
+    fused tensor. gates: for gates that follow each query head in its tensor, None if there are none.
+    """
+
+    def __init__(self, recording: Recording, heads: Heads, gates: Rows | None) -> None:
         padded, size = heads.padded, heads.size
         self.heads = heads
         self.queries = recording.rows(heads.queries * padded)
         self.keys = recording.rows(heads.keys * padded)
         self.values = recording.rows(heads.keys * padded)
         self.attended = recording.rows(heads.queries * size)
-        self.turned = head_order(heads, recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS)
-        self.plain = np.concatenate([np.arange(size), np.full(padded - size, -1)]).astype(np.int64)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Number of query, key and value heads."""
-        return self.heads.queries, self.heads.keys, self.heads.keys
+        self.turned = pair_order(size, padded, heads.rope_size, recording.architecture.rotation.pairs)
+        apart = 2 * size if gates else size
+        queries, keys = heads.queries * apart, heads.keys * size
+        of_queries, of_keys = np.arange(0, queries, apart), np.arange(0, keys, size)
+        self.total = queries + 2 * keys
+        self.parts = [
+            _Part("q", self.queries, 0, queries, repeated(self.turned, of_queries)),
+            _Part("k", self.keys, queries, keys, repeated(self.turned, of_keys)),
+            _Part("v", self.values, queries + keys, keys, repeated(filled(size, padded), of_keys)),
+        ]
+        if gates:
+            self.parts.insert(1, _Part("q", gates, 0, queries, repeated(np.arange(size) + size, of_queries)))
 
 
 class AttentionLayers:
@@ -53,22 +73,21 @@ class AttentionLayers:
         """joined: rows of twice the width of x that attention reads in place of the normalised x."""
         self._recording, self._store, self._ropes = recording, store, ropes
         self._joined, self._inputs = joined, recording.config.embedding * (2 if joined else 1)
-        config, builder = recording.config, recording.builder
-        self._rows = {heads: _HeadRows(recording, heads) for heads in dict.fromkeys(config.layer_heads)}
-        self._epsilon = builder.scalar(config.epsilon)
-        architecture = recording.architecture
-        self._gates = recording.rows(config.heads * config.head_size) if architecture.gated_attention else None
-        self._softplus_gates: Rows | None = None
-        if architecture.softplus_gates:
-            self._softplus_gates = recording.rows(max(heads.queries * heads.size for heads in self._rows))
+        config, builder, architecture = recording.config, recording.builder, recording.architecture
+        self._gates: Rows | None = None
+        if architecture.gated_attention or architecture.softplus_gates:
+            self._gates = recording.rows(max(heads.queries * heads.size for heads in config.layer_heads))
+        among = self._gates if architecture.gated_attention else None
+        self._rows = {heads: _HeadRows(recording, heads, among) for heads in dict.fromkeys(config.layer_heads)}
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
-        self._slopes: tuple[int, int] | None = None
+        self._slopes: tuple[int, ...] = ()
         if architecture.alibi:
             slopes = alibi_slopes(config.heads, architecture.alibi) * _LOG2E
-            self._slopes = builder.array(slopes.astype(np.float32)), builder.array(np.arange(16, dtype=np.float32))
+            arrays = slopes.astype(np.float32), np.arange(16, dtype=np.float32)
+            self._slopes = (*_NO_LATENTS, *map(builder.array, arrays))
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x, or compute it into `aside` if the feed-forward network still reads x."""
@@ -76,8 +95,8 @@ class AttentionLayers:
         config, architecture = recording.config, recording.architecture
         rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
         heads = rows.heads
-        if architecture.norms.sums and recording.loader.has(prefix + _SECOND_NORM):
-            recording.copy_aside()
+        if architecture.norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
+            recording.copy_x(recording.aside.place)
         self._products(prefix, rows, stores)
         query_norm, key_norm = self._norms(prefix, rows, stores)
         turns = architecture.rotation.turns(config, layer)
@@ -87,47 +106,46 @@ class AttentionLayers:
         if turns and architecture.rotation.before_norms:
             if not (query_norm and key_norm):
                 recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
-            for kind, norm, rope in (("q", query_norm, query_rope), ("k", key_norm, key_rope)):
-                self._turn_then_normalise(rows, kind, norm, rope)
+            of_queries, of_keys = (rows.queries.address, heads.queries), (rows.keys.address, heads.keys)
+            for values, norm, rope in ((of_queries, query_norm, query_rope), (of_keys, key_norm, key_rope)):
+                arguments = (*values, norm, heads.padded, heads.size, rope, recording.plain_epsilon)
+                recording.add(norms.turn_then_normalise, *arguments)
             query_norm = key_norm = 0
             query_rope = key_rope = NO_ROPE
-        pages, strides = self._store.addresses(layer), self._store.head_bytes(layer)
-        places = self._store.place_bytes(layer)
+        pages = self._store.of_layer(layer)
         shape = (heads.keys, heads.padded, heads.size)
         if stores:
-            recording.builder.add(
+            recording.add(
                 kv_store.KERNELS[self._store.types],
                 rows.keys.address,
                 rows.values.address,
                 key_norm,
-                *pages,
+                *pages.addresses,
                 *shape,
                 key_rope,
-                self._epsilon,
-                *strides,
-                *places,
-                barrier=Barrier.ALWAYS,
+                recording.plain_epsilon,
+                *pages.head_bytes,
+                *pages.place_bytes,
             )
-        recording.builder.add(
+        recording.add(
             attention.attention_kernel(*self._store.types, heads.group),
             rows.queries.address,
             rows.attended.address,
             query_norm,
-            *pages,
+            *pages.addresses,
             *shape,
             query_rope,
-            self._epsilon,
+            recording.plain_epsilon,
             heads.group,
             self._scale,
             self._cap,
             window,
-            *strides,
+            *pages.head_bytes,
             self._sinks(prefix, heads.queries),
             behind,
-            *places,
+            *pages.place_bytes,
             config.longest_head,
-            *(() if self._slopes is None else (*_NO_LATENTS, *self._slopes)),
-            barrier=Barrier.ALWAYS,
+            *self._slopes,
         )
         self._output(prefix, rows)
 
@@ -145,105 +163,64 @@ class AttentionLayers:
 
         stores: whether the layer stores its own keys and values; if not, weights for them in the file are not used.
         """
-        recording, counts = self._recording, rows.counts
-        orders = [
-            _repeated(count, rows.heads.size, order)
-            for count, order in zip(counts, (rows.turned, rows.turned, rows.plain), strict=True)
-        ]
+        recording, parts = self._recording, rows.parts
         if not stores:
-            orders = orders[:1]
+            parts = [part for part in parts if part.letter == "q"]
             unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
             recording.loader.leave_out(*(prefix + name for name in unused))
-        if self._gates:
-            self._gated_products(prefix, self._gates, rows, *orders)
-            return
-        fused = recording.loader.has(prefix + "attn_qkv.weight")
-        matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
-        gates = self._gate_matrix(prefix, rows.heads)
+        products = [(self._matrix(prefix, part, rows), part.rows, self._bias(prefix, part, rows)) for part in parts]
+        if recording.architecture.softplus_gates and self._gates:
+            products.insert(0, (self._gate_matrix(prefix, rows.heads), self._gates, NOTHING))
+        matrices = [matrix for matrix, _, _ in products]
         if self._joined:
-            recording.pack(self._joined, self._inputs, forms(*matrices), stride=self._joined.stride)
+            recording.pack(self._joined.place, *matrices)
         else:
-            recording.norm_pack(attention_norm(recording, prefix), forms(*matrices, *gates))
-        for matrix in gates:
-            assert self._softplus_gates is not None
-            recording.product(matrix, self._softplus_gates, last=False)
-        outputs = (rows.queries, rows.keys, rows.values)[: len(orders)]
-        for i, (matrix, out, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
-            addend = (self._bias(prefix, i, rows, order), 0)
-            recording.product(matrix, out, addend=addend, last=i == len(orders) - 1)
+            recording.norm_pack(attention_norm(recording, prefix), *matrices)
+        for i, (matrix, out, bias) in enumerate(products, 1):
+            recording.product(matrix, out.place, addend=bias, last=i == len(products))
         if stores and recording.architecture.value_norms:
             self._normalise_values(rows)
 
-    def _gated_products(
-        self,
-        prefix: str,
-        gates: Rows,
-        rows: _HeadRows,
-        queries: NDArray[np.int64],
-        keys: NDArray[np.int64],
-        values: NDArray[np.int64],
-    ) -> None:
-        """Like `_products`, if the second half of each query head's rows are gates of the head's output."""
-        recording, heads, width = self._recording, rows.heads, self._recording.config.embedding
-        size = heads.size
-        name, count = prefix + "attn_q.weight", 2 * heads.queries * size
-        queries = np.where(queries >= 0, queries + queries // size * size, -1)
-        plain = np.arange(heads.queries * size)
-        matrices = (
-            recording.loader.part(name, count, width, queries),
-            recording.loader.part(name, count, width, plain + (plain // size + 1) * size),
-            recording.loader.matrix(prefix + "attn_k.weight", heads.keys * size, width, keys),
-            recording.loader.matrix(prefix + "attn_v.weight", heads.keys * size, width, values),
-        )
-        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
-        outputs = (rows.queries, gates, rows.keys, rows.values)
-        for i, (matrix, out) in enumerate(zip(matrices, outputs, strict=True)):
-            recording.product(matrix, out, last=i == len(matrices) - 1)
+    def _source(self, prefix: str, part: _Part, kind: str, rows: _HeadRows) -> tuple[str, int, NDArray[np.int64]]:
+        """The tensor, fused or not, of a part's matrix or bias, its rows, and the source of each packed row."""
+        fused = f"{prefix}attn_qkv.{kind}"
+        if self._recording.loader.has(fused):
+            return fused, rows.total, np.where(part.order >= 0, part.order + part.first, -1)
+        return f"{prefix}attn_{part.letter}.{kind}", part.count, part.order
 
-    def _matrix(self, prefix: str, i: int, fused: bool, rows: _HeadRows, order: NDArray[np.int64]) -> Matrix:
+    def _matrix(self, prefix: str, part: _Part, rows: _HeadRows) -> Matrix:
         loader = self._recording.loader
-        counts, size = rows.counts, rows.heads.size
-        if fused:
-            order = _moved(order, sum(counts[:i]) * size)
-            return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, self._inputs, order)
-        name = f"{prefix}attn_{_PARTS[i]}.weight"
-        if i == _PARTS.index("v") and self._recording.architecture.value_norms and not loader.has(name):
+        name, count, order = self._source(prefix, part, "weight", rows)
+        if part.letter == "v" and self._recording.architecture.value_norms and not loader.has(name):
             name = prefix + "attn_k.weight"  # one tensor for both keys and values
-        return loader.matrix(name, counts[i] * size, self._inputs, order)
+        return loader.matrix(name, count, self._inputs, order)
 
-    def _gate_matrix(self, prefix: str, heads: Heads) -> list[Matrix]:
-        """The matrix of softplus gates, one gate per head or per value; empty if the architecture has none.
+    def _bias(self, prefix: str, part: _Part, rows: _HeadRows) -> Place:
+        name, count, order = self._source(prefix, part, "bias", rows)
+        return Place(self._recording.vector(name, count, order), 0) if self._recording.loader.has(name) else NOTHING
+
+    def _gate_matrix(self, prefix: str, heads: Heads) -> Matrix:
+        """The matrix of softplus gates, one gate per head or per value.
 
         Raises UnsupportedModelError for any other number of gates.
         """
-        if self._softplus_gates is None:
-            return []
         loader, width = self._recording.loader, self._recording.config.embedding
         name, values = prefix + _GATES, heads.queries * heads.size
         of_values = loader.has(name) and loader.rows(name) == values
-        return [loader.matrix(name, values if of_values else heads.queries, width)]
+        return loader.matrix(name, values if of_values else heads.queries, width)
 
-    def _apply_gates(self, prefix: str, rows: _HeadRows) -> None:
-        values, gates = rows.heads.queries * rows.heads.size, self._softplus_gates
-        if gates is not None:
-            count = self._recording.loader.rows(prefix + _GATES)
-            arguments = (rows.attended.address, 4 * values, gates.address, gates.stride, count, values // count)
-            self._recording.builder.add(sums.scale_by_gates, *arguments, barrier=Barrier.ALWAYS)
+    def _apply_softplus_gates(self, prefix: str, rows: _HeadRows, gates: Rows) -> None:
+        values, count = rows.heads.queries * rows.heads.size, self._recording.loader.rows(prefix + _GATES)
+        arguments = (rows.attended.address, 4 * values, *gates.place, count, values // count)
+        self._recording.add(sums.scale_by_gates, *arguments)
 
     def _normalise_values(self, rows: _HeadRows) -> None:
         """Normalise value heads. No barrier: threads divide the heads here as they do when storing them."""
-        heads, builder = rows.heads, self._recording.builder
+        heads, recording = rows.heads, self._recording
         weight = np.zeros(heads.padded, np.float32)
         weight[: heads.size] = 1.0
-        arguments = (rows.values.address, heads.keys, builder.array(weight), heads.padded, heads.size, self._epsilon)
-        builder.add(norms.norm_heads, *arguments, barrier=Barrier.NEVER)
-
-    def _bias(self, prefix: str, i: int, rows: _HeadRows, order: NDArray[np.int64]) -> int:
-        loader, counts, size = self._recording.loader, rows.counts, rows.heads.size
-        name, values = f"{prefix}attn_{_PARTS[i]}.bias", counts[i] * size
-        if loader.has(prefix + "attn_qkv.bias"):
-            name, values, order = prefix + "attn_qkv.bias", sum(counts) * size, _moved(order, sum(counts[:i]) * size)
-        return self._recording.builder.array(loader.vector(name, values, order)) if loader.has(name) else 0
+        shape = (recording.builder.array(weight), heads.padded, heads.size, recording.plain_epsilon)
+        recording.add(norms.norm_heads, rows.values.address, heads.keys, *shape, barrier=Barrier.NEVER)
 
     def _norms(self, prefix: str, rows: _HeadRows, stores: bool) -> tuple[int, int]:
         """Addresses of the per-head norms of queries and keys, or 0. Norms over all heads are recorded here instead."""
@@ -254,7 +231,7 @@ class AttentionLayers:
             if not self._recording.loader.has(name):
                 continue
             if self._recording.loader.shape(name) == (size,):
-                found[i] = self._vector(name, size, rows.turned)
+                found[i] = self._recording.vector(name, size, rows.turned)
             else:
                 self._normalise_all(f"{prefix}attn_{letter}_norm", values, rows, heads)
         return found[0], found[1]
@@ -262,26 +239,20 @@ class AttentionLayers:
     def _normalise_all(self, norm: str, values: Rows, rows: _HeadRows, heads: int) -> None:
         """Normalise all heads of a row together, with LayerNorm if the architecture's other norms are LayerNorm."""
         recording, size = self._recording, rows.heads.size
-        order, count, bias = _repeated(heads, size, rows.turned), heads * size, f"{norm}.bias"
-        weight = self._vector(f"{norm}.weight", count, order)
+        order, count, bias = repeated(rows.turned, np.arange(heads) * size), heads * size, f"{norm}.bias"
+        weight = recording.vector(f"{norm}.weight", count, order)
         if not recording.architecture.norms.layer_norm:
-            arguments = (values.address, values.stride, weight, count, values.width, self._epsilon)
-            recording.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+            arguments = (*values.place, weight, count, values.width, recording.plain_epsilon)
+            recording.add(norms.norm_rows, *arguments)
             return
         if rows.heads.padded != size:
             raise UnsupportedModelError(
                 f"{norm}.weight normalises all heads together. The native engine supports that only for head sizes "
                 f"that are multiples of 32, and this one is {size}. Use --backend llama."
             )
-        addend = self._vector(bias, count, order) if recording.loader.has(bias) else 0
-        of_norm = (0, 0, 0, weight, addend, count, self._epsilon)
-        recording.builder.add(norms.add_norm, values.address, values.stride, *of_norm, barrier=Barrier.ALWAYS)
-
-    def _turn_then_normalise(self, rows: _HeadRows, kind: str, norm: int, rope: int) -> None:
-        heads = rows.heads
-        values, count = (rows.queries, heads.queries) if kind == "q" else (rows.keys, heads.keys)
-        arguments = (values.address, count, norm, heads.padded, heads.size, rope, self._epsilon)
-        self._recording.builder.add(norms.turn_then_normalise, *arguments, barrier=Barrier.ALWAYS)
+        addend = recording.vector(bias, count, order) if recording.loader.has(bias) else 0
+        of_norm = (0, 0, 0, weight, addend, count, recording.plain_epsilon)
+        recording.add(norms.add_norm, *values.place, *of_norm)
 
     def _sinks(self, prefix: str, heads: int) -> int:
         """Address of the attention sinks' scores in base 2, one per query head, or 0 if the file has none."""
@@ -294,26 +265,23 @@ class AttentionLayers:
         recording, heads = self._recording, rows.heads
         name, width = prefix + "attn_output.weight", recording.config.embedding
         matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
-        if self._gates:
-            kind, form = activations.GATE_SIGMOID, matrix.format.form
-            recording.gate_pack(kind, self._gates, rows.attended.address, matrix.k, form, up_stride=4 * matrix.k)
+        among = recording.architecture.gated_attention  # the gates, among the queries
+        if self._gates and among:
+            kind, attended = activations.GATE_SIGMOID, rows.attended.address
+            recording.gate_pack(kind, self._gates, attended, matrix, up_stride=4 * matrix.k)
         else:
-            self._apply_gates(prefix, rows)
-            recording.pack(rows.attended, matrix.k, matrix.format.form, stride=4 * matrix.k)
-        private = self._gates is None
+            if self._gates:
+                self._apply_softplus_gates(prefix, rows, self._gates)
+            recording.pack(Place(rows.attended.address, 4 * matrix.k), matrix)
         bias = prefix + "attn_output.bias"
         if recording.architecture.parallel:
-            recording.leave_aside(matrix, bias, private=private)
+            recording.leave_aside(matrix, bias, private=not among)
         else:
             norms = recording.architecture.norms
             norm = norms.attention_sum if norms.sums else "post_attention_norm"
-            recording.add_to_residual(matrix, bias, prefix + norm, private=private)
-            if norms.sums and recording.loader.has(prefix + _SECOND_NORM):
-                aside = recording.aside
-                recording.add_and_norm(aside.address, aside.stride, prefix + _SECOND_NORM.removesuffix(".weight"))
-
-    def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
-        return self._recording.builder.array(self._recording.loader.vector(name, size, order))
+            recording.add_to_residual(matrix, bias, prefix + norm, private=not among)
+            if norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
+                recording.add_and_norm(recording.aside.place, prefix + _SECOND_NORM)
 
 
 def alibi_slopes(heads: int, exponent: float) -> NDArray[np.float64]:
@@ -334,14 +302,3 @@ def attention_norm(recording: Recording, prefix: str) -> str | None:
     name = prefix + "attn_norm"
     optional = not norms.first and prefix == "blk.0." and not recording.loader.has(f"{name}.weight")
     return name if norms.before and not optional else None
-
-
-def _moved(order: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-    """The order for rows that begin at row `first` of a fused tensor."""
-    return np.where(order >= 0, order + first, -1)
-
-
-def _repeated(heads: int, size: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of one head's rows, repeated for all heads."""
-    firsts = np.arange(heads)[:, None] * size
-    return np.where(order >= 0, order + firsts, -1).reshape(-1)

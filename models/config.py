@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
@@ -11,7 +10,10 @@ from models.errors import UnsupportedModelError, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
     LATENT_RANK,
+    MAX_CONVOLUTION,
     MAX_HEAD_SIZE,
+    MAX_LAYERS,
+    MAX_WIDTH,
     DeltaNetSizes,
     Heads,
     Latents,
@@ -32,17 +34,13 @@ from models.rope_config import (
 )
 from models.scan_sizes import ALONE, SCANS, ScanSizes, scan_sizes, scanning_layers
 
-MAX_LAYERS = 1024
-MAX_WIDTH = 1 << 20
 MAX_VOCABULARY = 1 << 22
 _LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
-_SHARED_EXPERT, _DENSE = "ffn_up_shexp.weight", "ffn_up.weight"
+_SHARED_EXPERT, _DENSE, _LATENT = "ffn_up_shexp.weight", "ffn_up.weight", "ffn_latent_down.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
-MAX_CONVOLUTION = PAGE_TOKENS + 1
-"""A convolution reaches back at most one page."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,23 @@ class StatedFactors:
 class ModelConfig:
     """Sizes in values, contexts in tokens.
 
-    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    if there is none. dense_layers: layers before the first one with experts. dense_feed_forwards: each layer's width
-    of the dense network, 0 if the layer has none. expert_period: in each group of this many layers only the second has
-    experts; 0 if every layer from dense_layers on has them. layer_heads: each layer's heads; heads, kv_heads, head_size
-    and rope_size are those of layers without a window. kv_layers: for each layer, the layer whose keys and values it
-    reads: itself, or an earlier one. latents: None if heads have keys and values of their own; else there is one
-    key-value head, of the size that a token stores. per_layer_width: values that a layer gets from each token's second
-    embedding, 0 if there is none. sparsity: for each layer, how many standard deviations above the mean a gate must be
-    to be kept, -inf to keep all. xielu: each layer's xIELU factors, if that is the activation. altup: number of
-    parallel residual streams, and the index of the one that layers compute with. attends, recurs: for each layer,
-    whether it has attention, and whether it has a state: of a gated delta network (delta_net), of a selective scan
-    (scan), or of a short convolution over `convolution` tokens. A layer may have both. gating, normalise_experts,
-    expert_scale: as the file states them. expert_latent: values of the latent that experts read and write in place of
-    the row, or 0. expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of
-    them a row's experts are chosen. rope_size: values of a head that are rotated. window_rope_base: rotation base of
+    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0 if
+    there is none. mixes: whether each layer has experts. dense_feed_forwards: each layer's width of the dense network,
+    0 if the layer has none. layer_heads: each layer's heads; heads, kv_heads and head_size are those of layers without
+    a window. kv_layers: for each layer, the layer whose keys and values it reads: itself, or an earlier one. latents:
+    None if heads have keys and values of their own; else there is one key-value head, of the size that a token stores.
+    per_layer_width: values that a layer gets from each token's second embedding, 0 if there is none. sparsity: for each
+    layer, how many standard deviations above the mean a gate must be to be kept, -inf to keep all. xielu: each layer's
+    xIELU factors, if that is the activation. altup: number of parallel residual streams, and the index of the one that
+    layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has a state: of a
+    gated delta network (delta_net), of a selective scan (scan), or of a short convolution over `convolution` tokens. A
+    layer may have both. gating, normalise_experts, expert_scale: as the file states them. expert_latent: values of the
+    latent that experts read and write in place of the row, or 0. expert_groups, expert_groups_used: equal groups that
+    experts are divided into, and from how many of them a row's experts are chosen. window_rope_base: rotation base of
     sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
-    activation: its name in the file, or empty. window, window_pattern (a period, or a flag per layer), causal (whether
-    rows see only themselves and those before): None if not stated. joins: values of the concatenated rows that a
-    drafting layer reads.
+    activation: its name in the file, or empty. window, windowed (whether each layer has one), causal (whether rows see
+    only themselves and those before): None if not stated. joins: values of the concatenated rows that a drafting layer
+    reads.
     """
 
     architecture: str
@@ -85,8 +81,7 @@ class ModelConfig:
     embedding: int
     feed_forward: int
     shared_feed_forward: int
-    dense_layers: int
-    expert_period: int
+    mixes: tuple[bool, ...]
     dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
     recurs: tuple[bool, ...]
@@ -106,14 +101,13 @@ class ModelConfig:
     vocabulary: int
     context: int
     epsilon: float
-    rope_size: int
     rope_base: float
     rope_scaling: RopeScaling
     rope_finetuned: bool
     window_rope_base: float | None
     query_growth: QueryGrowth | None
     window: int | None
-    window_pattern: int | tuple[bool, ...] | None
+    windowed: tuple[bool, ...] | None
     factors: StatedFactors
     activation: str
     experts: int
@@ -132,22 +126,16 @@ class ModelConfig:
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:
         """The heads of the layers that store keys and values of their own, in order."""
-        return tuple(
-            heads
-            for layer, heads in enumerate(self.layer_heads)
-            if self.attends[layer] and self.kv_layers[layer] == layer
-        )
+        return tuple(heads for layer, heads in enumerate(self.layer_heads) if self.stores(layer))
 
-    def mixes(self, layer: int) -> bool:
-        """Whether a layer has experts."""
-        in_turn = self.expert_period == 0 or layer % self.expert_period == 1
-        return self.experts > 0 and layer >= self.dense_layers and in_turn
+    def stores(self, layer: int) -> bool:
+        """Whether a layer stores keys and values of its own."""
+        return self.attends[layer] and self.kv_layers[layer] == layer
 
     @property
     def last_stored(self) -> int:
         """The last layer that stores keys, values or a state; later layers affect only a row's own logits."""
-        own = (self.attends[layer] and self.kv_layers[layer] == layer for layer in range(self.layers))
-        return max(layer for layer, both in enumerate(zip(own, self.recurs, strict=True)) if any(both))
+        return max(layer for layer in range(self.layers) if self.stores(layer) or self.recurs[layer])
 
     @property
     def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None:
@@ -195,8 +183,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     head_size = latents.stored if latents else _head_size(file, embedding // heads if heads else 2)
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
-    rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
-    windowed = _windowed(file, layers)
+    rope_size = _rope_size(file, head_size)
+    window = _window(file)
+    windowed = layer_sizes.windowed_layers(file, window)
     latent = latents.rank if latents else 0
     alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
@@ -218,8 +207,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         embedding=embedding,
         feed_forward=expert_sizes.expert_width(file, first) if experts else max(widths),
         shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
-        dense_layers=dense_layers if experts else layers,
-        expert_period=period,
+        mixes=tuple(
+            experts > 0 and layer >= dense_layers and (not period or layer % period == 1) for layer in range(layers)
+        ),
         dense_feed_forwards=widths,
         attends=attends,
         recurs=recurs,
@@ -241,14 +231,13 @@ def read_config(file: ModelFile) -> ModelConfig:
         vocabulary=_vocabulary(file),
         context=context,
         epsilon=_epsilon(file),
-        rope_size=rope_size,
         rope_base=rope_base(file, head_size, scaling),
         rope_scaling=scaling,
         rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
         window_rope_base=window_rope_base(file, scaling),
         query_growth=query_growth(file, scaling.original_context),
-        window=_window(file),
-        window_pattern=_window_pattern(file),
+        window=window,
+        windowed=windowed,
         factors=StatedFactors(
             embedding=stated_number(file, "embedding_scale", least=_LEAST_FACTOR),
             residual=stated_number(file, "residual_scale", least=_LEAST_FACTOR),
@@ -258,7 +247,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         activation=metadata.get_str(f"{name}.hidden_activation", ""),
         experts=experts,
         experts_used=used,
-        expert_latent=expert_sizes.latent_width(file, first) if experts else 0,
+        expert_latent=_rows(file, first + _LATENT) if experts else 0,
         expert_groups=groups,
         expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
@@ -280,6 +269,15 @@ def _head_size(file: ModelFile, default: int) -> int:
             f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even "
             f"size. Use --backend llama."
         )
+    return size
+
+
+def _rope_size(file: ModelFile, head_size: int) -> int:
+    """The values of a head that are rotated, in pairs. Raises ModelFileError for an odd number."""
+    key = f"{file.architecture}.rope.dimension_count"
+    size = file.metadata.get_int(key, head_size, minimum=2, maximum=head_size)
+    if size % 2:
+        raise ModelFileError(f"{file.path}: {key} is {size}, which must be even. Use another version of the model.")
     return size
 
 
@@ -331,22 +329,12 @@ def _window(file: ModelFile) -> int | None:
     return file.metadata.get_int(key, maximum=MAX_CONTEXT) if key in file.metadata else None
 
 
-def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
-    """Which layers have a window, None if the file does not say."""
-    pattern, all_first = _window_pattern(file), file.architecture in layer_sizes.ALL_FIRST
-    if pattern is None and all_first and _window(file):
-        pattern = layer_sizes.ALL_FIRST[file.architecture]
-    if isinstance(pattern, int):
-        return tuple(layer_sizes.slides_in_period(pattern, layer, all_first) for layer in range(layers))
-    return pattern[:layers] if pattern else None
-
-
 def _per_layer_width(file: ModelFile) -> int:
     """Values that each layer gets from a token's second embedding, 0 if there is none."""
     norm = file.tensors.get(_PER_LAYER_NORM)
     width = norm.shape[0] if norm else 0
     key = f"{file.architecture}.embedding_length_per_layer_input"
-    if file.metadata.get_int(key, width) != width or width > MAX_WIDTH:
+    if file.metadata.get_int(key, width, maximum=MAX_WIDTH) != width:
         raise ModelFileError(
             f"{file.path}: {key} is {file.metadata[key]}, but the per-layer embedding tensors are {width} wide. "
             "Use another version of the model."
@@ -365,13 +353,3 @@ def _altup(file: ModelFile) -> tuple[int, int]:
             "Use another version of the model."
         )
     return streams, file.metadata.get_int(f"{prefix}.active_idx", 0, maximum=streams - 1)
-
-
-def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:
-    key = f"{file.architecture}.attention.sliding_window_pattern"
-    if key not in file.metadata:
-        return None
-    if isinstance(file.metadata[key], int):
-        return file.metadata.get_int(key, maximum=MAX_LAYERS)
-    layers = file.metadata.get_int(f"{file.architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
-    return tuple(file.metadata.get_list(key, bool, length=layers))

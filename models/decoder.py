@@ -8,11 +8,11 @@ import numpy as np
 
 from cpu_kernels import activations
 from cpu_kernels.kernel import release_linker
-from cpu_kernels.records import Barrier, Stage
+from cpu_kernels.records import Stage
 from models.attention_layer import AttentionLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
-from models.recording import FixedPlace, Recording, Rows
+from models.recording import NOTHING, Place, Recording, Rows
 from models.rope_tables import Ropes
 from models.weights import padded
 
@@ -37,26 +37,22 @@ class LogitsOperations:
 class DecoderRecorder:
     """Loads a decoder's weights layer by layer and records the operations that use them."""
 
+    inputs: "PerLayerInputs | None" = None
+    _attention: "AttentionLayers | LatentLayers | None" = None
+    _recurrent: "ConvolutionLayers | DeltaLayers | ScanLayers | None" = None
+    _experts: "ExpertLayers | None" = None
+    _streams: "AltUpStreams | None" = None
+
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes, read: Sequence[int] = ()) -> None:
         """read: layers whose inputs are concatenated in `features`; config.layers stands for the last one's output."""
         self._recording, self._read = recording, read
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
-        self._attention: AttentionLayers | LatentLayers | None = None
-        self._recurrent: ConvolutionLayers | DeltaLayers | None = None
-        self._scans: ScanLayers | None = None
-        self._experts: ExpertLayers | None = None
-        self.inputs: PerLayerInputs | None = None
-        self._streams: AltUpStreams | None = None
         if any(config.attends) and not config.latents:
             self._attention = AttentionLayers(recording, store, ropes)
-        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes(layer))
+        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes[layer])
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
-        self._add_rare_layers(store, ropes)
-
-    def _add_rare_layers(self, store: PageStore, ropes: Ropes) -> None:
-        """Create layers that most models lack. Their modules and kernels are only imported when needed."""
-        recording, config = self._recording, self._recording.config
+        # Most models lack the following layers: their modules and kernels are imported only when needed.
         if config.latents:
             from models.latent_layer import LatentLayers
 
@@ -67,10 +63,8 @@ class DecoderRecorder:
 
             if store.states:
                 self._recurrent = ConvolutionLayers(recording, store.states)
-            elif store.delta and config.delta_net:
-                self._recurrent = DeltaLayers(recording, store.delta)
             elif store.delta:
-                self._scans = ScanLayers(recording, store.delta)
+                self._recurrent = (DeltaLayers if config.delta_net else ScanLayers)(recording, store.delta)
         if config.experts:
             from models.expert_layer import ExpertLayers
 
@@ -132,15 +126,14 @@ class DecoderRecorder:
         recording, features = self._recording, self.features
         for at, read in enumerate(self._read):
             if features and read == layer:
-                place = features.address + 4 * at * recording.config.embedding
-                recording.copy(recording.x, place, features.stride)
+                recording.copy_x(Place(features.address + 4 * at * recording.config.embedding, features.stride))
 
     def record_layer(self, layer: int) -> None:
         """Record one layer, from x to x."""
         recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
         if self._streams:
             self._streams.predict(layer)
-        if self._experts and recording.config.mixes(layer):
+        if self._experts and recording.config.mixes[layer]:
             self._experts.score_early(f"blk.{layer}.")
         self._mix(layer)
         if self._streams:
@@ -165,17 +158,13 @@ class DecoderRecorder:
 
     def _mix(self, layer: int) -> None:
         """Record a layer's mixer: attention, a state, or both."""
-        config, scans = self._recording.config, self._scans
+        config = self._recording.config
         attends, recurs = config.attends[layer], config.recurs[layer]
-        if scans and recurs and attends:
-            scans.leave_aside(layer)
-        elif scans and recurs:
-            scans.record(layer)
-        elif self._recurrent and recurs:
+        if self._recurrent and recurs:
             self._recurrent.record(layer)
         if self._attention and attends:
             self._attention.record(layer)
-        if scans and recurs and attends:
+        if recurs and attends:
             self._recording.add_aside()
 
     def _feed_forward(self, layer: int) -> "ExpertLayers | FeedForwardLayers | None":
@@ -184,7 +173,7 @@ class DecoderRecorder:
         widths = config.dense_feed_forwards
         if widths and not widths[layer]:
             return None
-        if not config.mixes(layer):
+        if not config.mixes[layer]:
             return self._dense[widths[layer]]
         assert self._experts is not None
         return self._experts
@@ -192,16 +181,14 @@ class DecoderRecorder:
     def _embed(self) -> None:
         recording, config = self._recording, self._recording.config
         table = recording.loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
-        recording.builder.add(
+        recording.add(
             table.format.embed,
             table.address,
             table.group_bytes,
             table.format.group_rows,
             table.k,
-            recording.x.address,
-            recording.x.stride,
+            *recording.x.place,
             recording.builder.scalar(recording.embedding_factor),
-            barrier=Barrier.ALWAYS,
         )
 
     def _finish_embedding(self) -> None:
@@ -218,8 +205,8 @@ class DecoderRecorder:
             kinds = loader.rows("token_types.weight")
             added = added + loader.vectors("token_types.weight", kinds, config.embedding)[0]
         stride = added.strides[0] if by_position else 0
-        address = recording.builder.array(added) if added.any() else 0
-        recording.add_and_norm(address, stride, "token_embd_norm", by_position=by_position)
+        rows = Place(recording.builder.array(added), stride) if added.any() else NOTHING
+        recording.add_and_norm(rows, "token_embd_norm", by_position=by_position)
 
     def _logits(self) -> LogitsOperations:
         recording, config, architecture = self._recording, self._recording.config, self._recording.architecture
@@ -231,12 +218,12 @@ class DecoderRecorder:
             factor *= float(recording.loader.vector(output.scale, 1)[0])
             output = replace(output, scale="")
         gathers = builder.stage is Stage.ALL
-        recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
-        bias = recording.bias("output.bias", config.vocabulary)
-        product = recording.product(output, FixedPlace(0, 4 * output.rows), addend=bias, last=True, stage=Stage.WANTED)
+        recording.norm_pack(architecture.norms.output, output, wanted=gathers, factor=factor)
+        bias, place = recording.bias("output.bias", config.vocabulary), Place(0, 4 * output.rows)
+        product = recording.product(output, place, addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:
-            arguments = (0, 4 * output.rows, output.rows, builder.scalar(cap))
-            capped = builder.add(activations.soft_cap, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
+            arguments = (*place, output.rows, builder.scalar(cap))
+            capped = recording.add(activations.soft_cap, *arguments, stage=Stage.WANTED)
         return LogitsOperations(product, capped, output.rows)

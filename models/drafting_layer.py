@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import norms
 from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import Barrier, Stage
+from cpu_kernels.records import Stage
 from cpu_kernels.threads import ThreadTeam
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.kv_layout import KVTypes, bytes_of_tokens
 from models.kv_pages import PageStore, Sequence
-from models.recording import FixedPlace, Recording, Rows
+from models.recording import Place, Recording, Rows
 from models.rope_tables import Ropes
 from models.steps import LoadProgress, Steps
 from models.weights import Matrix, WeightLoader
@@ -50,10 +49,12 @@ class DraftingLayer(ABC):
 
     Positions are the layer's own and may differ from the text's, since rotation encodes only distances. width: values
     of one of the model's states. config: sizes of the layer. reaches: allowed values of `ids` in `run`, ascending.
+    tokens: the token of each output, None for the same number.
     """
 
     width: int
     reaches: tuple[int, ...]
+    tokens: NDArray[np.int64] | None = None
 
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
@@ -62,8 +63,8 @@ class DraftingLayer(ABC):
         self.config, self._layer = config, config.layers - 1
         self.builder = ProgramBuilder()
         self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
-        self._ropes = Ropes(config, architecture, loader, config.context)
         self._recording = Recording(self.builder, loader, config, architecture, MAX_ROWS, threads)
+        self._ropes = Ropes(self._recording, config.context)
         self._joined = self._recording.rows(2 * config.embedding)
 
     @property
@@ -97,7 +98,8 @@ class DraftingLayer(ABC):
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
         found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
-        return self._tokens_of(found), self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
+        drafted = found if self.tokens is None else self.tokens[found]
+        return drafted, self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
 
     @abstractmethod
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -107,30 +109,21 @@ class DraftingLayer(ABC):
     def _place_states(self, rows: slice, part: Part) -> None:
         """Copy a part's states to where the program reads them."""
 
-    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The token ids of output indices."""
-        return ids
-
     def _embed(self, table: Matrix) -> None:
         """Record writing the tokens' embeddings into the first half of the joined rows."""
-        joined, builder = self._joined, self.builder
+        recording = self._recording
         arguments = (table.address, table.group_bytes, table.format.group_rows, table.k)
-        place = (joined.address, joined.stride, builder.scalar(1.0))
-        builder.add(table.format.embed, *arguments, *place, barrier=Barrier.ALWAYS)
+        recording.add(table.format.embed, *arguments, *self._joined.place, recording.builder.scalar(1.0))
 
     def _normalise_joined(self, *names: str) -> None:
         """Record normalising each half of the joined rows by a tensor, named without .weight."""
-        recording, joined, width = self._recording, self._joined, self.config.embedding
+        joined, width = self._joined, self.config.embedding
         for at, name in enumerate(names):
-            weight = recording.vector(f"{name}.weight", width)
-            place = (joined.address + 4 * width * at, joined.stride)
-            arguments = (*place, weight, width, width, recording.epsilon)
-            self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+            self._recording.normalise(Place(joined.address + 4 * width * at, joined.stride), name, width)
 
     def _record_output(self, output: Matrix, norm: str | None) -> None:
         """Record the logits of the wanted rows. norm: the tensor that normalises them, None if they already are."""
         recording = self._recording
         self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
-        recording.norm_pack(norm, output.format.form, wanted=True)
-        place = FixedPlace(self._logits.address, self._logits.stride)
-        self._output = recording.product(output, place, last=True, stage=Stage.WANTED)
+        recording.norm_pack(norm, output, wanted=True)
+        self._output = recording.product(output, self._logits.place, last=True, stage=Stage.WANTED)

@@ -12,8 +12,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import norms
-from cpu_kernels.records import Barrier
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.architecture import NEIGHBOURS, Architecture
@@ -24,6 +22,7 @@ from models.errors import refusal
 from models.feed_forward import FeedForwardLayers
 from models.kv_layout import KVTypes
 from models.prediction_layer import PredictionLayer, prediction_config, reaches_of
+from models.recording import Place
 from models.weights import WeightLoader
 
 EAGLE = "eagle3"
@@ -32,12 +31,14 @@ _LAYERS_READ = 3
 _D2T, _EMBEDDING, _OUTPUT, _FEATURE_NORM = "d2t", "token_embd.weight", "output.weight", "enc.output_norm"
 
 
-def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
+def layers_read(head: ModelFile | ModelConfig | None, model: ModelConfig) -> tuple[int, ...]:
     """The layers of the model whose inputs a head reads; the number of layers stands for the last one's output.
 
-    Raises ModelFileError if the head does not fit the model, UnsupportedModelError if these layers do not have a single
-    residual stream that holds all rows.
+    Empty if no head's file drafts. Raises ModelFileError if the head does not fit the model, UnsupportedModelError if
+    these layers do not have a single residual stream that holds all rows.
     """
+    if not isinstance(head, ModelFile):
+        return ()
     metadata = head.metadata
     found = tuple(metadata.get_list(f"{EAGLE}.target_layers", int))
     width = metadata.get_int(f"{EAGLE}.target_hidden_size", minimum=1)
@@ -97,31 +98,25 @@ class EagleHead(DraftingLayer):
         self._raw.values[rows, : self.width] = 0 if part.guessed else part.states
         self._recording.x.values[rows, :width] = part.states if part.guessed else 0
 
-    def _tokens_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ids if self._tokens is None else self._tokens[ids]
-
     def _record(self, head: ModelFile, models_loader: WeightLoader) -> None:
-        recording, config, builder = self._recording, self.config, self.builder
+        recording, config = self._recording, self.config
         loader, joined, x, raw = recording.loader, self._joined, recording.x, self._raw
         width, vocabulary = config.embedding, config.vocabulary
         own = models_loader if not loader.has(_EMBEDDING) else loader
         self._embed(own.matrix(_EMBEDDING, vocabulary, width))
         fusing = loader.matrix("fc.weight", width, self.width)
         if head.metadata.get_bool(f"{EAGLE}.norm_before_fc", False):
-            weight = recording.vector(f"{_FEATURE_NORM}.weight", self.width)
-            arguments = (raw.address, raw.stride, weight, self.width, raw.width, recording.epsilon)
-            builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-        recording.pack(raw, self.width, fusing.format.form, stride=raw.stride)
-        recording.product(fusing, x, addend=(x.address, x.stride), last=True)
-        half = joined.address + 4 * width
-        recording.copy(x, half, joined.stride)
+            recording.normalise(raw.place, _FEATURE_NORM, self.width)
+        recording.pack(raw.place, fusing)
+        recording.product(fusing, x.place, addend=x.place, last=True)
+        recording.copy_x(Place(joined.address + 4 * width, joined.stride))
         self._normalise_joined("blk.0.attn_norm", "blk.0.attn_norm_2")
         if head.metadata.get_bool(f"{EAGLE}.norm_before_residual", False):
             recording.norm("blk.0.attn_norm_2")
         AttentionLayers(recording, self.store, self._ropes, joined).record(0)
         FeedForwardLayers(recording, config.dense_feed_forwards[0]).record(0)
         ids = loader.rows(_D2T) if loader.has(_D2T) else vocabulary
-        self._tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
+        self.tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
         own = loader if loader.has(_OUTPUT) else models_loader
         name = _OUTPUT if own.has(_OUTPUT) else _EMBEDDING
         self._record_output(own.matrix(name, ids, width), "output_norm")
@@ -146,7 +141,7 @@ def choose_drafts(
     """
     if isinstance(drafts, ModelFile):
         return drafts
-    return prediction_config(file, model, architecture) if drafts and architecture.drafts else None
+    return prediction_config(file, model) if drafts and architecture.drafts else None
 
 
 def drafting_layer(

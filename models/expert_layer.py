@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from cpu_kernels import activations, experts, sums
-from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
+from cpu_kernels.records import TILE_WIDTHS, Form, Stage
 from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
-from models.recording import Recording, Rows, forms, packed_activations
+from models.recording import NOTHING, Recording, Rows, forms, packed_activations
 from models.weights import Matrix
 
 
@@ -64,8 +64,8 @@ class ExpertLayers:
         """Add experts(norm(x)) to x, and the output of a shared expert or dense network, which computes all rows."""
         config, prefix = self._recording.config, f"blk.{layer}."
         if self._beside:
-            self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
-        shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
+            self._beside[config.dense_feed_forwards[layer]].leave_aside(layer)
+        shared_gates = self._shared.leave_shared_aside(layer) if self._shared else None
         gates = ["gate"] if self._recording.activation.gated else []
         *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
         if not self._recording.architecture.experts.early:
@@ -79,7 +79,7 @@ class ExpertLayers:
             self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, config.feed_forward)
         self._add_bias(prefix + "ffn_up_exps.bias", self._up, config.feed_forward)
         activated = self._gate if gate else self._up
-        self._recording.builder.add(
+        self._recording.add(
             activations.gate_pack,
             activated.address,
             self._up.address,
@@ -88,7 +88,6 @@ class ExpertLayers:
             int(down.format.form),
             self._packed,
             KINDS[self._recording.activation],
-            barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
         self._product(replace(down, scale=""), self._answers, last=True)  # route applies the scale to the weights
@@ -100,10 +99,12 @@ class ExpertLayers:
             self._recording.add_aside(shared_gates)
         norms = self._recording.architecture.norms
         if norms.sums:
-            self._recording.add_and_norm(0, 0, prefix + norms.feed_forward_sum)
+            self._recording.add_and_norm(NOTHING, prefix + norms.feed_forward_sum)
         if self._beside:
-            names = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
-            self._recording.add_both(self._found, *names)
+            recording, aside = self._recording, self._recording.aside
+            recording.normalise(aside.place, prefix + "post_ffw_norm_1", config.embedding)
+            recording.norm_add(aside, self._found, prefix + "post_ffw_norm_2")
+            recording.norm_add(recording.x, aside, prefix + "post_ffw_norm")
 
     def _score(self, prefix: str, norm: str | None) -> None:
         """Compute each row's router scores, and its latent if experts read one. norm: its tensor, None for no norm."""
@@ -115,22 +116,21 @@ class ExpertLayers:
         if self._beside:
             scale = recording.loader.vector(prefix + "ffn_gate_inp.scale", config.embedding)
             weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
-            recording.norm_pack_by(weight, router.format.form)
+            recording.pack(recording.x.place, router, weight=weight)
         else:
-            recording.norm_pack(norm, forms(router, *latents))
+            recording.norm_pack(norm, router, *latents)
         for matrix in latents:
             assert self._latents is not None
-            recording.product(matrix, self._latents, last=False)
+            recording.product(matrix, self._latents.place, last=False)
         bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
-        recording.product(router, self._scores, addend=bias, last=True)
+        recording.product(router, self._scores.place, addend=bias, last=True)
 
     def _route(self, prefix: str) -> None:
         """Choose each row's experts, and assign slots to the choices."""
         recording, config = self._recording, self._recording.config
-        recording.builder.add(
+        recording.add(
             experts.route,
-            self._scores.address,
-            self._scores.stride,
+            *self._scores.place,
             config.experts,
             config.experts_used,
             int(self._normalise),
@@ -141,11 +141,10 @@ class ExpertLayers:
             self._weight_of_choice,
             self._expert_of_choice,
             int(self._sigmoid),
-            recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
-            recording.bias(prefix + "ffn_down_exps.scale", config.experts)[0],
+            recording.bias(prefix + "exp_probs_b.bias", config.experts).address,
+            recording.bias(prefix + "ffn_down_exps.scale", config.experts).address,
             config.expert_groups,
             config.expert_groups_used,
-            barrier=Barrier.ALWAYS,
         )
 
     def _gather(self, prefix: str, form: Form) -> None:
@@ -153,43 +152,38 @@ class ExpertLayers:
         recording = self._recording
         norm = prefix + "pre_ffw_norm_2" if self._beside else feed_forward_norm(recording, prefix)
         rows, plain = self._latents or recording.x, self._latents or norm is None
-        recording.builder.add(
+        recording.add(
             experts.expert_pack,
-            rows.address,
-            rows.stride,
+            *rows.place,
             0 if plain else recording.vector(f"{norm}.weight", self._width),
             self._width,
             int(form),
             self._packed,
             recording.epsilon,
             self._row_of_slot,
-            barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
 
     def _combine(self) -> None:
         """Sum each row's weighted expert outputs: added to x, or into `_found` if the sum is processed further."""
         x = self._found
-        self._recording.builder.add(
+        self._recording.add(
             experts.combine,
-            x.address,
-            x.stride,
-            self._answers.address,
-            self._answers.stride,
+            *x.place,
+            *self._answers.place,
             self._width,
             self._recording.config.experts_used,
             self._slot_of_choice,
             self._weight_of_choice,
             int(x is not self._recording.x),
-            barrier=Barrier.ALWAYS,
         )
 
     def _add_latents(self, prefix: str) -> None:
         """x += the up-projection of the sum of a row's expert outputs, which is a latent."""
         recording = self._recording
         matrix = recording.loader.matrix(f"{prefix}ffn_latent_up.weight", recording.config.embedding, self._width)
-        recording.pack(self._found, self._width, matrix.format.form)
-        recording.product(matrix, recording.x, addend=(recording.x.address, recording.x.stride), last=True)
+        recording.pack(self._found.place, matrix)
+        recording.product(matrix, recording.x.place, addend=recording.x.place, last=True)
 
     def _expert_matrix(self, prefix: str, name: str) -> Matrix:
         config = self._recording.config
@@ -213,5 +207,5 @@ class ExpertLayers:
         if not recording.loader.has(name):
             return
         biases = recording.builder.array(recording.loader.vectors(name, recording.config.experts, size))
-        arguments = (rows.address, rows.stride, biases, self._segments)
-        recording.builder.add(sums.add_expert_bias, *arguments, barrier=Barrier.ALWAYS, stage=Stage.EXPERT)
+        arguments = (*rows.place, biases, self._segments)
+        recording.add(sums.add_expert_bias, *arguments, stage=Stage.EXPERT)

@@ -3,14 +3,12 @@
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.errors import UnsupportedModelError
-from models.layer_sizes import same_in_all_layers
+from models.layer_sizes import MAX_WIDTH, same_in_all_layers
 
 _MAX_EXPERTS = 1024
 _ROUTER = "ffn_gate_inp.weight"
 _EXPERTS, _FUSED_EXPERTS = "ffn_up_exps.weight", "ffn_gate_up_exps.weight"
-_LATENT = "ffn_latent_down.weight"
 _SPREAD = ("nomic-bert-moe",)
-_MAX_WIDTH = 1 << 20
 
 
 def experts(file: ModelFile, prefix: str) -> int:
@@ -26,19 +24,6 @@ def period(file: ModelFile) -> int:
     return file.metadata.get_int(key, 0, maximum=_MAX_EXPERTS) if file.architecture in _SPREAD else 0
 
 
-def latent_width(file: ModelFile, prefix: str) -> int:
-    """Values of the latent that experts read and write in place of a row, 0 if there is none. prefix: of a layer.
-
-    Raises UnsupportedModelError for an unusable tensor.
-    """
-    tensor = file.tensors.get(prefix + _LATENT)
-    if tensor is None:
-        return 0
-    if len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= _MAX_WIDTH:
-        raise UnsupportedModelError(f"{file.path}: the tensor {prefix}{_LATENT} has an unusable shape.")
-    return tensor.shape[0]
-
-
 def first_experts(file: ModelFile, layers: int) -> int:
     """The first layer with experts, 0 if no layer has any."""
     return next((layer for layer in range(layers) if f"blk.{layer}.{_ROUTER}" in file.tensors), 0)
@@ -52,7 +37,7 @@ def expert_width(file: ModelFile, prefix: str) -> int:
     fused = prefix + _FUSED_EXPERTS in file.tensors
     name = prefix + (_FUSED_EXPERTS if fused else _EXPERTS)
     tensor = file.tensors.get(name)
-    if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= _MAX_WIDTH:
+    if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= MAX_WIDTH:
         raise UnsupportedModelError(
             f"{file.path}: the tensor {name} is missing or has an unusable shape. Use another version of the model."
         )

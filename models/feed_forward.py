@@ -3,10 +3,9 @@
 import numpy as np
 
 from cpu_kernels import activations, altup
-from cpu_kernels.records import Barrier
 from models.architecture import Activation
 from models.layer_sizes import ALL_COUNT
-from models.recording import Recording, Rows, forms
+from models.recording import Recording, Rows
 from models.weights import Matrix
 
 KINDS = {
@@ -32,36 +31,49 @@ class FeedForwardLayers:
 
     def record(self, layer: int) -> None:
         """Add feed_forward(norm(x)) to x, and attention's output if it was set aside."""
-        prefix = f"blk.{layer}."
-        gate, up, down = self._matrices(prefix, "")
-        recording = self._recording
-        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
-        self._activate(prefix, "", gate, up, down, layer)
-        norms = recording.architecture.norms
+        recording, norms, prefix = self._recording, self._recording.architecture.norms, f"blk.{layer}."
+        down = self._hidden(layer)
         norm = prefix + (norms.feed_forward_sum if norms.sums else "post_ffw_norm")
         recording.add_to_residual(down, prefix + "ffn_down.bias", norm, private=False)
         if recording.architecture.parallel:
             recording.add_aside()
 
-    def leave_aside(self, prefix: str) -> None:
+    def leave_aside(self, layer: int) -> None:
         """Compute feed_forward(norm(x)) into the recording's `aside`."""
-        gate, up, down = self._matrices(prefix, "")
-        self._recording.norm_pack(feed_forward_norm(self._recording, prefix), forms(*gate, up))
-        self._activate(prefix, "", gate, up, down)
-        self._recording.leave_aside(down, prefix + "ffn_down.bias", private=False)
+        self._recording.leave_aside(self._hidden(layer), f"blk.{layer}.ffn_down.bias", private=False)
 
-    def leave_shared_aside(self, prefix: str) -> Rows | None:
+    def leave_shared_aside(self, layer: int) -> Rows | None:
         """Compute shared_expert(norm(x)) into `aside`; return the gates for add_aside, None if the file has none."""
-        recording = self._recording
-        gate, up, down = self._matrices(prefix, "_shexp")
+        recording, prefix = self._recording, f"blk.{layer}."
         name = prefix + "ffn_gate_inp_shexp.weight"
         router = [recording.loader.matrix(name, 1, recording.config.embedding)] if recording.loader.has(name) else []
-        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up, *router))
-        for matrix in router:
-            recording.product(matrix, self._scores, last=False)
-        self._activate(prefix, "_shexp", gate, up, down)
+        down = self._hidden(layer, "_shexp", *router)
         recording.leave_aside(down, prefix + "ffn_down_shexp.bias", private=False)
         return self._scores if router else None
+
+    def _hidden(self, layer: int, suffix: str = "", *router: Matrix) -> Matrix:
+        """Pack the hidden layer for its product with the matrix `down`, which is returned.
+
+        suffix: of the tensors' names. router: a matrix that computes `_scores` from the same rows.
+        """
+        recording, config, prefix = self._recording, self._recording.config, f"blk.{layer}."
+        gate, up, down = self._matrices(prefix, suffix)
+        recording.norm_pack(feed_forward_norm(recording, prefix), *gate, up, *router)
+        for matrix in router:
+            recording.product(matrix, self._scores.place, last=False)
+        names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
+        gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
+        for matrix in gate:
+            recording.product(matrix, self._gate.place, addend=gate_bias, last=False)
+        recording.product(up, self._up.place, addend=up_bias, last=True)
+        activated = self._gate if gate else self._up
+        if config.sparsity[layer] > ALL_COUNT:
+            threshold = recording.builder.scalar(config.sparsity[layer])
+            recording.add(altup.keep_largest, *activated.place, self._width, threshold)
+        factors = config.xielu[layer] if config.xielu else ()
+        beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
+        recording.gate_pack(KINDS[recording.activation], activated, beside, down)
+        return down
 
     def _matrices(self, prefix: str, suffix: str) -> tuple[list[Matrix], Matrix, Matrix]:
         """The gate (if there is one), up and down. Gate and up may be the halves of one tensor."""
@@ -73,29 +85,8 @@ class FeedForwardLayers:
         if loader.has(gate_name):
             return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down
         rows = np.arange(width)
-        gate, up = (loader.part(up_name, 2 * width, embedding, rows + first) for first in (0, width))
+        gate, up = (loader.matrix(up_name, 2 * width, embedding, rows + first) for first in (0, width))
         return [gate], up, down
-
-    def _activate(
-        self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix, layer: int | None = None
-    ) -> None:
-        """Pack the activations for the product with `down`. layer: for per-layer settings, which only `record` uses."""
-        recording = self._recording
-        config = recording.config
-        names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
-        gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
-        for matrix in gate:
-            recording.product(matrix, self._gate, addend=gate_bias, last=False)
-        recording.product(up, self._up, addend=up_bias, last=True)
-        activated = self._gate if gate else self._up
-        sparsity = ALL_COUNT if layer is None else config.sparsity[layer]
-        if sparsity > ALL_COUNT:
-            arguments = (activated.address, activated.stride, self._width, recording.builder.scalar(sparsity))
-            recording.builder.add(altup.keep_largest, *arguments, barrier=Barrier.ALWAYS)
-        factors = () if layer is None or not config.xielu else config.xielu[layer]
-        beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
-        kind = KINDS[recording.activation]
-        recording.gate_pack(kind, activated, beside, self._width, down.format.form)
 
 
 def feed_forward_norm(recording: Recording, prefix: str) -> str | None:

@@ -30,11 +30,6 @@ class ConvolutionSizes:
         """Bytes of a page for one layer."""
         return 4 * self.rows * self.width
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page for all layers."""
-        return self.layers * self.layer_bytes
-
 
 def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
     """The sizes of a model's convolution states, None if it has no short convolutions."""
@@ -101,7 +96,9 @@ def page_bytes(config: ModelConfig, types: KVTypes) -> int:
     """Bytes of a page over all layers, with rows kept for convolutions, and token ids if any layer has a state."""
     of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
     sizes = convolution_sizes(config)
-    return of_heads + (sizes.page_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
+    return (
+        of_heads + (sizes.layers * sizes.layer_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
+    )
 
 
 def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +49,10 @@ class Sequence:
     """A sequence's length in tokens and its page table: table[:ceil(length / 16)], stored at table_address.
 
     An entry is a page's place: its distance from the first page of a layer's head, in pages of one head, or of all
-    layers of a kind if there are several kinds (PageStore.place_bytes). written: the position up to which its last page
-    holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the position
-    after the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last row was
-    recomputed from the wrong state.
+    layers of a kind if there are several kinds (LayerPages.place_bytes). written: the position up to which its last
+    page holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the
+    position after the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last
+    row was recomputed from the wrong state.
     """
 
     length: int = 0
@@ -67,6 +68,18 @@ class Sequence:
     def pages(self) -> int:
         """Number of pages in use."""
         return -(-self.length // PAGE_TOKENS)
+
+
+class LayerPages(NamedTuple):
+    """Where kernels find a layer's keys and its values, which are the same pages for latents.
+
+    addresses: of page 0. head_bytes: from one head's pages to the next. place_bytes: between consecutive place numbers
+    of a page table.
+    """
+
+    addresses: tuple[int, int]
+    head_bytes: tuple[int, int]
+    place_bytes: tuple[int, int]
 
 
 class PageStore:
@@ -118,35 +131,20 @@ class PageStore:
         """Number of pages that no sequence holds."""
         return self.total - self._untouched + len(self._free_again)
 
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes in addition to the pages, independent of their number."""
-        return self.states.latest_bytes if self.states else 0
-
     def holders(self) -> NDArray[np.int32]:
         """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()
 
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Addresses of page 0 of the keys and values that a layer reads, which may be an earlier layer's."""
-        number = self._places[layer][1]
-        keys, values = self._keys_and_values(layer)
-        return keys[0, number].ctypes.data, values[0, number].ctypes.data
-
-    def head_bytes(self, layer: int) -> tuple[int, int]:
-        """Stride in bytes between heads' pages of keys, and of values."""
-        keys, values = self._keys_and_values(layer)
-        return keys.strides[2], values.strides[2]
-
-    def place_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes of keys, and of values, between consecutive place numbers of a page table."""
-        keys, values = self._keys_and_values(layer)
-        return keys.strides[0] // self._group_places, values.strides[0] // self._group_places
-
-    def _keys_and_values(self, layer: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The arrays of a layer's pages; the same array twice for latents."""
-        arrays = self._kinds[self._places[layer][0]]
-        return arrays[0], arrays[-1]
+    def of_layer(self, layer: int) -> LayerPages:
+        """The pages that a layer reads, which may be an earlier layer's."""
+        kind, number = self._places[layer]
+        arrays = self._kinds[kind]
+        keys, values = arrays[0], arrays[-1]
+        return LayerPages(
+            (keys[0, number].ctypes.data, values[0, number].ctypes.data),
+            (keys.strides[2], values.strides[2]),
+            (keys.strides[0] // self._group_places, values.strides[0] // self._group_places),
+        )
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending this many tokens allocates: new ones, and a copy of a shared last page."""

@@ -8,16 +8,14 @@ and a row's result is the same whether it is part of a prompt or decoded.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cpu_kernels import activations, attention, latents
+from cpu_kernels import attention, latents
 from cpu_kernels.records import TILE_WIDTHS, Barrier
-from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
-from models.recording import Recording, Rows, forms, packed_activations
+from models.recording import Recording, Rows, packed_activations
 from models.rope_tables import Ropes, pair_order
-from models.weights import Matrix, padded
+from models.weights import Matrix, filled, padded, repeated
 
 _LOG2E = math.log2(math.e)
 
@@ -37,11 +35,10 @@ class LatentLayers:
             )
         self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
         sizes, heads = self._sizes, config.heads
-        neighbours = recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS
         self._head = config.layer_heads[0]  # the same in all layers
-        turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, neighbours)
+        turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, recording.architecture.rotation.pairs)
         self._query_order, self._latent_order = (
-            np.concatenate([_filled(plain), np.where(turned >= 0, turned + plain, -1)])
+            np.concatenate([filled(plain, padded(plain)), np.where(turned >= 0, turned + plain, -1)])
             for plain in (sizes.plain, sizes.rank)
         )
         self._query_ranks = recording.rows(sizes.query_rank) if sizes.query_rank else None
@@ -53,59 +50,55 @@ class LatentLayers:
         self._packed = packed_activations(builder, slots, max(sizes.plain, sizes.rank), 0)
         self._segments = builder.buffer(3 * heads + 1, np.int64)
         recording.matrices_of_row[self._segments] = heads
-        self._epsilon = builder.scalar(config.epsilon)
         self._scale = builder.scalar(recording.architecture.scales.attention(config) * _LOG2E)
         self._no_cap = builder.scalar(0.0)
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x."""
         recording, sizes, prefix = self._recording, self._sizes, f"blk.{layer}."
-        config, builder = recording.config, recording.builder
+        config = recording.config
         keys, values = self._head_matrices(prefix)
         self._products(prefix)
         query_rope, key_rope = self._ropes.of_layer(turns=True, windowed=False)
-        pages = self._store.addresses(layer)
+        pages = self._store.of_layer(layer)
         padded_head, turned, head_bytes = self._head.padded, self._head.padded_turned, 4 * len(self._query_order)
-        builder.add(
+        recording.add(
             latents.STORE[self._store.types[0]],
-            self._latents.address,
-            self._latents.stride,
+            *self._latents.place,
             recording.vector(prefix + "attn_kv_a_norm.weight", sizes.rank),
-            pages[0],
+            pages.addresses[0],
             sizes.rank,
             padded_head,
             turned,
             key_rope,
-            self._epsilon,
+            recording.plain_epsilon,
             barrier=Barrier.NEVER,
         )
         self._multiply_heads(self._queries, self._queries.stride, head_bytes, keys, self._keyed)
-        builder.add(
+        recording.add(
             attention.attention_kernel(self._store.types[0], None, config.heads),
             self._queries.address,
             self._attended.address,
             0,
-            *pages,
+            *pages.addresses,
             1,
             padded_head,
             sizes.rank,
             query_rope,
-            self._epsilon,
+            recording.plain_epsilon,
             config.heads,
             self._scale,
             self._no_cap,
             recording.architecture.window(config, layer),
-            *self._store.head_bytes(layer),
+            *pages.head_bytes,
             0,
             0,
-            *self._store.place_bytes(layer),
+            *pages.place_bytes,
             config.longest_head,
-            self._keyed.address,
-            self._keyed.stride,
+            *self._keyed.place,
             head_bytes,
             4 * padded(sizes.plain),
             turned,
-            barrier=Barrier.ALWAYS,
         )
         self._multiply_heads(self._attended, 4 * sizes.rank * config.heads, 4 * sizes.rank, values, self._values)
         self._output(prefix)
@@ -115,31 +108,20 @@ class LatentLayers:
         recording, sizes, loader = self._recording, self._sizes, self._recording.loader
         config = recording.config
         width, rows = config.embedding, sizes.plain + sizes.turned
-        order = _repeated(self._query_order, config.heads, rows)
+        order = repeated(self._query_order, np.arange(config.heads) * rows)
         stored = loader.matrix(prefix + "attn_kv_a_mqa.weight", sizes.stored, width, self._latent_order)
         if self._query_ranks is None:
             matrix, out = loader.matrix(prefix + "attn_q.weight", config.heads * rows, width, order), self._queries
         else:
             matrix, out = loader.matrix(prefix + "attn_q_a.weight", sizes.query_rank, width), self._query_ranks
-        recording.norm_pack(prefix + "attn_norm", forms(stored, matrix))
-        recording.product(stored, self._latents, last=False)
-        recording.product(matrix, out, last=True)
+        recording.norm_pack(prefix + "attn_norm", stored, matrix)
+        recording.product(stored, self._latents.place, last=False)
+        recording.product(matrix, out.place, last=True)
         if self._query_ranks is None:
             return
         matrix = loader.matrix(prefix + "attn_q_b.weight", config.heads * rows, sizes.query_rank, order)
-        recording.builder.add(
-            activations.norm_pack,
-            out.address,
-            out.stride,
-            recording.vector(prefix + "attn_q_a_norm.weight", sizes.query_rank),
-            sizes.query_rank,
-            int(matrix.format.form),
-            recording.packed,
-            self._epsilon,
-            0,
-            barrier=Barrier.MANY_ROWS,
-        )
-        recording.product(matrix, self._queries, last=True)
+        recording.pack(out.place, matrix, weight=recording.vector(prefix + "attn_q_a_norm.weight", sizes.query_rank))
+        recording.product(matrix, self._queries.place, last=True)
 
     def _head_matrices(self, prefix: str) -> tuple[Matrix, Matrix]:
         """For each head the matrix from its query to one for latents, and the matrix from a latent to its value."""
@@ -157,26 +139,16 @@ class LatentLayers:
 
     def _multiply_heads(self, rows: Rows, stride: int, head_bytes: int, matrix: Matrix, out: Rows) -> None:
         """Slots of `out` = each head's matrix times its part of the rows, with strides of `stride` and `head_bytes`."""
-        builder, heads = self._recording.builder, self._recording.config.heads
+        recording, heads = self._recording, self._recording.config.heads
         form = int(matrix.format.form)
         arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
-        builder.add(latents.split_heads, *arguments, barrier=Barrier.ALWAYS)
-        self._recording.products_of_slots(matrix, out, self._packed, self._segments)
+        recording.add(latents.split_heads, *arguments)
+        recording.products_of_slots(matrix, out, self._packed, self._segments)
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes
         matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
         form = int(matrix.format.form)
-        arguments = (self._values.address, self._values.stride, config.heads, sizes.value, form, recording.packed)
-        recording.builder.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
+        arguments = (*self._values.place, config.heads, sizes.value, form, recording.packed)
+        recording.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
         recording.add_to_residual(matrix, prefix + "attn_output.bias", prefix + "post_attention_norm", private=True)
-
-
-def _filled(values: int) -> NDArray[np.int64]:
-    """Rows 0, 1, ..., and -1 up to a padded length."""
-    return np.where(np.arange(padded(values)) < values, np.arange(padded(values)), -1)
-
-
-def _repeated(order: NDArray[np.int64], heads: int, rows: int) -> NDArray[np.int64]:
-    """The order of one head's rows repeated for all heads, which have `rows` rows each."""
-    return np.where(order >= 0, order + np.arange(heads)[:, None] * rows, -1).reshape(-1)

@@ -9,10 +9,14 @@ from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models.errors import TWO_SIZES, UnsupportedModelError
 
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 20
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
+MAX_CONVOLUTION = PAGE_TOKENS + 1
+"""A convolution reaches back at most one page."""
 CONVOLUTION = "shortconv.l_cache"
-ALL_FIRST = {"laguna": 4}
+ALL_FIRST = {"laguna": 4, "modern-bert": 3, "smallthinker": 4}
 """Architectures whose first layer of each period has no window, with the period to use if the file states none."""
 _WITH_XIELU, _XIELU = ("apertus",), "xielu"  # the keys of its factors have no architecture prefix
 # Default for Gemma 3n files that do not state it: all layers from this one on share keys and values.
@@ -27,10 +31,8 @@ MAX_PART = 1024
 LATENT_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
-# Tensors, keys and limits of gated delta networks.
+# Tensors and keys of gated delta networks.
 _BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
-_MOST_LAYERS, _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 1024, 4096, 512, 1 << 20
-_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back at most one page
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,25 @@ def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum:
     return values
 
 
-def slides_in_period(period: int, layer: int, all_first: bool) -> bool:
+def slides_in_period(period: int, layer: int, all_first: bool = False) -> bool:
     """Whether a layer has a window if the first (all_first) or last layer of each period has none. 0: all have one."""
     return period == 0 or layer % period != (0 if all_first else period - 1)
+
+
+def windowed_layers(file: ModelFile, window: int | None) -> tuple[bool, ...] | None:
+    """Which layers have a window, those for multi-token prediction included; None if the file does not say.
+
+    window: the width that the file states. Files state a period, or a flag per layer.
+    """
+    metadata, name = file.metadata, file.architecture
+    key, default = f"{name}.attention.sliding_window_pattern", ALL_FIRST.get(name) if window else None
+    if key not in metadata and default is None:
+        return None
+    layers = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
+    if not isinstance(metadata.get(key, 0), int):
+        return tuple(metadata.get_list(key, bool, length=layers))
+    period = metadata.get_int(key, default, maximum=MAX_LAYERS)
+    return tuple(slides_in_period(period, layer, name in ALL_FIRST) for layer in range(layers))
 
 
 def layer_heads(
@@ -123,14 +141,14 @@ def layer_heads(
                 "are rotated: the native engine needs one even size. Use --backend llama."
             )
     found = []
-    for layer, (count, stated, slides) in enumerate(zip(query_heads, kv_heads, windowed, strict=True)):
+    for layer, (count, stated) in enumerate(zip(query_heads, kv_heads, strict=True)):
         queries, keys = count or heads.queries, stated or heads.keys
         if queries % keys:
             raise UnsupportedModelError(
                 f"{file.path}: {name}.attention.head_count_kv: {queries} heads of layer {layer} cannot share "
                 f"{keys} key-value heads."
             )
-        of_layer = (size, turned) if slides else (heads.size, heads.rope_size)
+        of_layer = (size, turned) if windowed[layer] else (heads.size, heads.rope_size)
         found.append(Heads(queries, keys, *of_layer, heads.latent))
     return tuple(found)
 
@@ -323,16 +341,16 @@ def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:
     if not any(tensor.endswith(_BETA) for tensor in file.tensors):
         return None
     metadata, name = file.metadata, f"{file.architecture}.ssm"
-    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
-    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=_MOST_HEADS)
-    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=_LARGEST_HEAD)
-    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=_WIDEST)
+    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
+    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
+    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=MAX_HEAD_SIZE)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
     if value_heads % key_heads or inner != value_heads * size:
         raise UnsupportedModelError(
             f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
             f"delta network of {inner} values. Use --backend llama."
         )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=_FURTHEST)
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
     return DeltaNetSizes(key_heads, value_heads, size, reach)
 
 
@@ -343,11 +361,11 @@ def attending_layers(file: ModelFile, layers: int) -> tuple[bool, ...]:
     """
     metadata, name = file.metadata, file.architecture
     if f"{name}.{_RECURRENT}" in metadata:
-        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=_MOST_LAYERS)
+        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
         recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
         attends = tuple(not one for one in recurrent[:layers])
     else:
-        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=_MOST_LAYERS)
+        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
         attends = tuple((layer + 1) % period == 0 for layer in range(layers))
     if not any(attends):
         raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")

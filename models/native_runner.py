@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -28,7 +27,7 @@ from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
-from models.steps import LoadProgress, Steps
+from models.steps import LoadProgress, Steps, usable_threads
 from models.weights import WeightLoader
 
 MAX_ROWS = 512
@@ -67,7 +66,6 @@ class NativeRunner:
         self._config = config = read_config(file)
         if config.causal is False:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
-        self._threads = min(threads or usable_cores(), usable_processors())
         types = stored_types(config, kv_types)
         chosen = choose_drafts(file, config, architecture, drafts)
         self._store = PageStore(config, kv_bytes, types)
@@ -87,7 +85,7 @@ class NativeRunner:
             kv_files=file.states,
             can_draft=chosen is not None,
         )
-        self._team = ThreadTeam(self._threads)
+        self._team = ThreadTeam(usable_threads(threads))
         try:
             self._load(file, architecture, context or config.context, chosen, progress, ready)
         except BaseException:
@@ -105,18 +103,18 @@ class NativeRunner:
     ) -> None:
         """drafts: the file of a draft head, or the sizes of the model's own drafting layer."""
         config = self._config
-        read = layers_read(drafts, config) if isinstance(drafts, ModelFile) else ()
+        read = layers_read(drafts, config)
         if progress is not None:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress, ready)
-        self._ropes = Ropes(config, architecture, loader, context)
-        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
+        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads)
+        self._ropes = Ropes(recording, context)
         recorder = DecoderRecorder(recording, self._store, self._ropes, read)
         self._logits_operations = recorder.record()
         self._drafts: SelfDrafts | None = None
         if drafts:
-            layer = drafting_layer(drafts, config, architecture, loader, self._store.types, self._threads)
+            layer = drafting_layer(drafts, config, architecture, loader, self._store.types, self._team.threads)
             self._drafts = SelfDrafts(layer)
             layer.start(self._team, progress)
         self.packed = loader.packed
@@ -358,10 +356,10 @@ class NativeRunner:
             raise ValueError("wanted rows must be indices of rows, ascending")
         segments: list[tuple[int, int, int]] = []
         first = 0
-        for row in range(1, rows + 1):
-            if row == rows or sequences[row] != sequences[first]:
-                segments.append((sequences[first], first, row - first))
-                first = row
+        for handle, same in groupby(sequences):
+            count = len(list(same))
+            segments.append((handle, first, count))
+            first += count
         if len({handle for handle, _, _ in segments}) != len(segments):
             raise ValueError("rows of one sequence must be contiguous")
         needed = 0

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
@@ -33,8 +32,8 @@ from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
-from models.steps import step_fields
-from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
+from models.steps import step_fields, usable_threads
+from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes
 from models.weights import Packing, WeightLoader
 
 _PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
@@ -86,7 +85,7 @@ def native_needs(
     threads and draft head. Raises UnsupportedModelError for what NativeRunner would refuse, ModelFileError for
     incomplete metadata.
     """
-    count = _threads(threads)
+    count = usable_threads(threads)
     known, key = (
         _KNOWN.setdefault(file, {}),
         (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts),
@@ -114,10 +113,10 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
     store = PageStore(config, 0, stored_types(config, kv_types))
-    ropes = Ropes(config, architecture, loader, config.context)
     recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
+    ropes = Ropes(recording, config.context)
     chosen = choose_drafts(file, config, architecture, drafts)
-    read = layers_read(chosen, config) if isinstance(chosen, ModelFile) else ()
+    read = layers_read(chosen, config)
     logits = DecoderRecorder(recording, store, ropes, read).record()
     step_fields(builder, config, MAX_ROWS, count)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
@@ -126,10 +125,11 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
         step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
         drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
+    latest = store.states.latest_bytes if store.states else 0
     return NativeNeeds(
         config=config,
         weights=loader.packed_bytes,
-        buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width + drafting,
+        buffers=touched_bytes(builder) - loader.packed_bytes + latest + 4 * logits.width + drafting,
         kv_per_token=store.bytes_per_token,
         position_bytes=ropes.position_bytes,
         row=row,
@@ -146,21 +146,19 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
-    with _addressable(file):
-        return _recorded_encoder_needs(file, _threads(threads))
-
-
-def _recorded_encoder_needs(file: ModelFile, count: int) -> tuple[int, int]:
+    count = usable_threads(threads)
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
     rows = rows_of_a_pass(config)
-    builder = ProgramBuilder()
-    loader = _HeaderLoader(file, builder, words=True)
-    head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
-    store = encoder_store(config, rows)
-    ropes = Ropes(config, architecture, loader, config.context)
-    DecoderRecorder(Recording(builder, loader, config, architecture, rows, count), store, ropes).record_states()
-    loader.check_all_used(config.layers)
-    step_fields(builder, config, rows, count)
+    with _addressable(file):
+        builder = ProgramBuilder()
+        loader = _HeaderLoader(file, builder, words=True)
+        head = PoolingHead(file, loader, config, architecture, count)
+        store = encoder_store(config, rows)
+        recording = Recording(builder, loader, config, architecture, rows, count)
+        ropes = Ropes(recording, config.context)
+        DecoderRecorder(recording, store, ropes).record_states()
+        loader.check_all_used(config.layers)
+        step_fields(builder, config, rows, count)
     stored = rows * (stored_bytes(config) + ropes.position_bytes)
     return loader.packed_bytes, touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes + stored
 
@@ -192,10 +190,6 @@ class _HeaderLoader(WeightLoader):
 
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         self.packers[packing.format.name] = packing.format.repack
-
-
-def _threads(threads: int | None) -> int:
-    return min(threads or usable_cores(), usable_processors())
 
 
 def touched_bytes(builder: ProgramBuilder) -> int:

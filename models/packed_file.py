@@ -126,8 +126,7 @@ class PackedWriter:
     def __init__(self, fd: int) -> None:
         """fd: an empty file, open for writing, which the caller closes."""
         self._fd = fd
-        self._entries: dict[str, tuple[int, int]] = {}
-        self._checks: dict[str, list[int]] = {}
+        self._entries: dict[str, tuple[int, int, list[int]]] = {}  # offset, size and checks, see _Entry
         self._end = self._unsynced = 0
 
     def put(self, name: str, parts: Iterable[NDArray[np.uint8]]) -> None:
@@ -144,12 +143,12 @@ class PackedWriter:
                 self._write(some.data, offset + size)
                 size += len(some)
                 done += len(some)
-        self._entries[name], self._checks[name] = (offset, size), checks
+        self._entries[name] = offset, size, checks
         self._end = offset + size
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Write the index with the writer's metadata, and sync the file to disk."""
-        rows = [[name, *place, self._checks[name]] for name, place in self._entries.items()]
+        rows = [[name, *entry] for name, entry in self._entries.items()]
         index = json.dumps({"about": dict(about), "matrices": rows}).encode()
         trailer = _TRAILER.pack(hashlib.sha256(index).digest(), len(index), _MAGIC)
         self._write(memoryview(index + trailer), self._end)

@@ -7,39 +7,39 @@ discarded.
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.config import read_config
 from models.decoder import DecoderRecorder
+from models.eagle_head import choose_drafts, drafting_layer
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.packed_file import PackedWriter
-from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress
+from models.steps import LoadProgress, usable_threads
 from models.weights import PORTION_BYTES, Packing, WeightLoader
 
 
-def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
+def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None) -> None:
     """Pack everything that NativeRunner packs, and write it; the caller finishes the file.
 
     Needs memory for a few pieces of a tensor only. Raises what NativeRunner raises for the model's file, and OSError.
     """
     architecture, config = find_architecture(file.architecture), read_config(file)
-    team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+    team = ThreadTeam(usable_threads(None))
     try:
         builder = ProgramBuilder()
-        loader = _WritingLoader(file, team, builder, progress, writer)
+        loader = _WritingLoader(file, team, builder, progress)
+        loader.writer = writer
         store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
-        ropes = Ropes(config, architecture, loader, config.context)
-        DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, team.threads), store, ropes).record()
-        if predicts := prediction_config(file, config, architecture):
-            PredictionLayer(predicts, architecture, loader, store.types, team.threads)
+        recording = Recording(builder, loader, config, architecture, MAX_ROWS, team.threads)
+        DecoderRecorder(recording, store, Ropes(recording, config.context)).record()
+        if predicts := choose_drafts(file, config, architecture, drafts=True):
+            drafting_layer(predicts, config, architecture, loader, store.types, team.threads)
     finally:
         team.close()
 
@@ -47,16 +47,7 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
 class _WritingLoader(WeightLoader):
     """Writes packed matrices to a file and keeps none in memory."""
 
-    def __init__(
-        self,
-        file: ModelFile,
-        team: ThreadTeam,
-        builder: ProgramBuilder,
-        progress: LoadProgress | None,
-        writer: PackedWriter,
-    ) -> None:
-        super().__init__(file, team, builder, progress)
-        self._writer = writer
+    writer: PackedWriter
 
     def _room(self, size: int) -> NDArray[np.generic]:
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
@@ -64,4 +55,4 @@ class _WritingLoader(WeightLoader):
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         room = np.empty(max(PORTION_BYTES, packing.format.group_bytes(packing.k)), np.uint8)
         portions = (room[: self._pack_groups(room, packing, rows)] for rows in packing.portions)
-        self._writer.put(packing.identity, portions)
+        self.writer.put(packing.identity, portions)

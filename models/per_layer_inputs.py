@@ -9,18 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cpu_kernels import activations, layer_inputs
-from cpu_kernels.memory import aligned_zeros
+from cpu_kernels import layer_inputs
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
 from models.feed_forward import KINDS
 from models.recording import Recording, Rows
-from models.weights import padded, padded_order
+from models.weights import filled, padded, repeated
 
 _GROUPS = 7  # index of a repack's argument
 _HALF = math.sqrt(0.5)
-_ROOM = 16  # padding rows that whole tiles may read
 
 
 class PerLayerInputs:
@@ -37,8 +35,8 @@ class PerLayerInputs:
         self._source = np.zeros((rows + -(-SLACK_BYTES // row_bytes), row_bytes), np.uint8)
         self._places = np.full(groups * group_rows, -1, np.int32)
         self._packed = builder.buffer(groups * self._format.group_bytes(self._values), np.uint8)
-        self._inputs = aligned_zeros((self._layers, rows + _ROOM, self._padded), np.float32)
-        for array in (self._source, self._places, self._inputs):
+        self._inputs = recording.planes(self._layers, self._padded)
+        for array in (self._source, self._places):
             builder.keep(array)
         self._table, self._projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
         self._kept = recording.rows(config.embedding, spread=True)
@@ -66,7 +64,7 @@ class PerLayerInputs:
         """
         recording, builder, packing = self._recording, self._recording.builder, self._format
         group_bytes = packing.group_bytes(self._values)
-        self._repack = builder.add(
+        self._repack = recording.add(
             packing.repack,
             self._source.ctypes.data,
             self._source.shape[1],
@@ -76,16 +74,14 @@ class PerLayerInputs:
             self._values,
             self._places.ctypes.data,
             0,
-            barrier=Barrier.ALWAYS,
         )
-        builder.add(
+        recording.add(
             packing.embed,
             self._packed,
             group_bytes,
             packing.group_rows,
             self._values,
-            self._table.address,
-            self._table.stride,
+            *self._table.place,
             builder.scalar(math.sqrt(self._width) * _HALF),
             builder.array(np.arange(recording.max_rows, dtype=np.int32)),
             barrier=Barrier.NEVER,
@@ -105,17 +101,16 @@ class PerLayerInputs:
         input = (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
         """
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
-        order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
-        matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
-        recording.pack(rows, config.embedding, matrix.format.form, stride=rows.stride)
-        recording.product(matrix, self._projected, last=True)
+        order = repeated(filled(self._width, self._padded), np.arange(first, last) * self._width)
+        matrix = recording.loader.matrix("per_layer_model_proj.weight", self._values, config.embedding, order)
+        recording.pack(rows.place, matrix)
+        recording.product(matrix, self._projected.place, last=True)
         # Dividing the norm's input by sqrt(width) is equivalent to a larger epsilon.
         scale = config.embedding / recording.architecture.scales.residual(config) ** 2
         weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
-        builder.add(
+        recording.add(
             layer_inputs.layer_inputs,
-            self._projected.address,
-            self._projected.stride,
+            *self._projected.place,
             self._table.address + first * self._width * 4,
             self._table.stride,
             self._inputs[first].ctypes.data,
@@ -125,7 +120,6 @@ class PerLayerInputs:
             self._padded,
             builder.array(weight),
             builder.scalar(config.epsilon * scale),
-            barrier=Barrier.ALWAYS,
         )
 
     def add(self, layer: int) -> None:
@@ -142,16 +136,6 @@ class PerLayerInputs:
         loader, embedding = recording.loader, recording.config.embedding
         gate = loader.matrix(prefix + "inp_gate.weight", self._width, embedding)
         projection = loader.matrix(prefix + "proj.weight", embedding, self._width)
-        recording.pack(rows, embedding, gate.format.form, stride=rows.stride)
-        recording.product(gate, self._gate, last=True)
-        recording.builder.add(
-            activations.gate_pack,
-            self._gate.address,
-            self._inputs[layer].ctypes.data,
-            self._gate.stride,
-            self._width,
-            int(projection.format.form),
-            recording.packed,
-            KINDS[recording.activation],
-            barrier=Barrier.ALWAYS,
-        )
+        recording.pack(rows.place, gate)
+        recording.product(gate, self._gate.place, last=True)
+        recording.gate_pack(KINDS[recording.activation], self._gate, self._inputs[layer].ctypes.data, projection)

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from cpu_kernels import activations, norms
 from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import Barrier
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.pooling import Pooling, pooling_of
 from models.architecture import Architecture
 from models.config import ModelConfig
-from models.recording import Recording, Rows
+from models.recording import NOTHING, Recording, Rows
 from models.steps import LoadProgress, Steps
 from models.weights import Matrix, WeightLoader
 
@@ -33,16 +33,15 @@ class PoolingHead:
         loader: WeightLoader,
         config: ModelConfig,
         architecture: Architecture,
-        *,
-        scores: bool,
         threads: int,
     ) -> None:
-        """Load the layers; call `compile` before `run`. scores: the file is a reranker."""
+        """Load the layers; call `compile` before `run`."""
+        scores = pooling_of(file) is Pooling.RANK
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)
         self.builder = ProgramBuilder()
-        self._config, self._size = config, config.embedding
+        self._size = config.embedding
         if not names:
             self.width = self._size
             return
@@ -79,18 +78,16 @@ class PoolingHead:
         return found
 
     def _layer(self, recording: Recording, name: str, matrix: Matrix, rows: Rows, size: int) -> Rows:
-        recording.pack(rows, matrix.k, matrix.format.form)
+        recording.pack(rows.place, matrix)
         out = recording.rows(size)
-        recording.product(matrix, out, addend=recording.bias(f"{name}.bias", size), last=True)
+        recording.product(matrix, out.place, addend=recording.bias(f"{name}.bias", size), last=True)
         if name != _INNER:
             return out
-        builder, place = recording.builder, (out.address, out.stride)
         if recording.architecture.name != "modern-bert":
-            builder.add(activations.soft_cap, *place, out.width, builder.scalar(1.0), barrier=Barrier.ALWAYS)
+            recording.add(activations.soft_cap, *out.place, out.width, recording.builder.scalar(1.0))
             return out
-        builder.add(activations.activate, *place, size, activations.GELU_ALONE, barrier=Barrier.ALWAYS)
+        recording.add(activations.activate, *out.place, size, activations.GELU_ALONE)
         if recording.loader.has(f"{_INNER}.norm.weight"):
             weight = recording.vector(f"{_INNER}.norm.weight", size)
-            epsilon = builder.scalar(self._config.epsilon)
-            builder.add(norms.add_norm, *place, 0, 0, 0, weight, 0, size, epsilon, barrier=Barrier.ALWAYS)
+            recording.add(norms.add_norm, *out.place, *NOTHING, 0, weight, 0, size, recording.plain_epsilon)
         return out

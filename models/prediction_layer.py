@@ -22,6 +22,7 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import VECTOR, DraftingLayer, Part
 from models.kv_layout import KVTypes
 from models.layer_sizes import ALL_COUNT
+from models.recording import NOTHING
 from models.scan_sizes import ALONE
 from models.weights import WeightLoader
 
@@ -32,7 +33,7 @@ _OWN_NORM = "nextn.shared_head_norm.weight"
 _OPTIONAL = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight", _OWN_NORM}
 
 
-def prediction_config(file: ModelFile, config: ModelConfig, architecture: Architecture) -> ModelConfig | None:
+def prediction_config(file: ModelFile, config: ModelConfig) -> ModelConfig | None:
     """A config that computes only the drafting layer, behind empty layers; None if the file has no supported one.
 
     It is supported if it has the tensors of one of the model's attention layers, and the joining tensors.
@@ -40,13 +41,13 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
     layer, own = config.layers, _shapes(file, config.layers)
     further = {name for name in own if name.startswith("nextn.")}
     needed = _JOINS | ({_OWN_NORM} if config.architecture in ALONE else set())
-    if not architecture.drafts or config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
+    if config.narrows or not needed <= further <= _JOINS | _OPTIONAL:
         return None
     own = {name: shape for name, shape in own.items() if name not in further}
     like = _layer_like(file, config, own)
     if like is None or config.embedding % VECTOR:
         return None
-    count, dense = layer + 1, config.architecture not in ALONE and like < config.dense_layers
+    count, dense = layer + 1, not config.mixes[like]
     return replace(
         config,
         layers=count,
@@ -54,7 +55,7 @@ def prediction_config(file: ModelFile, config: ModelConfig, architecture: Archit
         recurs=(False,) * count,
         layer_heads=(config.layer_heads[like],) * count,
         kv_layers=tuple(range(count)),
-        dense_layers=count if dense else 0,
+        mixes=(not dense,) * count,
         dense_feed_forwards=(config.dense_feed_forwards[like],) * count if dense else (),
         sparsity=(ALL_COUNT,) * count,
         experts=0 if dense else config.experts,
@@ -119,12 +120,12 @@ class PredictionLayer(DraftingLayer):
         self._embed(loader.matrix(own if loader.has(own) else "token_embd.weight", config.vocabulary, width))
         self._normalise_joined(prefix + "enorm", prefix + "hnorm")
         joining = loader.matrix(prefix + "eh_proj.weight", width, 2 * width)
-        recording.pack(joined, 2 * width, joining.format.form, stride=joined.stride)
-        recording.product(joining, recording.x, last=True)
+        recording.pack(joined.place, joining)
+        recording.product(joining, recording.x.place, last=True)
         DecoderRecorder(recording, self.store, self._ropes).record_layer(self._layer)
         own = prefix + "shared_head_norm"
         if architecture.name in ALONE:
-            recording.add_and_norm(0, 0, own)
+            recording.add_and_norm(NOTHING, own)
         else:
             recording.norm(own if loader.has(own + ".weight") else architecture.norms.output)
         names = (prefix + "shared_head_head.weight", "output.weight", "token_embd.weight")

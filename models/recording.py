@@ -1,8 +1,8 @@
 """Building blocks for recording a decoder's layers: buffers, norms, products, additions to the residual stream."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,15 @@ _LINE = 16
 """Floats of a cache line."""
 
 
-class Place(Protocol):
-    """Rows of floats: the address of the first, and the bytes from one to the next."""
-
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def stride(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPlace:
-    """A place given by its numbers. The address may be set later."""
+class Place(NamedTuple):
+    """Rows of floats: the address of the first, which may be set later, and the bytes from one to the next."""
 
     address: int
     stride: int
+
+
+NOTHING = Place(0, 0)
+"""Rows of which nothing is added."""
 
 
 class Rows:
@@ -51,9 +44,18 @@ class Rows:
         self.width = padded(width)
         lines = self.width // _LINE
         memory = aligned_zeros((rows + _TILE_ROOM, (lines | 1 if spread else lines) * _LINE), np.float32)
-        self.stride = memory.strides[0]
         self.values = memory[:, : self.width]
-        self.address = builder.keep(memory)
+        self.place = Place(builder.keep(memory), memory.strides[0])
+
+    @property
+    def address(self) -> int:
+        """Address of the first row."""
+        return self.place.address
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one row to the next."""
+        return self.place.stride
 
 
 def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads: int) -> int:
@@ -84,8 +86,9 @@ class Recording:
     """Buffers that all layers share, and methods that record the operations of layers.
 
     x holds the residual stream, divided by the architecture's factor of sub-layer outputs, so that applying the factor
-    costs nothing. packed: descriptors of the input of the next products. matrices_of_row: how many of a product's
-    matrices each row uses, by the address of its segments (see products_of_slots).
+    costs nothing. epsilon, plain_epsilon: addresses of the epsilons of norms of x, and of other rows. packed:
+    descriptors of the input of the next products. matrices_of_row: how many of a product's matrices each row uses, by
+    the address of its segments (see products_of_slots).
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Recording:
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
         self.activation = architecture.stated_activations.get(config.activation, architecture.activation)
-        self._plain_epsilon = builder.scalar(config.epsilon)
+        self.plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
         self._unscaled: list[tuple[Kernel, tuple[int, ...], Stage | None]] = []
 
@@ -119,22 +122,38 @@ class Recording:
         """Buffer for rows that are set aside and added to x later."""
         return self.rows(self.config.embedding, spread=True)
 
+    def add(
+        self,
+        kernels: Mapping[int, Kernel] | Kernel,
+        *arguments: int,
+        barrier: Barrier = Barrier.ALWAYS,
+        stage: Stage | None = None,
+    ) -> int:
+        """Record an operation and return its index, see ProgramBuilder.add."""
+        return self.builder.add(kernels, *arguments, barrier=barrier, stage=stage)
+
     def rows(self, width: int, *, spread: bool = False) -> Rows:
         """A buffer of rows of this width. spread: see Rows."""
         return Rows(self.builder, self.max_rows, width, spread=spread)
 
-    def vector(self, name: str, size: int) -> int:
-        """Load a vector into the program; return its address."""
-        return self.builder.array(self.loader.vector(name, size))
+    def planes(self, count: int, width: int) -> NDArray[np.generic]:
+        """A float32 buffer [plane][row][value], with rows padded for whole tiles."""
+        memory = aligned_zeros((count, self.max_rows + _TILE_ROOM, width), np.float32)
+        self.builder.keep(memory)
+        return memory
 
-    def bias(self, name: str, size: int) -> tuple[int, int]:
-        """A bias as the addend of a product: its address, or 0 if the file has none, and the stride, which is 0."""
-        return (self.vector(name, size) if self.loader.has(name) else 0), 0
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
+        """Load a vector into the program, reordered if an order is given; return its address."""
+        return self.builder.array(self.loader.vector(name, size, order))
 
-    def norm_pack(self, name: str | None, form: Form, *, wanted: bool = False, factor: float = 1.0) -> None:
-        """Pack x, normalised unless name (without .weight) is None. wanted: only rows with requested logits.
+    def bias(self, name: str, size: int) -> Place:
+        """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none."""
+        return Place(self.vector(name, size), 0) if self.loader.has(name) else NOTHING
 
-        factor: scales the normalised result.
+    def norm_pack(self, name: str | None, *matrices: Matrix, wanted: bool = False, factor: float = 1.0) -> None:
+        """Pack x for these matrices, normalised unless name (without .weight) is None.
+
+        wanted: only rows with requested logits. factor: scales the normalised result.
         """
         kernel, weight, bias = activations.norm_pack, 0, 0
         if name is not None:
@@ -143,42 +162,26 @@ class Recording:
             if self.architecture.norms.layer_norm:
                 kernel = norms.layer_norm_pack
                 bias = self._scaled(f"{name}.bias", factor) if self.loader.has(f"{name}.bias") else 0
-        self._norm_pack(kernel, weight, bias, form, wanted=wanted)
+        form, stage = int(forms(*matrices)), Stage.WANTED if wanted else None
+        arguments = (*self.x.place, weight, self.config.embedding, form, self.packed, self.epsilon, int(wanted), bias)
+        self.add(kernel, *arguments, barrier=Barrier.MANY_ROWS, stage=stage)
 
-    def norm_pack_by(self, weight: int, form: Form) -> None:
-        """Pack x, normalised with the weights at an address."""
-        self._norm_pack(activations.norm_pack, weight, 0, form, wanted=False)
+    def pack(self, rows: Place, *matrices: Matrix, weight: int = 0) -> None:
+        """Pack rows for these matrices, normalised by RMSNorm with the weights at an address unless it is 0."""
+        arguments = (*rows, weight, matrices[0].k, int(forms(*matrices)), self.packed, self._epsilon_of(rows), 0)
+        self.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
 
-    def _norm_pack(self, kernel: Kernel, weight: int, bias: int, form: Form, *, wanted: bool) -> None:
-        self.builder.add(
-            kernel,
-            self.x.address,
-            self.x.stride,
-            weight,
-            self.config.embedding,
-            int(form),
-            self.packed,
-            self.epsilon,
-            int(wanted),
-            bias,
-            barrier=Barrier.MANY_ROWS,
-            stage=Stage.WANTED if wanted else None,
-        )
+    def _epsilon_of(self, rows: Place) -> int:
+        return self.epsilon if rows == self.x.place else self.plain_epsilon
 
-    def pack(self, rows: Place, k: int, form: Form, *, stride: int | None = None) -> None:
-        """Pack rows of k values without normalising them. stride: bytes from row to row, None for the place's."""
-        stride = rows.stride if stride is None else stride
-        arguments = (rows.address, stride, 0, k, int(form), self.packed, self.epsilon, 0)
-        self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
-
-    def gate_pack(self, kind: int, gate: Rows, up: int, k: int, form: Form, *, up_stride: int = 0) -> None:
-        """Pack activation(gate) * up, rows of k values, for all threads: for products that are not private.
+    def gate_pack(self, kind: int, gate: Rows, up: int, matrix: Matrix, *, up_stride: int = 0) -> None:
+        """Pack activation(gate) * up for a matrix, for all threads: its product is not private.
 
         kind: an activation of cpu_kernels.activations. up: address of rows, or of xIELU's factors. up_stride: bytes
         from row to row, 0 for the gate's.
         """
-        arguments = (gate.address, up, gate.stride, k, int(form), self.packed, kind, up_stride)
-        self.builder.add(activations.gate_pack, *arguments, barrier=Barrier.ALWAYS)
+        arguments = (gate.address, up, gate.stride, matrix.k, int(matrix.format.form), self.packed, kind, up_stride)
+        self.add(activations.gate_pack, *arguments)
 
     def product(
         self,
@@ -186,32 +189,30 @@ class Recording:
         out: Place,
         *,
         last: bool,
-        addend: tuple[int, int] = (0, 0),
+        addend: Place = NOTHING,
         private: bool = True,
         stage: Stage | None = None,
     ) -> int:
-        """out = matrix * packed + addend (address, stride). Returns the operation's index.
+        """out = matrix * packed + addend. Returns the operation's index.
 
         last: end with a barrier; False for all but the last of several products that may run concurrently. private: a
         single row is packed once per thread.
         """
         scaled = bool(matrix.scale)
         # The factor does not apply to the addend, which may be in `out`.
-        room = self.sublayer if scaled and addend[0] == out.address else out
-        operation = self.builder.add(
+        room = self.sublayer.place if scaled and addend.address == out.address else out
+        operation = self.add(
             matrix.format.matmul,
             *matrix.arguments,
-            room.address,
-            room.stride,
-            *((0, 0) if scaled else addend),
+            *room,
+            *(NOTHING if scaled else addend),
             self.packed,
             int(private),
             barrier=Barrier.ALWAYS if last else Barrier.NEVER,
             stage=stage,
         )
         if scaled:
-            places = (out.address, out.stride, room.address, room.stride)
-            arguments = (*places, matrix.rows, self.vector(matrix.scale, 1), *addend)
+            arguments = (*out, *room, matrix.rows, self.vector(matrix.scale, 1), *addend)
             self._unscaled.append((sums.scale_and_add, arguments, stage))
         if last:
             self._scale_products()
@@ -221,13 +222,11 @@ class Recording:
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
     ) -> None:
         """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot."""
-        self.builder.add(
+        self.add(
             matrix.format.matmul,
             *matrix.arguments,
-            out.address,
-            out.stride,
-            0,
-            0,
+            *out.place,
+            *NOTHING,
             packed,
             0,
             segments,
@@ -238,7 +237,7 @@ class Recording:
         if matrix.scale:
             count = self.loader.rows(matrix.scale)
             factors = np.broadcast_to(self.loader.vector(matrix.scale, count)[:count], (matrix.experts,))
-            arguments = (out.address, out.stride, self.builder.array(factors), segments)
+            arguments = (*out.place, self.builder.array(factors), segments)
             self._unscaled.append((sums.scale_by_expert, arguments, stage))
         if last:
             self._scale_products()
@@ -248,7 +247,7 @@ class Recording:
         while self._unscaled:
             kernel, arguments, stage = self._unscaled.pop(0)
             barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
-            self.builder.add(kernel, *arguments, barrier=barrier, stage=stage)
+            self.add(kernel, *arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of the addend or of the sum if the architecture has one.
@@ -257,116 +256,69 @@ class Recording:
         """
         after, sums = self.architecture.norms.after, self.architecture.norms.sums
         if not after and not sums and not self.loader.has(bias):
-            self.product(matrix, self.x, addend=(self.x.address, self.x.stride), last=True, private=private)
+            self.product(matrix, self.x.place, addend=self.x.place, last=True, private=private)
             return
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self.sublayer, addend=addend, last=True, private=private)
+        self.product(matrix, self.sublayer.place, addend=addend, last=True, private=private)
         if sums:
-            self.add_and_norm(self.sublayer.address, self.sublayer.stride, norm)
-            return
-        if not after:
+            self.add_and_norm(self.sublayer.place, norm)
+        elif after:
+            self.norm_add(self.x, self.sublayer, norm)
+        else:
             self._add(self.sublayer)
-            return
-        self.norm_add(self.x, self.sublayer, norm)
 
     def norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
         """to += rows, normalised by the tensor `norm`, without .weight."""
-        self.builder.add(
-            activations.norm_add,
-            to.address,
-            to.stride,
-            rows.address,
-            rows.stride,
-            self.vector(f"{norm}.weight", self.config.embedding),
-            self.config.embedding,
-            self._plain_epsilon,
-            barrier=Barrier.ALWAYS,
-        )
+        weight, size = self.vector(f"{norm}.weight", self.config.embedding), self.config.embedding
+        self.add(activations.norm_add, *to.place, *rows.place, weight, size, self.plain_epsilon)
 
-    def add_and_norm(self, rows: int, stride: int, norm: str, *, by_position: bool = False) -> None:
-        """x = LayerNorm(x + rows), by the tensor `norm`, without .weight.
+    def add_and_norm(self, rows: Place, norm: str, *, by_position: bool = False) -> None:
+        """x = LayerNorm(x + rows), by the tensor `norm`, without .weight. rows: NOTHING only to normalise.
 
-        rows: their address, 0 to add nothing. by_position: rows are indexed by position, not by row of the step.
+        by_position: rows are indexed by position, not by row of the step.
         """
-        size, bias = self.config.embedding, f"{norm}.bias"
-        self.builder.add(
-            norms.add_norm,
-            self.x.address,
-            self.x.stride,
-            rows,
-            stride,
-            int(by_position),
-            self.vector(f"{norm}.weight", size),
-            self.vector(bias, size) if self.loader.has(bias) else 0,
-            size,
-            self.epsilon,
-            barrier=Barrier.ALWAYS,
-        )
+        size, bias = self.config.embedding, self.bias(f"{norm}.bias", self.config.embedding).address
+        of_norm = (self.vector(f"{norm}.weight", size), bias, size, self.epsilon)
+        self.add(norms.add_norm, *self.x.place, *rows, int(by_position), *of_norm)
 
     def norm(self, norm: str) -> None:
         """Normalise x in place by the tensor `norm`, without .weight."""
         if self.architecture.norms.layer_norm:
-            self.add_and_norm(0, 0, norm)
-            return
-        size = self.config.embedding
-        arguments = (self.x.address, self.x.stride, self.vector(f"{norm}.weight", size), size, -(-size // 16) * 16)
-        self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
+            self.add_and_norm(NOTHING, norm)
+        else:
+            self.normalise(self.x.place, norm, self.config.embedding)
+
+    def normalise(self, rows: Place, norm: str, size: int) -> None:
+        """Normalise rows of `size` values in place by RMSNorm, with the tensor `norm`, without .weight."""
+        weight, padded_size = self.vector(f"{norm}.weight", size), -(-size // 16) * 16
+        self.add(norms.norm_rows, *rows, weight, size, padded_size, self._epsilon_of(rows))
 
     def keep_wanted(self, planes: NDArray[np.generic], into: NDArray[np.generic]) -> None:
         """Copy the rows with requested logits of [plane][row][values] to the front of `into`, which may be `planes`."""
         source = (planes.ctypes.data, planes.strides[-2], len(planes), planes.strides[0])
-        arguments = (*source, into.ctypes.data, into.strides[0])
-        self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
+        target = (into.ctypes.data, into.strides[0])
+        self.add(layer_inputs.keep_wanted, *source, *target, stage=Stage.WANTED)
 
-    def copy(self, rows: Rows, address: int, stride: int) -> None:
-        """Copy the embedding's width of `rows` to an address. stride: bytes from row to row there."""
-        arguments = (address, stride, rows.address, rows.stride, self.config.embedding)
-        self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
+    def copy_x(self, to: Place) -> None:
+        """Copy x."""
+        self.add(sums.copy_rows, *to, *self.x.place, self.config.embedding)
 
     def scale(self, factor: int) -> None:
         """x *= the factor at an address."""
-        x = (self.x.address, self.x.stride)
-        self.builder.add(sums.scale_and_add, *x, *x, self.config.embedding, factor, 0, 0, barrier=Barrier.ALWAYS)
+        self.add(sums.scale_and_add, *self.x.place, *self.x.place, self.config.embedding, factor, *NOTHING)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias into `aside`, to be added to x by add_aside after x was read again."""
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self.aside, addend=addend, last=True, private=private)
-
-    def copy_aside(self) -> None:
-        """Copy x to `aside`."""
-        arguments = (self.aside.address, self.aside.stride, self.x.address, self.x.stride, self.config.embedding)
-        self.builder.add(sums.copy_rows, *arguments, barrier=Barrier.ALWAYS)
+        self.product(matrix, self.aside.place, addend=addend, last=True, private=private)
 
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += aside, times the sigmoid of each row's gate if gates are given: the first value of its row there."""
         self._add(self.aside, gates)
 
-    def add_both(self, rows: Rows, of_aside: str, of_rows: str, of_sum: str) -> None:
-        """x += norm(norm(aside) + norm(rows)), by these tensors, without .weight."""
-        self.normalise_aside(of_aside)
-        self.norm_add(self.aside, rows, of_rows)
-        self.norm_add(self.x, self.aside, of_sum)
-
-    def normalise_aside(self, norm: str) -> None:
-        """Normalise `aside` in place by the tensor `norm`, without .weight."""
-        size, aside = self.config.embedding, self.aside
-        weight = self.vector(f"{norm}.weight", size)
-        arguments = (aside.address, aside.stride, weight, size, -(-size // 16) * 16, self._plain_epsilon)
-        self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-
     def _add(self, rows: Rows, gates: Rows | None = None) -> None:
-        self.builder.add(
-            sums.add_rows,
-            self.x.address,
-            self.x.stride,
-            rows.address,
-            rows.stride,
-            self.config.embedding,
-            0 if gates is None else gates.address,
-            0 if gates is None else gates.stride,
-            barrier=Barrier.ALWAYS,
-        )
+        of_gates = gates.place if gates else NOTHING
+        self.add(sums.add_rows, *self.x.place, *rows.place, self.config.embedding, *of_gates)
 
     def _scaled(self, name: str, factor: float) -> int:
         with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the logits

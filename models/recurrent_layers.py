@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.delta_net import Shape, delta_net
-from cpu_kernels.records import Barrier
 from cpu_kernels.short_convolution import short_convolution
 from models.convolution_states import ConvolutionStates
 from models.delta_states import DeltaStates
-from models.recording import Recording, forms
-from models.weights import Matrix, ordered, padded, padded_order
+from models.recording import Recording
+from models.weights import Matrix, filled, ordered, padded, repeated
 
 _LOG2E = math.log2(math.e)
 _PARTS = 3  # of a convolution's input: b, c and x
@@ -26,7 +25,7 @@ class ConvolutionLayers:
         self._width = padded(width)
         self._rows = recording.rows(_PARTS * self._width)
         # The parts of a row, each padded, so that no vector spans two parts.
-        self._order = padded_order(np.arange(_PARTS) * width, width, self._width)
+        self._order = repeated(filled(width, self._width), np.arange(_PARTS) * width)
 
     def record(self, layer: int) -> None:
         """Add convolution(norm(x)) to x."""
@@ -34,23 +33,21 @@ class ConvolutionLayers:
         config, loader, builder = recording.config, recording.loader, recording.builder
         width, reach = config.embedding, config.convolution
         inwards = loader.matrix(prefix + "shortconv.in_proj.weight", _PARTS * width, width, self._order)
-        recording.norm_pack(prefix + "attn_norm", inwards.format.form)
-        recording.product(inwards, self._rows, last=True)
+        recording.norm_pack(prefix + "attn_norm", inwards)
+        recording.product(inwards, self._rows.place, last=True)
         weights = np.zeros((reach, self._width), np.float32)
         weights[:, :width] = loader.vectors(prefix + "shortconv.conv.weight", width, reach)[:, :reach].T
-        builder.add(
+        recording.add(
             short_convolution,
-            self._rows.address,
-            self._rows.stride,
+            *self._rows.place,
             4 * self._width,
             builder.array(weights),
             reach,
             self._width // 16,
             *self._states.arguments(layer),
-            barrier=Barrier.ALWAYS,
         )
         outwards = loader.matrix(prefix + "shortconv.out_proj.weight", width, width)
-        recording.pack(self._rows, width, outwards.format.form, stride=self._rows.stride)
+        recording.pack(self._rows.place, outwards)
         recording.add_to_residual(outwards, prefix + "shortconv.out_proj.bias", "", private=True)
 
 
@@ -83,10 +80,10 @@ class DeltaLayers:
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         loader, builder, states = recording.loader, recording.builder, self._states
         matrices = self._matrices(prefix)
-        recording.norm_pack(prefix + "attn_norm", forms(*matrices))
+        recording.norm_pack(prefix + "attn_norm", *matrices)
         outputs = (self._rows, self._gates, self._beta, self._alpha)
         for i, (matrix, rows) in enumerate(zip(matrices, outputs, strict=True)):
-            recording.product(matrix, rows, last=i == len(matrices) - 1)
+            recording.product(matrix, rows.place, last=i == len(matrices) - 1)
         groups, heads, size = sizes.key_heads, sizes.value_heads, sizes.head_size
         shape = np.zeros(int(Shape.COUNT), np.int64)
         shape[: Shape.GROUP_PAGES] = (
@@ -97,14 +94,13 @@ class DeltaLayers:
         gates = np.zeros((heads, 2), np.float32)
         gates[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[self._heads.reshape(-1)]
         gates[:, 1] = loader.vector(prefix + "ssm_a", heads)[self._heads.reshape(-1)] * _LOG2E
-        builder.add(
+        recording.add(
             delta_net,
             builder.array(shape),
             states.address(layer),
             states.slot_of_page.ctypes.data,
             self._rows.address,
-            self._gates.address,
-            self._gates.stride,
+            *self._gates.place,
             self._beta.address,
             self._alpha.address,
             self._beta.stride,
@@ -112,13 +108,11 @@ class DeltaLayers:
             builder.array(self._convolution(prefix)),
             builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
             self._constants,
-            self._out.address,
-            self._out.stride,
+            *self._out.place,
             self._rows.stride,
-            barrier=Barrier.ALWAYS,
         )
         outwards = loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, heads * size)
-        recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+        recording.pack(self._out.place, outwards)
         recording.add_to_residual(outwards, prefix + "ssm_out.bias", "", private=True)
 
     def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix, Matrix]:
@@ -134,13 +128,15 @@ class DeltaLayers:
             starts = first * (2 + 2 * each) + np.arange(2 + 2 * each)
             rows_of = starts[:, : 2 + each] * size, starts[:, 2 + each :] * size
             name, count = prefix + "ssm_in.weight", groups * (2 + 2 * each) * size
-            rows, gates = (loader.part(name, count, width, self._order(order)) for order in rows_of)
+            rows, gates = (loader.matrix(name, count, width, self._order(order)) for order in rows_of)
         else:
-            rows = loader.part(prefix + "attn_qkv.weight", self._width, width, self._order(self._heads_of_rows * size))
+            rows = loader.matrix(
+                prefix + "attn_qkv.weight", self._width, width, self._order(self._heads_of_rows * size)
+            )
             gates = loader.matrix(prefix + "attn_gate.weight", heads * size, width, self._order(self._heads * size))
         if loader.has(prefix + "ssm_ba.weight"):
             name, order = prefix + "ssm_ba.weight", (first * 2 * each + np.arange(each)).reshape(-1)
-            beta, alpha = (loader.part(name, 2 * heads, width, order + more) for more in (0, each))
+            beta, alpha = (loader.matrix(name, 2 * heads, width, order + more) for more in (0, each))
         else:
             beta, alpha = (
                 loader.matrix(f"{prefix}ssm_{name}.weight", heads, width, self._heads.reshape(-1))
@@ -162,7 +158,7 @@ class DeltaLayers:
 
     def _order(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Source indices of the values of padded heads that begin at `firsts`, -1 for padding."""
-        return padded_order(firsts, self._sizes.head_size, self._sizes.padded)
+        return repeated(filled(self._sizes.head_size, self._sizes.padded), firsts)
 
     def _convolution(self, prefix: str) -> NDArray[np.float32]:
         """Weights of the reach input rows, the oldest first, each in the order of our rows."""

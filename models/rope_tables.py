@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Step
-from models.architecture import Architecture
-from models.config import ModelConfig
+from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
+from models.recording import Recording
 from models.rope_config import QueryGrowth, RopeScaling
 from models.weights import WeightLoader
 
@@ -61,20 +61,15 @@ def _pair_that_turns(size: int, base: float, context: int, turns: float) -> floa
     return size * math.log(context / (turns * _ROTATIONS)) / (2.0 * math.log(base))
 
 
-def head_order(heads: Heads, neighbours: bool) -> NDArray[np.int64]:
-    """The source of each value of a padded head: int64[padded_head], -1 for padding.
+def pair_order(size: int, padded: int, turning: int, pairs: RopePairs) -> NDArray[np.int64]:
+    """The source of each value of a head of `size` values, of which the first `turning` are rotated: int64[padded].
 
-    Rotated pairs are placed at i and i + padded/2, whichever way the file pairs them.
+    Rotated pairs are placed at i and i + padded/2, whichever way the file pairs them; -1 is padding.
     """
-    return pair_order(heads.size, heads.padded, heads.rope_size, neighbours)
-
-
-def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArray[np.int64]:
-    """Like `head_order`, for `size` values padded to `padded`, of which the first `turning` are rotated."""
-    order = np.full(padded, -1, np.int64)
-    pairs = np.arange(turning // 2)
-    order[pairs] = 2 * pairs if neighbours else pairs
-    order[padded // 2 + pairs] = 2 * pairs + 1 if neighbours else pairs + turning // 2
+    order, neighbours = np.full(padded, -1, np.int64), pairs is RopePairs.NEIGHBOURS
+    first = np.arange(turning // 2)
+    order[first] = 2 * first if neighbours else first
+    order[padded // 2 + first] = 2 * first + 1 if neighbours else first + turning // 2
     order[np.flatnonzero(order < 0)[: size - turning]] = np.arange(turning, size)
     return order
 
@@ -136,12 +131,13 @@ class RopeTable:
 class Ropes:
     """A model's tables, and which of them each layer uses."""
 
-    def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
+    def __init__(self, recording: Recording, context: int) -> None:
         """context: the longest context that will be used.
 
         Raises UnsupportedModelError for unusable factors, and for heads of two sizes where other tables than the two
         usual ones are needed.
         """
+        config, architecture = recording.config, recording.architecture
         rotation, scaling = architecture.rotation, config.rope_scaling
         layers = range(config.layers)
         base = config.window_rope_base or rotation.window_base or config.rope_base
@@ -152,7 +148,7 @@ class Ropes:
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope_base, scaling))
         self._grows = config.query_growth is not None
-        factors = _factors(of_all, scaling, loader, context)
+        factors = _factors(of_all, scaling, recording.loader, context)
         radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
         self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:
@@ -191,10 +187,9 @@ class Ropes:
 def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
     """The file's frequency factors for this context length, if any. Raises UnsupportedModelError."""
     pairs = heads.rope_size // 2
-    factors = loader.factors("rope_freqs.weight", pairs)
-    if factors is None:
-        long = context > scaling.original_context
-        factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
+    length = "long" if context > scaling.original_context else "short"
+    names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
+    factors = next((loader.vector(name, pairs)[:pairs] for name in names if loader.has(name)), None)
     if scaling.kind == "longrope" and factors is None:
         raise UnsupportedModelError("The model uses longrope scaling but has no tensor with its factors.")
     if factors is not None and not (np.isfinite(factors).all() and factors.all()):

@@ -10,7 +10,7 @@ from cpu_kernels.records import Barrier
 from cpu_kernels.selective_scan import ScanShape, selective_scan
 from models.delta_states import DeltaStates
 from models.recording import Recording
-from models.weights import Matrix, ordered, padded_order
+from models.weights import Matrix, filled, ordered, repeated
 
 _LOG2E = math.log2(math.e)
 
@@ -27,9 +27,9 @@ class ScanLayers:
         assert recording.config.scan is not None
         self._sizes = sizes = recording.config.scan
         heads, groups, inner = sizes.heads, sizes.groups, sizes.inner
-        of_heads = padded_order(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
+        of_heads = repeated(filled(sizes.head_size, sizes.padded_head), np.arange(heads) * sizes.head_size)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
-        of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
+        of_groups = repeated(filled(sizes.state, sizes.padded_state), inner + both.reshape(-1))
         # Indices into the file's convolution inputs: x, all b, all c. In its rows, gates come before them and dt after.
         self._order = np.concatenate([of_groups, of_heads])
         self._convolved = inner + 2 * groups * sizes.state
@@ -38,27 +38,25 @@ class ScanLayers:
         self._rows, self._out = recording.rows(len(self._rows_order)), recording.rows(inner)
 
     def record(self, layer: int) -> None:
-        """Add scan(norm(x)) to x."""
-        outwards = self._record(layer)
-        self._recording.add_to_residual(outwards, f"blk.{layer}.ssm_out.bias", "", private=True)
-
-    def leave_aside(self, layer: int) -> None:
-        """Compute scan(norm(x)) into `aside`, to be added to x after attention has read it."""
-        outwards = self._record(layer)
-        self._recording.leave_aside(outwards, f"blk.{layer}.ssm_out.bias", private=True)
+        """Add scan(norm(x)) to x, or compute it into `aside` if attention still reads x."""
+        recording, outwards, bias = self._recording, self._record(layer), f"blk.{layer}.ssm_out.bias"
+        if recording.config.attends[layer]:
+            recording.leave_aside(outwards, bias, private=True)
+        else:
+            recording.add_to_residual(outwards, bias, "", private=True)
 
     def _record(self, layer: int) -> Matrix:
         """Pack scan(norm(x)) for a product with the output matrix, which is returned."""
         recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
         builder, states = recording.builder, self._states
-        inwards = recording.loader.part(
+        inwards = recording.loader.matrix(
             prefix + "ssm_in.weight",
             sizes.inner + self._convolved + sizes.heads,
             recording.config.embedding,
             self._rows_order,
         )
-        recording.norm_pack(prefix + "attn_norm", inwards.format.form)
-        recording.product(inwards, self._rows, last=True)
+        recording.norm_pack(prefix + "attn_norm", inwards)
+        recording.product(inwards, self._rows.place, last=True)
         gates = self._rows.address + 4 * len(self._order)
         shape = np.zeros(int(ScanShape.COUNT), np.int64)
         shape[: ScanShape.GROUP_PAGES] = (
@@ -66,33 +64,29 @@ class ScanLayers:
             *(sizes.padded_state, sizes.padded_head, sizes.head_size, sizes.reach),
         )
         shape[ScanShape.GROUP_PAGES :] = states.places
-        builder.add(
+        recording.add(
             selective_scan,
             builder.array(shape),
             states.address(layer),
             states.slot_of_page.ctypes.data,
-            self._rows.address,
-            self._rows.stride,
+            *self._rows.place,
             gates,
             gates + 4 * sizes.heads * sizes.padded_head,
             builder.array(self._constants(prefix)),
             builder.array(self._convolution(prefix)),
             4 * len(self._order),
-            self._out.address,
-            self._out.stride,
-            barrier=Barrier.ALWAYS,
+            *self._out.place,
         )
         outwards = recording.loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, sizes.inner)
         if not recording.loader.has(prefix + "ssm_norm.weight") and not recording.architecture.norms.scans:
-            recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+            recording.pack(self._out.place, outwards)
             return outwards
         size = sizes.inner // sizes.groups
         weight = np.zeros(sizes.inner + 16, np.float32)
         weight[:-16] = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)[:, :size].reshape(-1)
-        arguments = (self._out.address, self._out.stride, builder.array(weight), size, sizes.groups)
-        epsilon = builder.scalar(recording.config.epsilon)
-        form = int(outwards.format.form)
-        builder.add(norm_groups_pack, *arguments, form, recording.packed, epsilon, barrier=Barrier.MANY_ROWS)
+        arguments = (*self._out.place, builder.array(weight), size, sizes.groups)
+        packing = (int(outwards.format.form), recording.packed, recording.plain_epsilon)
+        recording.add(norm_groups_pack, *arguments, *packing, barrier=Barrier.MANY_ROWS)
         return outwards
 
     def _constants(self, prefix: str) -> NDArray[np.float32]:

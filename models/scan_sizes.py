@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 
-from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
+from models.layer_sizes import MAX_CONVOLUTION, MAX_HEADS, MAX_WIDTH
 
 SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have selective scans."""
 _BESIDE_ATTENTION = ("falcon-h1",)
 ALONE = ("nemotron_h", "nemotron_h_moe")
 """Architectures whose layers are each a scan, attention, or a feed-forward network (width 0 in the others)."""
-_MOST_HEADS, _LARGEST_HEAD, _WIDEST = 4096, 1024, 1 << 20
-_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back at most one page
+_LARGEST_HEAD = 1024
 # Units that threads divide: the fewest to aim for, and the most values of a unit.
 _FEWEST_UNITS, _WIDEST_UNIT = 12, 256
 
@@ -75,16 +74,16 @@ def scan_sizes(file: ModelFile) -> ScanSizes:
     Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that do not fit together.
     """
     metadata, name = file.metadata, f"{file.architecture}.ssm"
-    heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
-    groups = metadata.get_int(f"{name}.group_count", minimum=1, maximum=_MOST_HEADS)
+    heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
+    groups = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
     state = metadata.get_int(f"{name}.state_size", minimum=1, maximum=_LARGEST_HEAD)
-    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=_WIDEST)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
     if heads % groups or inner % heads or inner // heads > _LARGEST_HEAD:
         raise UnsupportedModelError(
             f"{file.path}: {heads} heads in {groups} groups do not make a selective scan of {inner} values. "
             "Use --backend llama."
         )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=_FURTHEST)
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
     return ScanSizes(heads, inner // heads, groups, state, reach)
 
 

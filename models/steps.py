@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from cpu_kernels.attention import scratch_bytes
 from cpu_kernels.attention_shape import parts_bytes, shared_spans
 from cpu_kernels.compile_children import CompileProgress
+from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.formats import panels
 from cpu_kernels.kernel import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -26,6 +27,11 @@ LoadProgress = Callable[[str, float], None]
 """Called with the current activity and the fraction of it that is done."""
 
 _SEGMENT_FIELDS = 4
+
+
+def usable_threads(threads: int | None) -> int:
+    """That many threads, None for all cores this process may use; capped at the processors it may use."""
+    return min(threads or usable_cores(), usable_processors())
 
 
 def compiling(progress: LoadProgress | None) -> CompileProgress:

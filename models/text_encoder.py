@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
@@ -21,7 +20,7 @@ from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress, Steps
+from models.steps import LoadProgress, Steps, usable_threads
 from models.weights import WeightLoader
 
 MAX_TOKENS = 2048  # per text, which is computed in one pass
@@ -54,17 +53,16 @@ class TextEncoder:
         rows = self._rows = rows_of_a_pass(config)
         # A text takes at least a page, and only one layer uses pages at a time.
         self._store = encoder_store(config, rows)
-        team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+        team = self._team = ThreadTeam(usable_threads(threads))
         try:
             if progress is not None:
                 progress("loading weights", 0.0)
             builder = ProgramBuilder()
             loader = WeightLoader(file, team, builder, progress, words=True)
-            scores = pools_by_score(file)
-            self._head = PoolingHead(file, loader, config, architecture, scores=scores, threads=team.threads)
+            self._head = PoolingHead(file, loader, config, architecture, team.threads)
             self._head.compile(team, progress)
-            self._ropes = Ropes(config, architecture, loader, config.context)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
+            self._ropes = Ropes(recording, config.context)
             recorder = DecoderRecorder(recording, self._store, self._ropes)
             self._states = recorder.record_states().values
             loader.check_all_used(config.layers)
@@ -140,46 +138,23 @@ class TextEncoder:
                 row[:] = states[first + count - 1 if self._reads_last else first]
 
 
-class _OneLayer(PageStore):
-    """Pages that all layers share, each overwriting the previous layer's: no layer reads another's keys and values."""
-
-    def __init__(self, config: ModelConfig, budget_bytes: int) -> None:
-        one = replace(config, layers=1, attends=(True,), kv_layers=(0,), layer_heads=config.layer_heads[:1])
-        super().__init__(one, budget_bytes, _TYPES)
-
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Addresses of page 0 of keys and values, the same for any layer."""
-        return super().addresses(0)
-
-    def head_bytes(self, layer: int) -> tuple[int, int]:
-        """Stride in bytes between heads' pages, the same for any layer."""
-        return super().head_bytes(0)
-
-    def place_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes between consecutive place numbers of a page table, the same for any layer."""
-        return super().place_bytes(0)
-
-
 def encoder_store(config: ModelConfig, rows: int) -> PageStore:
-    """Pages for up to `rows` texts at once, at least one page each; of a single layer if all layers can share it."""
-    budget = rows * PAGE_TOKENS * stored_bytes(config)
-    return _OneLayer(config, budget) if _alike(config) else PageStore(config, budget, _TYPES)
+    """Pages for up to `rows` texts at once, at least one page each."""
+    return PageStore(_storing(config), rows * PAGE_TOKENS * stored_bytes(config), _TYPES)
 
 
 def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of a token's keys and values in a pass: of one layer if all share it, else of all."""
-    return kv_bytes_per_token(config, _TYPES) // (config.layers if _alike(config) else 1)
+    """Bytes of a token's keys and values in a pass."""
+    return kv_bytes_per_token(_storing(config), _TYPES)
 
 
-def _alike(config: ModelConfig) -> bool:
-    return all(config.attends) and len(set(config.layer_heads)) == 1 and len(set(config.kv_layers)) == config.layers
+def _storing(config: ModelConfig) -> ModelConfig:
+    """The sizes of what is stored: if all layers are alike, one layer's pages, which each overwrites in turn."""
+    own = len(set(config.kv_layers)) == config.layers  # no layer reads another's keys and values
+    alike = own and all(config.attends) and len(set(config.layer_heads)) == 1
+    return replace(config, kv_layers=(0,) * config.layers) if alike else config
 
 
 def rows_of_a_pass(config: ModelConfig) -> int:
     """The most tokens in one pass."""
     return max(min(config.context, MAX_TOKENS), _TOGETHER)
-
-
-def pools_by_score(file: ModelFile) -> bool:
-    """Whether the file is a reranker, whose row is a single score."""
-    return pooling_of(file) is Pooling.RANK

@@ -19,7 +19,7 @@ from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.words import BLOCK
 from gguf_io import ModelFile, TensorInfo
 from gguf_io.model_file import SLACK_BYTES, TensorRows
-from models.errors import UnsupportedModelError, refuse_unused
+from models.errors import UnsupportedModelError, refusal
 from models.packed_file import PackedWeights
 
 PORTION_BYTES = 4 << 20
@@ -29,6 +29,8 @@ ReadRows = Callable[[int, int], NDArray[np.uint8]]
 _SCALED = "NVFP4"
 # Such matrices come with factors for 4-bit activations, which these kernels do not use.
 _UNUSED = ".input_scale"
+# Rotation factors, of which those for the other context length stay unused.
+_CHOSEN_BETWEEN = ("rope_factors_long.weight", "rope_factors_short.weight")
 ROW_MULTIPLE = 32
 """Outputs are padded to a multiple of this, which every format's group size divides."""
 
@@ -38,10 +40,14 @@ def padded(values: int) -> int:
     return -(-values // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def padded_order(firsts: NDArray[np.int64], size: int, length: int) -> NDArray[np.int64]:
-    """The order for parts that begin at `firsts`: `size` indices of each, then -1 up to `length`."""
-    one = np.concatenate([np.arange(size), np.full(length - size, -1)])
-    return np.where(one >= 0, one + firsts[..., None], -1).reshape(-1)
+def filled(values: int, length: int) -> NDArray[np.int64]:
+    """The order 0, 1, ..., values - 1, then -1 up to `length`."""
+    return np.where(np.arange(length) < values, np.arange(length), -1)
+
+
+def repeated(order: NDArray[np.int64], firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order, repeated for parts that begin at `firsts`."""
+    return np.where(order >= 0, order + firsts[..., None], -1).reshape(-1)
 
 
 def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -166,8 +172,18 @@ class WeightLoader:
         self._used.update(names)
 
     def check_all_used(self, layers: int, layer: int | None = None) -> None:
-        """Raise UnsupportedModelError if a tensor of the file, or of one layer, was not used. See refuse_unused."""
-        refuse_unused(self._file, self._used, layers, layer)
+        """Raise UnsupportedModelError for tensors that were not used: ignoring them would change the results.
+
+        layers: how many are computed; tensors of later layers, which draft tokens, may stay unused. layer: check only
+        this layer's tensors, since later ones are not loaded yet.
+        """
+        left = set(self._file.tensors).difference(self._used, _CHOSEN_BETWEEN)
+        if layer is not None:
+            left = {tensor for tensor in left if tensor.startswith(f"blk.{layer}.")}
+        names = sorted(tensor for tensor in left if _layer_of(tensor) < layers)
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise refusal(self._file, f"the tensor {names[0]}{more} would not be used")
 
     def refuse_missing(self, name: str) -> NoReturn:
         """Raise UnsupportedModelError for a tensor that the program needs and the file lacks."""
@@ -192,15 +208,11 @@ class WeightLoader:
         out[:, :size] = self._values(name).reshape(count, size)
         return out
 
-    def factors(self, name: str, size: int) -> NDArray[np.float32] | None:
-        """A tensor of frequency factors, None if the file lacks it."""
-        return self.vector(name, size)[:size] if self.has(name) else None
-
     def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
         """Pack a tensor of (experts,) rows x k; a single row may be stored as a vector.
 
-        order: source row of each packed row, -1 for zeros, the same for all experts. Without an order, the same name
-        returns the same matrix, so that tied embeddings are stored once.
+        order: source row of each packed row, -1 for zeros, the same for all experts; it may be a part of the rows.
+        Without an order, the same name returns the same matrix, so that tied embeddings are stored once.
         """
         if order is None and name in self._matrices:
             return self._matrices[name]
@@ -216,10 +228,6 @@ class WeightLoader:
         tensor = self._tensor(name, (rows, k))
         self._report(tensor)
         return self._file.rows(name), self._format_of(tensor)
-
-    def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
-        """Pack some rows of a tensor of rows x k: a part of a fused tensor."""
-        return self._pack(self._tensor(name, (rows, k)), order, rows, k, 0)
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of each head of a tensor of (heads * rows) x k, with heads in place of experts."""
@@ -348,6 +356,13 @@ class WeightLoader:
         self._loaded_bytes += tensor.nbytes
         if self._progress is not None:
             self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.weights_bytes))
+
+
+def _layer_of(tensor: str) -> int:
+    """The layer that a tensor belongs to, -1 for none."""
+    first, _, rest = tensor.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else -1
 
 
 def _portions(

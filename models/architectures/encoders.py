@@ -14,22 +14,21 @@ from models.architecture import (
     windows,
 )
 from models.architectures.gemma import GEMMA3
+from models.layer_sizes import ALL_FIRST
 
-_MODERN_PERIOD = 3
 # Any other name means GELU, as in llama.cpp.
 _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish", "swiglu"), Activation.SILU),
     **dict.fromkeys(("relu", "reglu"), Activation.RELU),
 }
-
-
+_UNTURNED = replace(HALVES, turns=lambda _config, _layer: False)
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
 
 ARCHITECTURES = (
     # BERT and XLM-RoBERTa: learned positions, and norms of the residual stream after each sub-layer.
     Architecture(
         "bert",
-        replace(HALVES, turns=lambda _config, _layer: False),
+        _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU_ALONE,
         causal=False,
@@ -43,7 +42,7 @@ ARCHITECTURES = (
     # Jina BERT 2: ALiBi, and a gate with GELU.
     Architecture(
         "jina-bert-v2",
-        replace(HALVES, turns=lambda _config, _layer: False),
+        _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU,
         causal=False,
@@ -65,7 +64,7 @@ ARCHITECTURES = (
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
         stated_activations=_MODERN_ACTIVATIONS,
-        window=windows(_MODERN_PERIOD, all_first=True),
+        window=windows(ALL_FIRST["modern-bert"]),
         causal=False,
     ),
     # EmbeddingGemma: Gemma 3 with bidirectional attention over the whole text, or over a window around each row.

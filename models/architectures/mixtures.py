@@ -26,7 +26,7 @@ from models.rope_tables import magnitude
 
 # Layers and vocabulary of GLM 4.7 Flash, to recognise its early files, which state no gating.
 _GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
-_SMALLTHINKER_WINDOW, _SMALLTHINKER_PERIOD = 4096, 4
+_SMALLTHINKER_WINDOW = 4096
 
 
 def _deepseek2_gating(config: ModelConfig) -> Gating:
@@ -57,17 +57,16 @@ def _glm4_gating(config: ModelConfig) -> Gating:
     return stated_gating(config) if config.gating else Gating.SIGMOID
 
 
+_window_of_file = windows(ALL_FIRST["smallthinker"])
+
+
 def _smallthinker_window(config: ModelConfig, layer: int) -> int:
     """The window of all layers but the first of each four, unless the file lists them; the width is llama.cpp's."""
-    if not config.window:
-        return 0
-    pattern = _SMALLTHINKER_PERIOD if config.window_pattern is None else config.window_pattern
-    slides = pattern[layer] if isinstance(pattern, tuple) else slides_in_period(pattern, layer, True)
-    return _SMALLTHINKER_WINDOW if slides else 0
+    return _SMALLTHINKER_WINDOW if _window_of_file(config, layer) else 0
 
 
 def _smallthinker_turns(config: ModelConfig, layer: int) -> bool:
-    return not config.window or layer % _SMALLTHINKER_PERIOD != 0
+    return not config.window or slides_in_period(ALL_FIRST["smallthinker"], layer, all_first=True)
 
 
 ARCHITECTURES = (
@@ -97,7 +96,7 @@ ARCHITECTURES = (
         "laguna",
         replace(HALVES, window_scaling=unstretched),
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
-        window=windows(ALL_FIRST["laguna"], all_first=True),
+        window=windows(ALL_FIRST["laguna"]),
         softplus_gates=True,
     ),
     # gpt-oss: attention sinks, a window in every other layer, experts with biases and a clamped gate. Weights are a

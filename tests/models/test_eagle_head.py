@@ -117,7 +117,8 @@ def test_its_logits_are_those_of_llama_cpp(files: Files, runner: NativeRunner) -
 def in_vocabulary(runner: NativeRunner, logits: np.ndarray) -> np.ndarray:
     """Logits of outputs as logits of tokens."""
     found = np.full(runner.info.vocab_size, -np.inf, np.float32)
-    found[layer_of(runner)._tokens_of(np.arange(len(logits)))] = logits
+    tokens = layer_of(runner).tokens
+    found[np.arange(len(logits)) if tokens is None else tokens] = logits
     return found
 
 

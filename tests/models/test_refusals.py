@@ -87,6 +87,16 @@ def test_factors_of_an_activation(shared: dict[str, Any], problem: str, tmp_path
         load(replace(MODELS["apertus"], shared=shared), tmp_path / "model.gguf")
 
 
+def test_an_odd_number_of_rotated_values(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"llama\.rope\.dimension_count is 31, which must be even"):
+        load(replace(SMALL, extra={"rope.dimension_count": 31}), tmp_path / "model.gguf")
+
+
+def test_a_second_embedding_that_is_too_wide(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="embedding_length_per_layer_input: is 1048577, outside"):
+        load(replace(SMALL, beside={"per_layer_proj_norm.weight": "1048577"}), tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("shape", ["inner, width", ""])
 def test_gates_of_another_number(shape: str, tmp_path: Path) -> None:
     model = MODELS["laguna"]

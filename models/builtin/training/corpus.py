@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from models.builtin.training.asking import ask
 from models.builtin.training.grammar import phrase
-from models.builtin.training.small_talk import help_turn, small_talk, unknown
 from models.builtin.training.story import MOODS, Story, Wanted
-from models.builtin.training.story_talk import go_on, question, retell
 from models.builtin.training.tables import table
+from models.builtin.training.talk import go_on, help_turn, question, retell, small_talk, unknown
 
 # The prompt with which the terminal chat asks for a chat's title.
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."

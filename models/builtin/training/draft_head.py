@@ -26,10 +26,9 @@ from torch.nn import functional
 
 from gguf_io import ModelFile, load_tokenizer, open_model
 from models.builtin import path as built_in
-from models.builtin.training.corpus import texts
 from models.builtin.training.export import add_shape, add_weights, finish
 from models.builtin.training.network import Network, RMSNorm, Shape, turn
-from models.builtin.training.tokens import CONTROL, weights_of
+from models.builtin.training.tokens import stream
 from models.builtin.training.train import ALLOCATION
 
 READ_LAYERS = (1, 2, 3)  # layers whose inputs the head reads
@@ -141,18 +140,13 @@ def teach(network: Network, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def pieces(file: ModelFile, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Concatenated texts in pieces of (ROWS, LENGTH) tokens, and each token's weight in the loss."""
     tokenizer = load_tokenizer(file)
-    control = tuple(tokenizer.encode(name, add_special=False, parse_special=True)[0] for name in CONTROL)
-    (assistant,) = tokenizer.encode("assistant", add_special=False)
-    tokens: list[int] = []
-    weights: list[float] = []
-    for text in texts(seed):
-        ids = [control[0], *tokenizer.encode(text, add_special=False, parse_special=True)]
-        tokens += ids
-        weights += weights_of(ids, control, assistant)
-        while len(tokens) >= ROWS * LENGTH:
-            taken = tokens[: ROWS * LENGTH], weights[: ROWS * LENGTH]
-            yield torch.tensor(taken[0]).view(ROWS, LENGTH), torch.tensor(taken[1]).view(ROWS, LENGTH)
-            tokens, weights = tokens[ROWS * LENGTH :], weights[ROWS * LENGTH :]
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+
+    for piece in stream(encode, seed, ROWS * LENGTH):
+        tokens, weights = (torch.from_numpy(each).view(ROWS, LENGTH) for each in piece)
+        yield tokens, weights
 
 
 def guesses(head: DraftHead, network: Network, tokens: Tensor) -> tuple[Iterator[Tensor], Tensor]:

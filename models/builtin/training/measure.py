@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_io import open_model
-from models.builtin.training.tokens import load_tokenizer, stream
+from models.builtin.training.tokens import load_encoder, stream
 from models.native_runner import NativeRunner
 
 SEED, LENGTH = 987_654_321, 512
@@ -35,9 +35,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--pieces", type=int, default=40)
     chosen = parser.parse_args()
-    pieces = list(
-        itertools.islice(stream(load_tokenizer(chosen.folder / "tokenizer.json"), SEED, LENGTH), chosen.pieces)
-    )
+    pieces = list(itertools.islice(stream(load_encoder(chosen.folder / "tokenizer.json"), SEED, LENGTH), chosen.pieces))
     answered = np.concatenate([weights[1:] == 1 for _, weights in pieces])
     for path in chosen.files:
         with open_model(path) as file:

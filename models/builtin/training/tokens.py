@@ -1,7 +1,7 @@
 """The byte-pair tokenizer, and the stream of tokens that the network is trained on."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def load_encoder(path: Path) -> Callable[[str], list[int]]:
+    """A function that encodes text with the tokenizer that training wrote."""
+    tokenizer = load_tokenizer(path)
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
 def weights_of(tokens: list[int], control: tuple[int, ...], assistant: int) -> list[float]:
     """Each token's weight in the loss: 1 for answers and bare stories, QUESTION_WEIGHT for the rest."""
     begin, turn, end = control
@@ -54,15 +60,15 @@ def weights_of(tokens: list[int], control: tuple[int, ...], assistant: int) -> l
 
 
 def stream(
-    tokenizer: Tokenizer, seed: int, size: int
+    encode: Callable[[str], list[int]], seed: int, size: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
     """Concatenated texts cut into pieces of `size` tokens, each with the tokens' weights; both (size,)."""
-    control = tuple(tokenizer.encode(name).ids[0] for name in CONTROL)
-    (assistant,) = tokenizer.encode("assistant").ids
+    control = tuple(encode(name)[0] for name in CONTROL)
+    (assistant,) = encode("assistant")
     tokens: list[int] = []
     weights: list[float] = []
     for text in texts(seed):
-        ids = [control[0], *tokenizer.encode(text).ids]
+        ids = [control[0], *encode(text)]
         tokens += ids
         weights += weights_of(ids, control, assistant)
         while len(tokens) >= size:

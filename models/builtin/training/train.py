@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from models.builtin.training.muon import Optimiser
 from models.builtin.training.network import Network, Shape
-from models.builtin.training.tokens import load_tokenizer, stream, train_tokenizer
+from models.builtin.training.tokens import load_encoder, stream, train_tokenizer
 
 TOKENS = 1024  # per step and process
 # Pieces are short at first, since attention learns faster on them, and as long as the context in the end.
@@ -87,7 +87,7 @@ def work(rank: int, folder: Path, steps: int, processes: int, seed: int) -> None
         network.load_state_dict(kept["network"])
         optimiser.restore(kept["optimiser"])
         done = kept["steps"]
-    pieces = stream(load_tokenizer(folder / "tokenizer.json"), seed * 1000 + rank, TOKENS)
+    pieces = stream(load_encoder(folder / "tokenizer.json"), seed * 1000 + rank, TOKENS)
     for _ in range(done):
         next(pieces)
     started, seen = time.monotonic(), 0.0

@@ -10,7 +10,7 @@ from models.builtin.training.characters import any_hero
 from models.builtin.training.corpus import conversation, render, texts
 from models.builtin.training.grammar import filled, phrase, with_article
 from models.builtin.training.story import MOODS, Story, Wanted
-from models.builtin.training.story_talk import question, retell
+from models.builtin.training.talk import question, retell
 
 SEEDS = range(40)
 

@@ -1,12 +1,17 @@
-"""Turns besides stories: small talk, help with localllm, and questions that the model cannot answer."""
+"""Turns besides a first story: small talk, help, unanswerable questions, and what is asked about a story.
+
+The texts are in tables of the same names.
+"""
 
 import random
 
 from models.builtin.training.characters import WORDS, invented_word
 from models.builtin.training.grammar import capitalised, phrase
+from models.builtin.training.story import Story
 from models.builtin.training.tables import table
 
 _TALK = table("small_talk")
+_STORY_TALK = table("story_talk")
 _HELP = table("help")
 _ASKS_SMALL = ("How", "What", "Who", "Which", "Are", "Do", "Can", "Where", "Why")
 _ASKS_HELP = ("How", "What", "Which", "Where", "Can", "Is", "Does", "Do", "Will", "Why", "Are", "May", "Under", "On")
@@ -48,3 +53,30 @@ def help_turn(rng: random.Random) -> tuple[str, str]:
     if rng.random() < 0.1:
         text = text.replace("localllm", "it") if "localllm" in text else f"In localllm, {text[0].lower()}{text[1:]}"
     return text, phrase(rng, row["answer"], _LITERAL)
+
+
+def retell(rng: random.Random, story: Story) -> tuple[str, str]:
+    """A request for the same story in another mood, and the story in that mood."""
+    mood = rng.choice([mood for mood in _STORY_TALK["again"] if mood != story.mood])
+    return phrase(rng, _STORY_TALK["again"][mood]), story.tell(rng, mood)
+
+
+def go_on(rng: random.Random, story: Story) -> tuple[str, str]:
+    """A request to continue the story, and the continuation."""
+    return phrase(rng, _STORY_TALK["next"]), story.next(rng)
+
+
+def question(rng: random.Random, story: Story) -> tuple[str, str]:
+    """A question about the story, and its answer."""
+    row = rng.choice(_STORY_TALK["question"])
+    sad = story.mood == "sad"
+    answer = row["sad_answer"] if sad and "sad_answer" in row else row["answer"]
+    if not story.hero.name:
+        answer = row.get("nameless_answer", answer)
+    named = story.hero if story.hero.name else story.helper
+    slots = story.slots | {
+        "named": named.name,
+        "named_called": named.called,
+        "end": story.slots["sad_fact" if sad else "happy_fact"],
+    }
+    return phrase(rng, row["asked"], slots), phrase(rng, answer, slots)
