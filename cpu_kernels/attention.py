@@ -6,8 +6,9 @@ are merged in order. So a row's result depends neither on the other rows nor on 
 different threads may compute the spans of a tile. Threads divide a step with few tiles by spans, any other by tiles.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from cpu_kernels.attention_shape import (
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
-from cpu_kernels.kernel import Kernel
-from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.kernel import Function, Kernel
+from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
@@ -241,9 +242,8 @@ def _spans_of_step(op: int, step: int) -> int:
     return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
 
 
-@functools.cache
-def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
-    """Attention of all segments of a step, for models with `group` query heads per key-value head.
+def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
+    """Attention of all segments of a step. narrowest: the fewest columns of a register tile.
 
     values: None for latents, whose rows serve as keys and, with their first `size` (argument 7) numbers, as values.
 
@@ -262,8 +262,6 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
     If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise tiles are
     dealt to the threads back and forth, since later tiles are longer.
     """
-    # Tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
-    narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
@@ -311,8 +309,7 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
             attend(op, step, thread, threads, first, last)
             first, last = next_share(op, total, threads)
 
-    samples = functools.partial(_samples, keys, values, group)
-    return Kernel(attention, f"attention.{keys}_{values or 'latent'}_{narrowest}", samples)
+    return attention
 
 
 def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample]:
@@ -369,3 +366,24 @@ def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
                 floats = np.abs(floats) * np.float32(1e-5)
             pages[0, 0, :, plane.offset : plane.offset + plane.nbytes] = floats.reshape(count, -1).view(np.uint8)
     return s.array(pages, np.uint8)
+
+
+def _kernel(keys: KVType, values: KVType | None, narrowest: int) -> Kernel:
+    how = (keys, values, narrowest)
+    name = f"attention.{keys}_{values or 'latent'}_{narrowest}"
+    return Kernel(name, __name__, partial(_attention, *how), partial(_samples, *how))
+
+
+_KERNELS = {
+    (*types, width): _kernel(*types, width)
+    for types in (*product(OF_HEADS, OF_HEADS), *product(OF_LATENTS, [None]))
+    for width in WIDTHS
+}
+
+
+def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
+    """The kernel for models with `group` query heads per key-value head. values: None for latents.
+
+    Its tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
+    """
+    return _KERNELS[keys, values, next((width for width in WIDTHS if width >= group), WIDTHS[-1])]

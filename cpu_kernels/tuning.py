@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from cpu_kernels import PrefetchError
 from cpu_kernels.cores import largest_cache, processor_name
-from cpu_kernels.formats.panels import SCRATCH_BYTES
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import compile_all
 from cpu_kernels.kernel_cache import read_measured, write_measured
 from cpu_kernels.limits import available_memory
+from cpu_kernels.matmul import SCRATCH_BYTES
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Act, Ahead, Op, Stage, Step
 

@@ -239,3 +239,5 @@ THREE_BITS = Codec(
 SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
 BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])
 SMALL_BYTES = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)
+# FP4 (E2M1) times two.
+FP4 = Codec(NIBBLES.steps, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))

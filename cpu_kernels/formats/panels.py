@@ -10,6 +10,7 @@ are not faster for blocks of 32: those take less unpacking, and they have eight 
 keep in memory.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from cpu_kernels.declarations import inner
@@ -19,12 +20,8 @@ from cpu_kernels.formats.super_blocks import (
     SECTIONS_AT,
     Minima,
     SuperBlock,
-    minima_factor,
-    scale_getter,
-    start_getter,
-    values_factor,
 )
-from cpu_kernels.matmul import Tiles, put_sum
+from cpu_kernels.matmul import Tiles, panel_tiles
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mask_bits, prefetch_lines, shift_right
 from cpu_kernels.simd.bytes import partial_factor
@@ -35,24 +32,19 @@ from cpu_kernels.simd.tiles import (
     tile_dot2,
     zero_tile_i32,
 )
-from cpu_kernels.simd.vectors import load_f32, load_i32, store_f32, store_i32, zero_f32
+from cpu_kernels.simd.vectors import load_f32, load_i32, store_f32, store_i32
 
 _WORDS = 0x00FF00FF
 _FACTORS, _MINIMA, _D, _DMIN = 4096, 5120, 6144, 6208
-_PANEL_BYTES = 6272
-# A round's limits: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of the
-# second-level cache while weights stream past.
-ROUND_TOKENS, ROUND_BYTES = 96, 256 << 10
-SCRATCH_BYTES = _PANEL_BYTES + 64 * ROUND_TOKENS
-"""Bytes of scratch memory per thread for a panel and a round's sums."""
 
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
 
 
-def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
+def tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
     """Tiles that share panels; fewer than `fewest` tiles are computed by `few` instead."""
     width, compute_few = few.width, few.compute
-    compute_many = round_of(_unpack(layout), _add(layout, width), width, layout.nbytes, _PANEL_BYTES)
+    many = panel_tiles(_unpack(layout), _add(layout, width), width, layout.nbytes)
+    compute_many = many.compute
 
     @inner
     def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int, ahead: int) -> None:
@@ -61,29 +53,7 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
         else:
             compute_many(group, k, act, first, tiles, out, memory, ahead)
 
-    return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
-
-
-def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: int) -> Any:
-    """A `compute` of Tiles whose tiles share panels. Tokens' sums, 64 bytes each, are behind a panel of panel_bytes.
-
-    unpack(p, panel, ahead): unpacks a super-block into the panel, and prefetches `ahead` bytes ahead.
-    add(panel, act, first, tiles, k, block, sums): adds the panel's products.
-    """
-
-    @inner
-    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int, ahead: int) -> None:
-        y, y_stride, addends, offset, addend_stride = out
-        sums = panel + panel_bytes
-        for t in range(tiles * width):
-            store_f32(sums + 64 * t, zero_f32())
-        for b in range(k // 256):
-            unpack(group + b * block_bytes, panel, ahead)
-            add(panel, act, first, tiles, k, b, sums)
-        for t in range(tiles * width):
-            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
-
-    return compute
+    return replace(many, compute=compute)
 
 
 def _unpack(layout: SuperBlock) -> Any:
@@ -92,7 +62,7 @@ def _unpack(layout: SuperBlock) -> Any:
     unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.section_units
     sections, section_bytes, values_at = layout.sections, layout.section_bytes, layout.section_header
     header_lines, lines = values_at // 64, unit_bytes // 64
-    factor, factor_of_values, factor_of_minima = scale_getter(layout), values_factor(layout), minima_factor(layout)
+    factor, factor_of_values, factor_of_minima = layout.scale_getter(), layout.values_factor(), layout.minima_factor()
     of_bytes, of_nibbles = layout.minima is Minima.BYTES, layout.minima is Minima.NIBBLES
 
     @inner
@@ -130,7 +100,7 @@ def _add(layout: SuperBlock, width: int) -> Any:
     """Return the function that adds a panel's products with some tiles to their sums, 64 bytes per token."""
     steps = min(layout.sub_block // 4, layout.unit_steps // layout.parts)
     parts, parts_of_factor = 64 // steps, layout.sub_block // 4 // steps
-    dot, start = SMALL_BYTES.dot(0, 4, partial=True), start_getter(layout)
+    dot, start = SMALL_BYTES.dot(0, 4, partial=True), layout.start_getter()
     of_bytes, of_nibbles, twice = layout.minima is Minima.BYTES, layout.minima is Minima.NIBBLES, steps == 8
     step = 4 * width
 

@@ -22,6 +22,7 @@ asked = []
 children.usable_cores = lambda: 2
 {patch}
 error = ""
+cached = [each.name for each in kernels if each.load()]
 try:
     compile_all(kernels, lambda *counts: asked.append(counts))
 except (InterruptedError, children.KernelError) as found:
@@ -29,7 +30,7 @@ except (InterruptedError, children.KernelError) as found:
 idle = len(psutil.Process().children())
 children.POOL.end_idle()
 print(json.dumps(dict(all=[k.name for k in kernels], asked=asked, error=error, compiler="numba" in sys.modules,
-                      cached=[each.name for each in kernels if each.from_cache],
+                      cached=cached,
                       ready=[each.name for each in kernels if each.load()],
                       idle=idle, left=len(psutil.Process().children()))))
 """
@@ -96,7 +97,7 @@ def test_kernels_of_another_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_module_declares_is_refused(tmp_path: Path) -> None:
-    result = compiled(tmp_path, "kernels = [Kernel(lambda op, step, thread, threads: None, 'nowhere')]")
+    result = compiled(tmp_path, "kernels = [Kernel('nowhere', '__main__', lambda: None)]")
     assert "importing __main__ does not declare the kernel nowhere" in result["error"]
 
 

@@ -235,7 +235,7 @@ for name in sys.argv[1:]:
     kernels += [weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
 for kernel in kernels:
     if isinstance(kernel, Kernel):
-        code = compiler.compile_kernel(kernel.function, "kernel", isa.TARGET)
+        code = compiler.compile_kernel(kernel.make(), "kernel", isa.TARGET)
         print(kernel.name, int.from_bytes(code[18:20], "little"), *compiler._called(code))
 """
 AARCH64 = "183"

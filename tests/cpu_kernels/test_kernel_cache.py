@@ -18,6 +18,7 @@ from tests.forking import Nursery, nursery
 # function is too long to be inlined twice.
 FACTORS = f"""
 import sys
+from functools import partial
 import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Kernel
@@ -29,8 +30,8 @@ def times(factor):
     def multiply(op, step, thread, threads):
         fill(op, step)
         fill(op + 240, step + 1)
-    return Kernel(multiply, f"times_{{factor}}")
-kernels = {{factor: times(factor) for factor in (2, 3)}}
+    return multiply
+kernels = {{factor: Kernel(f"times_{{factor}}", __name__, partial(times, factor)) for factor in (2, 3)}}
 def main():
     out = np.zeros(120, np.int32)
     for factor in map(int, sys.argv[1:]):
