@@ -51,6 +51,19 @@ def folder_alone() -> None:
     say(cached=False)
 
 
+def another_process_removes() -> None:
+    """What this process removes from old folders has just been removed by another one."""
+    unlink = os.unlink
+
+    def already_gone(path, *, dir_fd=None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if path.endswith(".kernel"):
+            raise FileNotFoundError(2, "No such file", path)
+
+    os.unlink = already_gone
+    main()
+
+
 def exchange_folder_and_load() -> None:
     """Replace the cache's folder by another after it was opened."""
     read_kernel("none")

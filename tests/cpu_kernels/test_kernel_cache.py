@@ -209,6 +209,16 @@ def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path, start:
     assert recent.exists()
 
 
+def test_two_processes_may_remove_the_same_folder(tmp_path: Path, start: Start) -> None:
+    folder = start(tmp_path).folder
+    old = folder.with_name("0" * 24)
+    old.mkdir()
+    (old / f"some{SUFFIX}").write_bytes(b"compiled")
+    _age(old, 40)
+    answer = start(tmp_path, "another_process_removes")
+    assert answer.cached and answer.warning == ""
+
+
 def test_nothing_but_kernels_is_ever_removed(tmp_path: Path, start: Start) -> None:
     """In the folder that the variable names, and in our own: old folders, files and links of all kinds."""
     root = start(tmp_path).folder.parent
