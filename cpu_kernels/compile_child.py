@@ -72,10 +72,11 @@ def serve() -> None:
         code = b""
         try:
             importlib.import_module(module)
-            built = build(find_kernel(name))
+            kernel = find_kernel(name)
         except (ImportError, KeyError):
             reply["error"] = f"importing {module} does not declare the kernel {name}, so it cannot be compiled."
         else:
+            built = build(kernel)
             if built is None:
                 reply["error"] = f"no build of the kernel {name} computes what its source says on this processor."
             else:

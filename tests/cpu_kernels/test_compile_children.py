@@ -101,6 +101,17 @@ def test_what_no_module_declares_is_refused(tmp_path: Path) -> None:
     assert "importing __main__ does not declare the kernel nowhere" in result["error"]
 
 
+def test_an_error_in_the_compiler_is_shown_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from cpu_kernels.kernel import Kernel\n"
+        "def make(): raise KeyError('a defect')\n"
+        "broken = Kernel('broken.kernel', __name__, make)\n"
+    )
+    patch = f"sys.path.append({str(tmp_path)!r}); import broken; kernels = [broken.broken]"
+    error = compiled(tmp_path / "kernels", patch)["error"]
+    assert "compiling the kernel broken.kernel failed: its process ended with 1 (KeyError: 'a defect')" in error
+
+
 def test_a_load_that_is_stopped_leaves_no_child(tmp_path: Path) -> None:
     stop = "class Stop(list):\n    def append(self, shown): raise InterruptedError('stopped')\nasked = Stop()"
     result = compiled(tmp_path, stop)
