@@ -15,7 +15,6 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
-_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
 _TYPES = {KVType.I16: attention_i16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 
@@ -33,13 +32,13 @@ def _store(keys: KVType, values: KVType) -> Function:
         heads, padded = argument(op, 5), argument(op, 6)
         turned = scratch(step, thread)
         memory = turned + padded * 4
-        tables = field(step, _ROPE_TABLES + argument(op, 8))
+        tables = field(step, Step.ROPE_TABLES + argument(op, 8))
         epsilon = get_f32(argument(op, 9))
         items = stage_rows(op, step) * heads
         for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
             row, head = item // heads, item % heads
-            position = get_i32(field(step, _POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
             slot = position % PAGE_TOKENS
             key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
             table = tables + position * padded * 4

@@ -21,7 +21,6 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_i64, store_f32
 
 _ONE = np.float32(1.0)
-_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
 _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 
 
@@ -39,10 +38,10 @@ def _store(kind: KVType) -> Function:
         ready = scratch(step, thread)
         rows = stage_rows(op, step)
         for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-            position = get_i32(field(step, _POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
             source = argument(op, 0) + row * argument(op, 1)
-            table = field(step, _ROPE_TABLES + argument(op, 7)) + position * turned * 4
+            table = field(step, Step.ROPE_TABLES + argument(op, 7)) + position * turned * 4
             epsilon = get_f32(argument(op, 8))
             norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
             rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)

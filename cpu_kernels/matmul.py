@@ -5,7 +5,7 @@ a register tile of tokens, tile(zero, group, k, act, tile, sums, start, end, ahe
 start..end-1 to sums in memory (64 bytes per token; sums of the group's next sixteen rows follow). zero is a tile of
 zeros. ahead is the prefetch distance for weights in bytes, 0 if an earlier tile has read the group. Tiles of all widths
 add the same products in the same order, so a token's result does not depend on the rest of the batch. If that is
-faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
+faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.k_quants).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 whether a single row is packed per thread,
@@ -117,7 +117,7 @@ def panel_tiles(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes
 
 def product(tiles: Tiles, kind: Ahead) -> Function:
     """The product with tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
-    distance = int(Step.AHEAD) + int(kind)
+    distance = Step.AHEAD + kind
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 
     @inner

@@ -41,7 +41,7 @@ class Probe:
     def __init__(self, team: ThreadTeam, what: Kernel, amount: int, *arguments: int, keep: Sequence[Buffer]) -> None:
         self.amount = amount
         self._team, self._kernel, self._keep = team, what, keep
-        self._op = aligned_zeros((int(Op.SIZE),), np.int64)
+        self._op = aligned_zeros((Op.SIZE,), np.int64)
         self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
         compile_all([what])
 

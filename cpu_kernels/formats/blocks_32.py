@@ -43,30 +43,35 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-_IN_REGISTERS = POLICY.sums_in_registers
-_Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
+IN_REGISTERS = POLICY.sums_in_registers
 # Undoes the factor in the packed activations' -128 * sum.
 _PER_SUM = np.float32(-1.0 / 128.0)
 _IQ4 = Codec(NIBBLES.steps, table=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+
+
+@inner
+def add_scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
+    """Add products times their scales to sums in registers or at `out`; return the sums."""
+    if IN_REGISTERS or tile_width(products) == 1:
+        return tile_add_scaled(sums, products, factor, scale)
+    tile_add_scaled_in_memory(products, factor, scale, out)
+    return sums
 
 
 @dataclass(kw_only=True, eq=False)
 class Blocks32(WeightFormat):
     """A format of blocks of 32 values.
 
-    bias: added to values as stored: a power of two below 128, or 0. scale, minimum: offsets of the factors in the
-    file's block; minimum is None without minima. put_scale(row, b, to): writes the scale of a row's block b in single
-    precision; None if the file has it as a half-precision number. blocks_together: how many of these blocks a block of
-    the file holds.
+    bias: added to values as stored: a power of two below 128, or 0. minima: whether a minimum in half precision follows
+    the scale in the file's block. put_scale(row, b, to): writes the scale of a row's block b in single precision; None
+    if the file's block begins with it in half precision.
     """
 
     form, group_rows, block = Form.BLOCKS_32, 32, 32
     codec: Codec
     bias: int = 0
-    scale: int = 0
-    minimum: int | None = None
+    minima: bool = False
     put_scale: Any = None
-    blocks_together: int = 1
 
     @property
     def half_bytes(self) -> int:
@@ -86,19 +91,18 @@ class Blocks32(WeightFormat):
     @property
     def nbytes(self) -> int:
         """Bytes of a packed block of 32 rows."""
-        return self.minima_at + (0 if self.minimum is None else 64)
+        return self.minima_at + 64 * self.minima
 
     def row_packer(self) -> Any:
         """See WeightFormat."""
-        four, put, together = self.source.reader(), self.codec.put, self.blocks_together
+        four, put, together = self.source.reader(), self.codec.put, self.source.values // 32
         source_bytes, block_bytes, half_bytes = self.source.nbytes, self.nbytes, self.half_bytes
         scales_at, scale_bytes, minima_at = 2 * half_bytes, self.scale_bytes, self.minima_at
-        minima, minimum, scale = self.minimum is not None, self.minimum or 0, self.scale
-        flip = BYTE_OFFSET * 0x01010101 if self.codec.is_offset and not self.codec.table else 0
+        minima, flip = self.minima, BYTE_OFFSET * 0x01010101 if self.codec.is_offset and not self.codec.table else 0
 
         @inner
         def copy_half(row: int, b: int, to: int) -> None:
-            put_i16(to, get_i16(row + b // together * source_bytes + scale))
+            put_i16(to, get_i16(row + b // together * source_bytes))
 
         put_scale = self.put_scale or copy_half
 
@@ -108,7 +112,7 @@ class Blocks32(WeightFormat):
                 block, packed = source + b // together * source_bytes, group + b * block_bytes
                 put_scale(source, b, packed + scales_at + lane * scale_bytes)
                 if minima:
-                    put_i16(packed + minima_at + lane * 2, get_i16(block + minimum))
+                    put_i16(packed + minima_at + lane * 2, get_i16(block + 2))
                 for step in range(8):
                     values = four(block, b % together * 32 + 4 * step) ^ flip
                     put(packed + lane // 16 * half_bytes + lane % 16 * 4, step, values)
@@ -119,7 +123,7 @@ class Blocks32(WeightFormat):
         """See WeightFormat."""
         value, half_bytes, block_bytes = self.codec.value, self.half_bytes, self.nbytes
         scales_at, scale_bytes, minima_at = 2 * half_bytes, self.scale_bytes, self.minima_at
-        get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, self.minimum is not None, self.bias
+        get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, self.minima, self.bias
         # Signed bytes may be stored in offset binary.
         sign, bias = (BYTE_OFFSET ^ 128, 128) if self.codec.is_offset and not self.codec.table else (0, bias)
 
@@ -144,14 +148,14 @@ class Blocks32(WeightFormat):
         def start_at_zero(zero: Any, sums: int) -> Any:
             return zero
 
-        if self.minimum is not None:
+        if self.minima:
             return start_at_zero
         return start_offset if self.codec.is_offset else start_biased(self.bias)
 
     def tile_adder(self) -> Any:
         """See WeightFormat."""
         dot, start_sums = self.codec.dot(0, 8), self._start()
-        half_bytes, block_bytes, minima = self.half_bytes, self.nbytes, self.minimum is not None
+        half_bytes, block_bytes, minima = self.half_bytes, self.nbytes, self.minima
         scales_at, half_scales, minima_at = 2 * half_bytes, 16 * self.scale_bytes, self.minima_at
         load_scale, lines = load_f32 if self.scale_bytes == 4 else load_f16, (block_bytes + 63) // 64
 
@@ -159,17 +163,10 @@ class Blocks32(WeightFormat):
         def add(sums: Any, products: Any, p: int, half: int, scale: int, total: int, out: int) -> Any:
             """Add the products of 16 rows times their scales, and their minima, to sums in registers or at `out`."""
             factor = load_scale(p + scales_at + half * half_scales)
-            if _IN_REGISTERS or tile_width(products) == 1:
-                sums = tile_add_scaled(sums, products, factor, scale)
-            else:
-                tile_add_scaled_in_memory(products, factor, scale, out)
+            sums = add_scaled(sums, products, factor, scale, out)
             if minima:
                 factor = mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
-                totals = tile_broadcast(products, total)
-                if _IN_REGISTERS or tile_width(products) == 1:
-                    sums = tile_add_scaled(sums, totals, factor, scale)
-                else:
-                    tile_add_scaled_in_memory(totals, factor, scale, out)
+                sums = add_scaled(sums, tile_broadcast(products, total), factor, scale, out)
             return sums
 
         @inner
@@ -192,8 +189,8 @@ class Blocks32(WeightFormat):
         ) -> None:
             width = tile_width(zero)
             first, step = index * (k // 32) + start // 32, 4 * width
-            x, scale = field(act, _Q) + first * 8 * step, field(act, _SCALE) + first * step
-            total, p = field(act, _SUM) + first * step, group + start // 32 * block_bytes
+            x, scale = field(act, Act.Q32) + first * 8 * step, field(act, Act.SCALE32) + first * step
+            total, p = field(act, Act.SUM32) + first * step, group + start // 32 * block_bytes
             if width == 1:
                 one_token(zero, p, (end - start) // 32, x, scale, total, sums, ahead)
             else:
@@ -206,7 +203,7 @@ class Blocks32(WeightFormat):
                         products = dot(start_sums(zero, total + b * step), q + half * half_bytes, x + b * 8 * step)
                         added = add(added, products, q, half, scale + b * step, total + b * step, out)
                         q += block_bytes
-                    if _IN_REGISTERS:
+                    if IN_REGISTERS:
                         tile_store(added, out)
 
         return tile
@@ -233,7 +230,7 @@ FORMATS = {
         Blocks32(name="Q8_0", source=Source(nbytes=34, planes=[Plane(2, 8, 32)], halves=(0,)), codec=BYTES),
         Blocks32(name="Q4_0", source=Source(nbytes=18, planes=[Plane(2, 4, 16)], halves=(0,)), codec=NIBBLES, bias=8),
         Blocks32(
-            name="Q4_1", source=Source(nbytes=20, planes=[Plane(4, 4, 16)], halves=(0, 2)), codec=NIBBLES, minimum=2
+            name="Q4_1", source=Source(nbytes=20, planes=[Plane(4, 4, 16)], halves=(0, 2)), codec=NIBBLES, minima=True
         ),
         Blocks32(
             name="Q5_0",
@@ -245,7 +242,7 @@ FORMATS = {
             name="Q5_1",
             source=Source(nbytes=24, planes=[Plane(8, 4, 16), Plane(4, 1, 1, 4)], halves=(0, 2)),
             codec=FIVE_BITS,
-            minimum=2,
+            minima=True,
         ),
         Blocks32(name="IQ4_NL", source=Source(nbytes=18, planes=[Plane(2, 4, 16)], halves=(0,)), codec=_IQ4),
         Blocks32(
@@ -253,7 +250,6 @@ FORMATS = {
             source=Source(nbytes=136, values=256, planes=[Plane(8, 4, 16)], halves=(0,)),
             codec=_IQ4,
             put_scale=_put_scale_iq4_xs,
-            blocks_together=8,
         ),
         Blocks32(
             name="MXFP4",

@@ -38,7 +38,6 @@ from cpu_kernels.simd.vectors import (
     view,
 )
 
-_FLOATS = int(Act.FLOATS)
 _WIDEST = 12 if POLICY.vector_parts == 1 else 4 // POLICY.vector_parts
 """Tokens whose sums of both halves fit into the registers."""
 
@@ -74,12 +73,11 @@ def fma_halves(builder: ir.IRBuilder, total: Values, low: ir.Value, high: ir.Val
 class Floats(WeightFormat):
     """A format of floats.
 
-    load(p): sixteen values as a vector of f32. copy(source, to): one value. unpack(source, to): one value to f32.
+    load(p): sixteen values as a vector of f32. unpack(source, to): one value to f32.
     """
 
     form, group_rows, block = Form.FLOATS, 32, 1
     load: Any
-    copy: Any
     unpack: Any
 
     @property
@@ -89,12 +87,14 @@ class Floats(WeightFormat):
 
     def row_packer(self) -> Any:
         """See WeightFormat."""
-        copy, size = self.copy, self.source.nbytes
+        size = self.source.nbytes
+        get, put = (get_i16, put_i16) if size == 2 else (get_i32, put_i32)
 
         @inner
         def pack_row(source: int, group: int, lane: int, k: int) -> None:
             for i in range(k):
-                copy(source + i * size, group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size)
+                value = get(source + i * size)
+                put(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, value)
 
         return pack_row
 
@@ -119,7 +119,7 @@ class Floats(WeightFormat):
             zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int
         ) -> None:
             width = tile_width(zero)
-            x = field(act, _FLOATS) + index * width * k * 4
+            x = field(act, Act.FLOATS) + index * width * k * 4
             if width <= _WIDEST:
                 total = load_halves(zero, sums)
                 for i in range(start, end):
@@ -143,16 +143,6 @@ class Floats(WeightFormat):
 
 
 @inner
-def _copy_16(source: int, to: int) -> None:
-    put_i16(to, get_i16(source))
-
-
-@inner
-def _copy_32(source: int, to: int) -> None:
-    put_i32(to, get_i32(source))
-
-
-@inner
 def _unpack_f16(source: int, to: int) -> None:
     put_f32(to, get_f16(source))
 
@@ -170,8 +160,8 @@ def _unpack_f32(source: int, to: int) -> None:
 FORMATS = {
     each.name: each
     for each in (
-        Floats(name="F32", source=Source(nbytes=4, values=1), load=load_f32, copy=_copy_32, unpack=_unpack_f32),
-        Floats(name="F16", source=Source(nbytes=2, values=1), load=load_f16, copy=_copy_16, unpack=_unpack_f16),
-        Floats(name="BF16", source=Source(nbytes=2, values=1), load=load_bf16, copy=_copy_16, unpack=_unpack_bf16),
+        Floats(name="F32", source=Source(nbytes=4, values=1), load=load_f32, unpack=_unpack_f32),
+        Floats(name="F16", source=Source(nbytes=2, values=1), load=load_f16, unpack=_unpack_f16),
+        Floats(name="BF16", source=Source(nbytes=2, values=1), load=load_bf16, unpack=_unpack_bf16),
     )
 }

@@ -14,10 +14,10 @@ import numpy as np
 from llvmlite import ir
 
 from cpu_kernels.declarations import address, define, float32, inner
+from cpu_kernels.formats.blocks_32 import IN_REGISTERS, add_scaled
 from cpu_kernels.formats.codec import EIGHT_OF_TWO_BITS, FP4, SIGN_BITS, Codec
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.weight_format import WeightFormat
-from cpu_kernels.isa import POLICY
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import prefetch_lines
 from cpu_kernels.simd.bytes import BYTE_OFFSET
@@ -26,8 +26,6 @@ from cpu_kernels.simd.tiles import (
     multiplied,
     start_biased,
     start_offset,
-    tile_add_scaled,
-    tile_add_scaled_in_memory,
     tile_dot4,
     tile_load_f32,
     tile_store,
@@ -52,8 +50,6 @@ from cpu_kernels.simd.vectors import (
     view,
 )
 
-_IN_REGISTERS = POLICY.sums_in_registers
-_Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _ONES = 0x01010101
 # Exponents have a bias of 7, single precision 127, and the table of values is doubled: 127 - 7 - 1.
 _E4M3_UNIT, _E4M3_SHIFT, _E4M3_NAN = 2.0**119, 20, 0x7F
@@ -79,9 +75,7 @@ _get_e4m3 = define(
     "get_e4m3",
     [address],
     float32,
-    lambda b, p: b.fmul(
-        b.bitcast(b.shl(b.zext(load(b, p, I8), I32), I32(_E4M3_SHIFT)), F32), ir.Constant(F32, _E4M3_UNIT)
-    ),
+    lambda b, p: _emit_number(b, load(b, p, I8), I32, F32),
     lambda p: _number(view(p, np.uint8, 1))[0],
 )
 
@@ -96,15 +90,6 @@ def _put_bytes(block: int, part: int, to: int) -> None:
 @inner
 def _put_half(block: int, part: int, to: int) -> None:
     put_i16(to, get_i16(block))
-
-
-@inner
-def _scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
-    """Add products times their scales to sums in registers or at `out`; return the sums."""
-    if _IN_REGISTERS or tile_width(products) == 1:
-        return tile_add_scaled(sums, products, factor, scale)
-    tile_add_scaled_in_memory(products, factor, scale, out)
-    return sums
 
 
 @dataclass(kw_only=True, eq=False)
@@ -201,8 +186,8 @@ class ScaledBlocks(WeightFormat):
                 some = tile_dot4(tile_dot4(some, ones, x + 2 * step), ones, x + 3 * step)
                 first = multiplied(some, splat_i32(-128))
                 second = add_tiles(start_offset(zero, total), multiplied(some, splat_i32(128)))
-            sums = _scaled(sums, low(first, p, x), _load_e4m3(at), scale, out)
-            return _scaled(sums, high(second, p, x + 4 * step), _load_e4m3(at + 32), scale, out)
+            sums = add_scaled(sums, low(first, p, x), _load_e4m3(at), scale, out)
+            return add_scaled(sums, high(second, p, x + 4 * step), _load_e4m3(at + 32), scale, out)
 
         return add
 
@@ -212,7 +197,7 @@ class ScaledBlocks(WeightFormat):
 
         @inner
         def add(sums: Any, zero: Any, p: int, at: int, x: int, scale: int, total: int, out: int) -> Any:
-            return _scaled(sums, dot(start(zero, total), p, x), load_f16(at), scale, out)
+            return add_scaled(sums, dot(start(zero, total), p, x), load_f16(at), scale, out)
 
         return add
 
@@ -246,8 +231,8 @@ class ScaledBlocks(WeightFormat):
         ) -> None:
             width = tile_width(zero)
             first, step = index * (k // 32) + start // 32, 4 * width
-            x, scale = field(act, _Q) + first * 8 * step, field(act, _SCALE) + first * step
-            total, p = field(act, _SUM) + first * step, group + start // values * block_bytes
+            x, scale = field(act, Act.Q32) + first * 8 * step, field(act, Act.SCALE32) + first * step
+            total, p = field(act, Act.SUM32) + first * step, group + start // values * block_bytes
             blocks = (end - start) // values
             if width == 1:
                 one_token(zero, p, blocks, x, scale, total, sums, ahead)
@@ -265,7 +250,7 @@ class ScaledBlocks(WeightFormat):
                                 added, zero, q, at, x + unit * 8 * step, scale + unit * step, total + unit * step, out
                             )
                         block += block_bytes
-                    if _IN_REGISTERS:
+                    if IN_REGISTERS:
                         tile_store(added, out)
 
         return tile

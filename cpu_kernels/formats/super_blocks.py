@@ -49,8 +49,7 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-_WORDS = 0x00FF00FF
-_Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
+WORDS = 0x00FF00FF
 # Undoes the factor of the packed activations' -32 * sum. Its sign remains, since minima are subtracted.
 _PER_SUM = np.float32(1.0 / 32.0)
 DMIN_AT, SECTIONS_AT = 32, 64
@@ -262,14 +261,10 @@ class SuperBlock(WeightFormat):
         """Return a function that adds the minima of a section's sub-blocks times the activations' sums."""
 
         @inner
-        def none(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
-            return least
-
-        @inner
         def of_bytes(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
             minima = load_i32(p + 64)
-            least = tile_dot2(least, mask_bits(minima, _WORDS), pairs)
-            return tile_dot2(least, mask_bits(shift_right(minima, 8), _WORDS), pairs + 4 * tile_width(zero))
+            least = tile_dot2(least, mask_bits(minima, WORDS), pairs)
+            return tile_dot2(least, mask_bits(shift_right(minima, 8), WORDS), pairs + 4 * tile_width(zero))
 
         @inner
         def of_nibbles(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
@@ -281,7 +276,7 @@ class SuperBlock(WeightFormat):
                 both = shift_right(both, 8)
             return least
 
-        return {Minima.NONE: none, Minima.BYTES: of_bytes, Minima.NIBBLES: of_nibbles}[self.minima]
+        return of_nibbles if self.minima is Minima.NIBBLES else of_bytes
 
     def values_factor(self) -> Any:
         """Return a function that loads the factor of the sums of products, from the address of d."""
@@ -324,8 +319,8 @@ class SuperBlock(WeightFormat):
         ) -> None:
             width = tile_width(zero)
             first, step = index * (k // 256) + start // 256, 4 * width
-            x, scale = field(act, _Q) + first * 64 * step, field(act, _SCALE) + first * step
-            pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
+            x, scale = field(act, Act.Q256) + first * 64 * step, field(act, Act.SCALE256) + first * step
+            pairs, sums16 = field(act, Act.PAIRS256) + first * 4 * step, field(act, Act.SUM16) + first * 16 * step
             p = group + start // 256 * block_bytes
             for _ in range(start, end, 256):
                 products, least = zero, zero
@@ -333,7 +328,7 @@ class SuperBlock(WeightFormat):
                     prefetch_lines(p + ahead, 1)
                 for s in range(opaque(sections) if width == 1 else sections):
                     q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
-                    if width == 1:
+                    if minima and width == 1:
                         least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
                     products = add_section(products, zero, q, x + s * section_steps * step, sums_of_section, ahead)
                 tile_add_scaled_in_memory(products, factor(p), scale, sums)

@@ -42,7 +42,6 @@ from cpu_kernels.simd.vectors import (
 
 _D_AT = SCALES_AT + 16 * 64
 _PANEL_BYTES = _D_AT + 64
-_Q, _SCALE, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -130,11 +129,11 @@ class Transposed(WeightFormat):
 
         @inner
         def add(panel: int, act: int, first: int, tiles: int, k: int, block: int, totals: int) -> None:
-            x = field(act, _Q) + (first * k + block * 256) * width
+            x = field(act, Act.Q256) + (first * k + block * 256) * width
             at = (first * (k // 256) + block) * step
             for _ in range(tiles):
                 products = zero_tile_i32(width)
-                values, operands, sums = panel, x, field(act, _SUM16) + at * 16
+                values, operands, sums = panel, x, field(act, Act.SUM16) + at * 16
                 for i in range(parts):
                     part = zero_tile_i32(width)
                     for _ in range(sixteens):
@@ -145,7 +144,7 @@ class Transposed(WeightFormat):
                     if scales:
                         part = multiplied(part, load_i32(panel + SCALES_AT + i * 64))
                     products = add_tiles(products, part)
-                tile_add_scaled_in_memory(products, load_f32(panel + _D_AT), field(act, _SCALE) + at, totals)
+                tile_add_scaled_in_memory(products, load_f32(panel + _D_AT), field(act, Act.SCALE256) + at, totals)
                 x += k * width
                 at += k // 256 * step
                 totals += 64 * width

@@ -24,8 +24,6 @@ from cpu_kernels.records import TILE_WIDTHS, Ahead, Form, Step, argument, field,
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
 
-_TOKENS = int(Step.TOKENS)
-
 
 @dataclass(kw_only=True, eq=False)
 class WeightFormat(ABC):
@@ -159,7 +157,7 @@ class WeightFormat(ABC):
             group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
             factor = get_f32(argument(op, 6))
             rows = stage_rows(op, step)
-            tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, _TOKENS)
+            tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, Step.TOKENS)
             for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
                 token = get_i32(tokens + 4 * row)
                 x = argument(op, 4) + row * argument(op, 5)

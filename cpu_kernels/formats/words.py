@@ -43,7 +43,6 @@ from cpu_kernels.words import BLOCK, reciprocal, unit_getter
 _PAIR_BYTES = 32 * 4
 _UNITS = BLOCK // 2 * _PAIR_BYTES
 _BLOCK_BYTES = _UNITS + 32 * 4
-_WORDS, _WORD_UNITS = int(Act.WORDS), int(Act.WORD_UNITS)
 
 
 @operation(
@@ -107,8 +106,8 @@ def _unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
 def _tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
     """The function that cpu_kernels.matmul calls for a register tile."""
     width = tile_width(zero)
-    x = field(act, _WORDS) + index * width * k * 2
-    units = field(act, _WORD_UNITS) + index * width * (k // BLOCK) * 4
+    x = field(act, Act.WORDS) + index * width * k * 2
+    units = field(act, Act.WORD_UNITS) + index * width * (k // BLOCK) * 4
     for b in range(start // BLOCK, end // BLOCK):
         block, total = group + b * _BLOCK_BYTES, zero_halves(zero)
         for pair in range(BLOCK // 2):

@@ -38,7 +38,7 @@ from cpu_kernels.simd.vectors import (
     load_f32,
     put_f16,
     put_f32,
-    store_f16,
+    scatter_f16,
     store_f32,
 )
 from tests.cpu_kernels.isa_probe import ATTENTION, attention_name, results
@@ -260,7 +260,7 @@ def _convert(op: int, step: int, thread: int, threads: int) -> None:
     """Arguments: 0 halves, 1 out as floats, 2 floats, 3 out as halves, 4 vectors; the last of each alone."""
     for i in range(argument(op, 4)):
         store_f32(argument(op, 1) + 64 * i, load_f16(argument(op, 0) + 32 * i))
-        store_f16(argument(op, 3) + 32 * i, load_f32(argument(op, 2) + 64 * i))
+        scatter_f16(argument(op, 3) + 32 * i, 2, load_f32(argument(op, 2) + 64 * i))
     last = argument(op, 4) * 16
     put_f32(argument(op, 1) + 4 * last, get_f16(argument(op, 0) + 2 * last))
     put_f16(argument(op, 3) + 2 * last, get_f32(argument(op, 2) + 4 * last))
