@@ -28,8 +28,6 @@ Function = Callable[[int, int, int, int], None]
 Samples = Callable[[], Iterable[Any]] | None
 _declared: "dict[str, Kernel]" = {}
 _MAPS = Path("/proc/self/smaps")
-# External functions that kernels may call: memory, math functions without an instruction, and sleeping.
-SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
 _numbers = itertools.count()
 _loaded: list[binding.ResourceTracker] = []

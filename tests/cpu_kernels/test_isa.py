@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llvmlite import binding, ir
 
-from cpu_kernels.compiler import compile_kernel
+from cpu_kernels.compiler import SYMBOLS, compile_kernel
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import (
     ISA,
@@ -26,7 +26,7 @@ from cpu_kernels.isa import (
     plain_target,
     target_features,
 )
-from cpu_kernels.kernel import SYMBOLS, load_object
+from cpu_kernels.kernel import load_object
 from cpu_kernels.kv_types import OF_HEADS
 from cpu_kernels.records import argument
 from cpu_kernels.simd import bytes as products
@@ -216,9 +216,10 @@ def test_all_primitives_compile_without_calls(
 
 FOREIGN = """
 import sys
+from dataclasses import replace
 from llvmlite import binding
 from cpu_kernels import isa
-isa.TARGET = isa.plain_target(isa.Isa("neon-dot"), "aarch64-unknown-linux-gnu")
+isa.TARGET = replace(isa.plain_target(isa.Isa("neon-dot")), triple="aarch64-unknown-linux-gnu")
 isa.ISA, isa.POLICY, isa._emitted = isa.TARGET.isa, isa.POLICIES[isa.TARGET.isa], [isa.TARGET.isa]
 binding.initialize_all_targets()
 binding.initialize_all_asmprinters()
