@@ -43,19 +43,10 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-IN_REGISTERS = POLICY.sums_in_registers
+_IN_REGISTERS = POLICY.sums_in_registers
 # Undoes the factor in the packed activations' -128 * sum.
 _PER_SUM = np.float32(-1.0 / 128.0)
 _IQ4 = Codec(NIBBLES.steps, table=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-
-
-@inner
-def add_scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
-    """Add products times their scales to sums in registers or at `out`; return the sums."""
-    if IN_REGISTERS or tile_width(products) == 1:
-        return tile_add_scaled(sums, products, factor, scale)
-    tile_add_scaled_in_memory(products, factor, scale, out)
-    return sums
 
 
 @dataclass(kw_only=True, eq=False)
@@ -163,10 +154,17 @@ class Blocks32(WeightFormat):
         def add(sums: Any, products: Any, p: int, half: int, scale: int, total: int, out: int) -> Any:
             """Add the products of 16 rows times their scales, and their minima, to sums in registers or at `out`."""
             factor = load_scale(p + scales_at + half * half_scales)
-            sums = add_scaled(sums, products, factor, scale, out)
+            if _IN_REGISTERS or tile_width(products) == 1:
+                sums = tile_add_scaled(sums, products, factor, scale)
+            else:
+                tile_add_scaled_in_memory(products, factor, scale, out)
             if minima:
                 factor = mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
-                sums = add_scaled(sums, tile_broadcast(products, total), factor, scale, out)
+                totals = tile_broadcast(products, total)
+                if _IN_REGISTERS or tile_width(products) == 1:
+                    sums = tile_add_scaled(sums, totals, factor, scale)
+                else:
+                    tile_add_scaled_in_memory(totals, factor, scale, out)
             return sums
 
         @inner
@@ -203,7 +201,7 @@ class Blocks32(WeightFormat):
                         products = dot(start_sums(zero, total + b * step), q + half * half_bytes, x + b * 8 * step)
                         added = add(added, products, q, half, scale + b * step, total + b * step, out)
                         q += block_bytes
-                    if IN_REGISTERS:
+                    if _IN_REGISTERS:
                         tile_store(added, out)
 
         return tile

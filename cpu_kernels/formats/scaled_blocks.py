@@ -14,10 +14,10 @@ import numpy as np
 from llvmlite import ir
 
 from cpu_kernels.declarations import address, define, float32, inner
-from cpu_kernels.formats.blocks_32 import IN_REGISTERS, add_scaled
 from cpu_kernels.formats.codec import EIGHT_OF_TWO_BITS, FP4, SIGN_BITS, Codec
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.isa import POLICY
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import prefetch_lines
 from cpu_kernels.simd.bytes import BYTE_OFFSET
@@ -26,6 +26,8 @@ from cpu_kernels.simd.tiles import (
     multiplied,
     start_biased,
     start_offset,
+    tile_add_scaled,
+    tile_add_scaled_in_memory,
     tile_dot4,
     tile_load_f32,
     tile_store,
@@ -50,6 +52,7 @@ from cpu_kernels.simd.vectors import (
     view,
 )
 
+_IN_REGISTERS = POLICY.sums_in_registers
 _ONES = 0x01010101
 # Exponents have a bias of 7, single precision 127, and the table of values is doubled: 127 - 7 - 1.
 _E4M3_UNIT, _E4M3_SHIFT, _E4M3_NAN = 2.0**119, 20, 0x7F
@@ -90,6 +93,15 @@ def _put_bytes(block: int, part: int, to: int) -> None:
 @inner
 def _put_half(block: int, part: int, to: int) -> None:
     put_i16(to, get_i16(block))
+
+
+@inner
+def _scaled(sums: Any, products: Any, factor: Any, scale: int, out: int) -> Any:
+    """Add products times their scales to sums in registers or at `out`; return the sums."""
+    if _IN_REGISTERS or tile_width(products) == 1:
+        return tile_add_scaled(sums, products, factor, scale)
+    tile_add_scaled_in_memory(products, factor, scale, out)
+    return sums
 
 
 @dataclass(kw_only=True, eq=False)
@@ -186,8 +198,8 @@ class ScaledBlocks(WeightFormat):
                 some = tile_dot4(tile_dot4(some, ones, x + 2 * step), ones, x + 3 * step)
                 first = multiplied(some, splat_i32(-128))
                 second = add_tiles(start_offset(zero, total), multiplied(some, splat_i32(128)))
-            sums = add_scaled(sums, low(first, p, x), _load_e4m3(at), scale, out)
-            return add_scaled(sums, high(second, p, x + 4 * step), _load_e4m3(at + 32), scale, out)
+            sums = _scaled(sums, low(first, p, x), _load_e4m3(at), scale, out)
+            return _scaled(sums, high(second, p, x + 4 * step), _load_e4m3(at + 32), scale, out)
 
         return add
 
@@ -197,7 +209,7 @@ class ScaledBlocks(WeightFormat):
 
         @inner
         def add(sums: Any, zero: Any, p: int, at: int, x: int, scale: int, total: int, out: int) -> Any:
-            return add_scaled(sums, dot(start(zero, total), p, x), load_f16(at), scale, out)
+            return _scaled(sums, dot(start(zero, total), p, x), load_f16(at), scale, out)
 
         return add
 
@@ -250,7 +262,7 @@ class ScaledBlocks(WeightFormat):
                                 added, zero, q, at, x + unit * 8 * step, scale + unit * step, total + unit * step, out
                             )
                         block += block_bytes
-                    if IN_REGISTERS:
+                    if _IN_REGISTERS:
                         tile_store(added, out)
 
         return tile
