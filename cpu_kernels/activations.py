@@ -62,12 +62,8 @@ _STEEP = np.float32(-1.702 * math.log2(math.e))
 _LIMIT = np.float32(7.0)
 _LOG2E = np.float32(math.log2(math.e))
 
-_Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
-_Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
-_FLOATS, _ROUNDED, _UNITS = int(Act.FLOATS), int(Act.WORDS), int(Act.WORD_UNITS)
 _BLOCKS_32, _BLOCKS_256, _PLAIN = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.FLOATS)
 _WORDS = int(Form.WORDS)
-_WANTED = int(Step.WANTED)
 ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN | _WORDS
 
 _SHORT = POLICY.int16_accumulators
@@ -150,9 +146,9 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
             source,
             n // 32,
             pitch,
-            field(act, _Q32) + values,
-            field(act, _SCALE32) + blocks,
-            field(act, _SUM32) + blocks,
+            field(act, Act.Q32) + values,
+            field(act, Act.SCALE32) + blocks,
+            field(act, Act.SUM32) + blocks,
         )
     if forms & _BLOCKS_256:
         values = tile * width * k + first * width + lane * 4
@@ -161,18 +157,18 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
             source,
             n // 256,
             pitch,
-            field(act, _Q256) + values,
-            field(act, _SCALE256) + blocks + lane * 4,
-            field(act, _PAIRS256) + blocks * 4 + lane * 4,
-            field(act, _SUM16) + blocks * 16 + lane * 4,
+            field(act, Act.Q256) + values,
+            field(act, Act.SCALE256) + blocks + lane * 4,
+            field(act, Act.PAIRS256) + blocks * 4 + lane * 4,
+            field(act, Act.SUM16) + blocks * 16 + lane * 4,
         )
     if forms & _PLAIN:
-        to = field(act, _FLOATS) + (tile * width * k + first * width + lane) * 4
+        to = field(act, Act.FLOATS) + (tile * width * k + first * width + lane) * 4
         for i in range(n):
             put_f32(to + i * pitch, get_f32(source + i * 4))
     if forms & _WORDS:
-        pairs = field(act, _ROUNDED) + (tile * k // 2 * width + first // 2 * width + lane) * 4
-        units = field(act, _UNITS) + (tile * (k // BLOCK) * width + first // BLOCK * width + lane) * 4
+        pairs = field(act, Act.WORDS) + (tile * k // 2 * width + first // 2 * width + lane) * 4
+        units = field(act, Act.WORD_UNITS) + (tile * (k // BLOCK) * width + first // BLOCK * width + lane) * 4
         pack_words(source, n // BLOCK, pitch, pairs, units)
 
 
@@ -233,7 +229,7 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
     for row in range(first, last):
-        index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row
+        index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
         source = argument(op, 0) + index * argument(op, 1)
         if weight != 0:
             norm_row(source, weight, k, padded, epsilon, out)

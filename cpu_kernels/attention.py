@@ -6,8 +6,9 @@ are merged in order. So a row's result depends neither on the other rows nor on 
 different threads may compute the spans of a tile. Threads divide a step with few tiles by spans, any other by tiles.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,20 +34,18 @@ from cpu_kernels.attention_shape import (
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
 from cpu_kernels.declarations import inner
-from cpu_kernels.kernel import Kernel
-from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.kernel import Function, Kernel
+from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
-from cpu_kernels.simd.vectors import get_f32, get_i64, load_f32, put_f32, splat_f32, store_f32
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-_SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
-_SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
-_OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
+_OF_WANTED = Step.WANTED_SEGMENTS - Step.SEGMENTS
 _SEGMENT_FIELDS = 4
 _TYPES: dict[KVType, Any] = {
     KVType.I16: attention_i16,
@@ -69,15 +68,9 @@ def scratch_bytes(padded: int) -> int:
 
 
 @inner
-def _part_bytes(padded: int) -> int:
-    """Bytes of a span's result: header, and outputs of MAX_COLUMNS columns with D values each."""
-    return HEADER_BYTES + MAX_COLUMNS * padded * 4
-
-
-@inner
 def _of_stage(op: int, step: int, index: int) -> int:
     """A field of the step record for the rows of the operation's stage: all, or those with requested logits."""
-    return field(step, index + (_OF_WANTED if get_i64(op + _STAGE) != 0 else 0))
+    return field(step, index + (_OF_WANTED if field(op, Op.STAGE) != 0 else 0))
 
 
 @inner
@@ -100,7 +93,7 @@ def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
     row = first + column // mine
     source = argument(op, 0) + ((field(segment, 0) + row) * argument(op, 5) * argument(op, 10)) * padded * 4
     source += (head0 + column % mine) * padded * 4
-    table = field(step, _ROPE_TABLES + argument(op, 8)) + (field(segment, 2) + row) * padded * 4
+    table = field(step, Step.ROPE_TABLES + argument(op, 8)) + (field(segment, 2) + row) * padded * 4
     epsilon, scale = get_f32(argument(op, 9)), get_f32(argument(op, 11))
     rotate_head(source, argument(op, 2), table, padded, argument(op, 7), epsilon, scale, out)
 
@@ -119,7 +112,7 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
         store_f32(out + i, mul_f32(load_f32(source + i), splat_f32(scale)))
     source = argument(op, 0) + (row * argument(op, 10) + head) * argument(op, 23) + argument(op, 24)
     position = field(segment, 2) + first + column // mine
-    table = field(step, _ROPE_TABLES + argument(op, 8)) + position * turned * 4
+    table = field(step, Step.ROPE_TABLES + argument(op, 8)) + position * turned * 4
     rotate_head(source, 0, table, turned, turned, _ZERO, scale, out + plain)
 
 
@@ -183,7 +176,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         position = field(segment, 2) + first
         columns = count * mine
         part = memory + _PART
-        size = _part_bytes(argument(op, 20))
+        size = parts_bytes(1, argument(op, 20))
         totals = part + size
         state = memory + _STATE
         queries = totals + MAX_COLUMNS * padded * 4
@@ -231,8 +224,8 @@ def _spans_of_step(op: int, step: int) -> int:
     group, window, ahead = argument(op, 10), argument(op, 13), argument(op, 17)
     together = max(1, MAX_COLUMNS // group)
     total = 0
-    for s in range(_of_stage(op, step, _SEGMENT_COUNT)):
-        segment = _of_stage(op, step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+    for s in range(_of_stage(op, step, Step.SEGMENT_COUNT)):
+        segment = _of_stage(op, step, Step.SEGMENTS) + s * _SEGMENT_FIELDS * 8
         for first in range(0, field(segment, 1), together):
             count = min(together, field(segment, 1) - first)
             position = field(segment, 2) + first
@@ -241,9 +234,8 @@ def _spans_of_step(op: int, step: int) -> int:
     return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
 
 
-@functools.cache
-def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
-    """Attention of all segments of a step, for models with `group` query heads per key-value head.
+def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
+    """Attention of all segments of a step. narrowest: the fewest columns of a register tile.
 
     values: None for latents, whose rows serve as keys and, with their first `size` (argument 7) numbers, as values.
 
@@ -262,30 +254,33 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
     If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise tiles are
     dealt to the threads back and forth, since later tiles are longer.
     """
-    # Tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
-    narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
     @inner
     def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
         """Compute spans mine..others-1 of all tiles or, without parts, the thread's tiles."""
-        group, window, ahead, parts = argument(op, 10), argument(op, 13), argument(op, 17), _of_stage(op, step, _PARTS)
+        group, window, ahead, parts = (
+            argument(op, 10),
+            argument(op, 13),
+            argument(op, 17),
+            _of_stage(op, step, Step.PARTS),
+        )
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         tile, before = 0, 0
         for part_of_head in range(argument(op, 5) * blocks):
             head, low = part_of_head // blocks, part_of_head % blocks * MAX_COLUMNS
             used = min(MAX_COLUMNS, group - low)
-            for s in range(_of_stage(op, step, _SEGMENT_COUNT)):
-                segment = _of_stage(op, step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+            for s in range(_of_stage(op, step, Step.SEGMENT_COUNT)):
+                segment = _of_stage(op, step, Step.SEGMENTS) + s * _SEGMENT_FIELDS * 8
                 for first in range(0, field(segment, 1), together):
                     count = min(together, field(segment, 1) - first)
                     position = field(segment, 2) + first
                     begin = _first_span(position, window)
                     end = (_end(segment, first, count, ahead) - 1) // SPAN_TOKENS + 1
                     spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
-                    gathered = parts + before * _part_bytes(argument(op, 20))
+                    gathered = parts + parts_bytes(before, argument(op, 20))
                     if parts == 0:
                         turn = tile % (2 * threads)
                         spans = (begin, end, begin, end if turn in (thread, 2 * threads - 1 - thread) else begin)
@@ -305,14 +300,13 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
 
     def attention(op: int, step: int, thread: int, threads: int) -> None:
-        total = _spans_of_step(op, step) if _of_stage(op, step, _PARTS) != 0 else 0
+        total = _spans_of_step(op, step) if _of_stage(op, step, Step.PARTS) != 0 else 0
         first, last = first_share(total, thread, threads)
         while first >= 0:
             attend(op, step, thread, threads, first, last)
             first, last = next_share(op, total, threads)
 
-    samples = functools.partial(_samples, keys, values, group)
-    return Kernel(attention, f"attention.{keys}_{values or 'latent'}_{narrowest}", samples)
+    return attention
 
 
 def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample]:
@@ -320,16 +314,10 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
         yield from _latent_samples(keys, group)
         return
     # A window, a cap, sinks and a token after each row; then two spans, divided among threads by tiles or by spans.
+    layouts = key_layout(keys, 32), value_layout(values, 32)
     for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
-        s = Sample(rows=rows, scratch=scratch_bytes(32))
+        s, pages = _sample(rows, tokens, group, 32, split, layouts)
         s.positions(tokens - rows, 32)
-        count = -(-tokens // PAGE_TOKENS)
-        table = s.array(s.random.permutation(count), np.int32)
-        layouts = key_layout(keys, 32), value_layout(values, 32)
-        pages = [_random_pages(s, layout, count) for layout in layouts]
-        parts = s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), 32)), np.uint8) if split else 0
-        s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
-        s.step({Step.PARTS: parts})
         size = 24 if options else 32
         storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
@@ -341,22 +329,28 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
 
 def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
     padded, turned, size = 96, 32, 40
+    layout = key_layout(keys, padded)
     for rows, tokens, split in ((3, 40, False), (2, 270, True)):
-        s = Sample(rows=rows, scratch=scratch_bytes(padded))
+        s, pages = _sample(rows, tokens, group, padded, split, [layout])
         s.positions(tokens - rows, turned)
-        count = -(-tokens // PAGE_TOKENS)
-        table = s.array(s.random.permutation(count), np.int32)
-        pages = _random_pages(s, key_layout(keys, padded), count)
-        parts = (
-            s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded)), np.uint8) if split else 0
-        )
-        s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
-        s.step({Step.PARTS: parts})
         queries, slots = s.normal(rows, group, 64), s.normal(group * rows, 64)
         storage = (1, padded, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([0.0]), 0, 0, 0, 0, 0)
-        places = [padded * _TYPES[keys].PAGE_BYTES_PER_VALUE] * 2
         latents = (slots, 64 * 4, 64 * 4, 32 * 4, turned)
-        yield s.arguments(queries, s.zeros(rows * group * size), 0, pages, pages, *storage, *places, padded, *latents)
+        places = [layout.page_bytes] * 2
+        yield s.arguments(queries, s.zeros(rows * group * size), 0, *pages * 2, *storage, *places, padded, *latents)
+
+
+def _sample(
+    rows: int, tokens: int, group: int, padded: int, split: bool, layouts: Sequence[PageLayout]
+) -> tuple[Sample, list[int]]:
+    """A sample with a segment of the last `rows` of some tokens, and its pages in each layout. split: by spans."""
+    s, count = Sample(rows=rows, scratch=scratch_bytes(padded)), -(-tokens // PAGE_TOKENS)
+    table = s.array(s.random.permutation(count), np.int32)
+    pages = [_random_pages(s, layout, count) for layout in layouts]
+    parts = s.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded), np.uint8) if split else 0
+    s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
+    s.step({Step.PARTS: parts})
+    return s, pages
 
 
 def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
@@ -369,3 +363,24 @@ def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
                 floats = np.abs(floats) * np.float32(1e-5)
             pages[0, 0, :, plane.offset : plane.offset + plane.nbytes] = floats.reshape(count, -1).view(np.uint8)
     return s.array(pages, np.uint8)
+
+
+def _kernel(keys: KVType, values: KVType | None, narrowest: int) -> Kernel:
+    how = (keys, values, narrowest)
+    name = f"attention.{keys}_{values or 'latent'}_{narrowest}"
+    return Kernel(name, __name__, partial(_attention, *how), partial(_samples, *how))
+
+
+_KERNELS = {
+    (*types, width): _kernel(*types, width)
+    for types in (*product(OF_HEADS, OF_HEADS), *product(OF_LATENTS, [None]))
+    for width in WIDTHS
+}
+
+
+def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
+    """The kernel for models with `group` query heads per key-value head. values: None for latents.
+
+    Its tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
+    """
+    return _KERNELS[keys, values, next((width for width in WIDTHS if width >= group), WIDTHS[-1])]

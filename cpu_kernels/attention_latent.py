@@ -7,7 +7,7 @@ the end of a span. Since many heads share a row, memory is not the bottleneck: q
 
 from typing import Any
 
-from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, VECTORS
+from cpu_kernels.attention_shape import SPAN_BYTES, VECTORS
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType
@@ -20,9 +20,6 @@ from cpu_kernels.simd.vectors import get_i32, load_f16, load_f32, store_f32
 # Each row and each column loads a vector, so a square tile loads the fewest; it is as large as registers allow.
 _TILE = 2 * VECTORS if POLICY.vector_parts == 1 else VECTORS
 _MOST_COLUMNS = 4 if POLICY.vector_parts == 1 else 2
-
-MEMORY_BYTES = MAX_COLUMNS * SPAN_BYTES
-"""Scratch for a span's weights, multiplied by the scales of its tokens."""
 
 
 def outputs(columns: int, kind: KVType) -> Any:

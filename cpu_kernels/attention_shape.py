@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
@@ -33,8 +34,9 @@ MAXIMA, SUMS = 64, 64 + 4 * MAX_COLUMNS
 _TILES_A_THREAD = 8
 
 
+@inner
 def parts_bytes(spans: int, padded: int) -> int:
-    """Bytes for the results of `spans` spans."""
+    """Bytes for the results of `spans` spans: header, and outputs of MAX_COLUMNS columns with D values each."""
     return spans * (HEADER_BYTES + MAX_COLUMNS * padded * 4)
 
 

@@ -11,19 +11,14 @@ import logging
 import os
 import signal
 import sys
-from itertools import chain, product
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import Any
 
-from cpu_kernels import attention
-from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compiler import CompileError, compile_kernel
-from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.isa import TARGET, Isa, plain_target
-from cpu_kernels.kernel import Kernel, LoadError, find_kernel, load_object
+from cpu_kernels.kernel import EntryPoint, Function, Kernel, LoadError, find_kernel, load_object
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory
-from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS
 from cpu_kernels.self_check import differing
 
 # Garbage collection threshold in objects: more than compiling a kernel creates, since collecting costs a tenth of it.
@@ -40,10 +35,11 @@ def build(kernel: Kernel) -> CachedKernel | None:
 
     If the build is wrong, build again without this processor's special instructions. Returns None if that is wrong too.
     """
+    function = kernel.make()
     for target in (TARGET, plain_target(Isa.PORTABLE)):
         try:
-            code = compile_kernel(kernel.function, kernel.symbol, target)
-            _check(kernel, code)
+            code = compile_kernel(function, kernel.symbol, target)
+            _check(kernel, function, code)
         except (CompileError, LoadError, _WrongKernelError) as error:
             log.warning("%s; it is not used. Please report it with what localllm doctor prints.", error)
             continue
@@ -51,10 +47,10 @@ def build(kernel: Kernel) -> CachedKernel | None:
     return None
 
 
-def _check(kernel: Kernel, code: bytes) -> None:
-    """Load the code; raise _WrongKernelError if its results differ from the source's on any sample."""
-    compiled = kernel.entry(load_object(code, kernel.symbol))
-    if kernel.samples is not None and differing(kernel.samples(), compiled, kernel.function):
+def _check(kernel: Kernel, function: Function, code: bytes) -> None:
+    """Load the code; raise _WrongKernelError if its results differ from the function's on any sample."""
+    compiled = EntryPoint(load_object(code, kernel.symbol))
+    if kernel.samples is not None and differing(kernel.samples(), compiled, function):
         raise _WrongKernelError(
             f"kernel {kernel.name}: as compiled for {TARGET.cpu} ({TARGET.isa}), its results are wrong"
         )
@@ -65,10 +61,6 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not mix with replies
-    list(chain(WEIGHT_FORMATS.values(), WORD_FORMATS.values()))  # declares their kernels, as the next lines do
-    types = [*product(OF_HEADS, OF_HEADS), *((kind, None) for kind in OF_LATENTS)]
-    for (keys, values), group in product(types, WIDTHS):
-        attention.attention_kernel(keys, values, group)
     gc.freeze()
     gc.set_threshold(_GARBAGE)
     warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
@@ -80,10 +72,11 @@ def serve() -> None:
         code = b""
         try:
             importlib.import_module(module)
-            built = build(find_kernel(name))
+            kernel = find_kernel(name)
         except (ImportError, KeyError):
             reply["error"] = f"importing {module} does not declare the kernel {name}, so it cannot be compiled."
         else:
+            built = build(kernel)
             if built is None:
                 reply["error"] = f"no build of the kernel {name} computes what its source says on this processor."
             else:

@@ -85,9 +85,6 @@ class Shape(IntEnum):
     COUNT = 11
 
 
-_KEY_HEADS, _VALUE_HEADS, _PADDED, _SIZE, _REACH, _ACROSS, _BETWEEN = map(int, list(Shape)[: Shape.GROUP_PAGES])
-
-
 def head_floats(value_heads: int, padded: int, reach: int) -> int:
     """Floats of a key head's part of a slot. value_heads: per key head."""
     of_values = value_heads * (padded * padded + PAGE_TOKENS * padded + PAGE_TOKENS)
@@ -171,7 +168,7 @@ def _row(t: int, i: int, count: int, faded: int, beta: np.float32, padded: int, 
 @inner
 def _give(op: int, shape: int, row: int, head: int, number: int, out: int, memory: int) -> None:
     """Normalise a head's output, gate it, and write it at the head's index in the file, `number`."""
-    padded, size = field(shape, _PADDED), field(shape, _SIZE)
+    padded, size = field(shape, Shape.PADDED), field(shape, Shape.SIZE)
     norm_row(out, argument(op, 11), size, padded, get_f32(argument(op, 12) + 8), memory)
     gate_values(GATE_SILU, argument(op, 4) + row * argument(op, 5) + head * padded * 4, memory, memory, padded)
     target = argument(op, 13) + row * argument(op, 14) + number * size * 4
@@ -195,7 +192,7 @@ def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int,
 def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one key head."""
     shape = argument(op, 0)
-    heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
+    heads, padded, reach = field(shape, Shape.VALUE_HEADS), field(shape, Shape.PADDED), field(shape, Shape.REACH)
     floats = (2 + heads) * padded
     rows = _part(slot, heads, padded, 4)
     for i in range(n):
@@ -213,7 +210,7 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
             ask(_part(slot, heads, padded, 2) + r * PAGE_TOKENS * padded * 4, t0 * padded)
         ask(_part(slot, heads, padded, 1), t0 * padded)
         ask(slot, 2048)
-    weights = (argument(op, 10) + head * floats * 4, 0, field(shape, _KEY_HEADS) * floats * 4)
+    weights = (argument(op, 10) + head * floats * 4, 0, field(shape, Shape.KEY_HEADS) * floats * 4)
     convolve(rows + t0 * floats * 4, n, reach, floats, floats, weights, convolved, floats)
     keys = _part(slot, heads, padded, 1)
     epsilon, scale = get_f32(argument(op, 12)), get_f32(argument(op, 12) + 4)
@@ -240,7 +237,7 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
             value = convolved + (i * floats + (2 + r) * padded) * 4
             memory = (key_scores, query_scores, value, through, out, factors)
             _row(t0 + i, i, n, faded, beta, padded, memory, corrections)
-            number = head * field(shape, _ACROSS) + r * field(shape, _BETWEEN)
+            number = head * field(shape, Shape.ACROSS) + r * field(shape, Shape.BETWEEN)
             _give(op, shape, row0 + i, head * heads + r, number, out, out + padded * 4)
 
 
@@ -248,7 +245,7 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
     """Compute a key head's state at the start of a page from the previous page's slot, 0 for the first page."""
     shape = argument(op, 0)
-    heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
+    heads, padded, reach = field(shape, Shape.VALUE_HEADS), field(shape, Shape.PADDED), field(shape, Shape.REACH)
     floats = (2 + heads) * padded
     if before == 0:
         clear_floats(slot, heads * padded * padded)

@@ -28,9 +28,6 @@ from cpu_kernels.simd.vectors import (
     zero_f32,
 )
 
-_EXPERT_ROWS = 8 * (int(Step.ROWS) + int(Stage.EXPERT))
-_EXPERT_WIDTH = int(Step.WIDTH) + int(Stage.EXPERT)
-_ALL_ROWS = int(Step.ROWS)
 _LOWEST = np.float32(-3.4e38)
 _LEAST_SUM = np.float32(6.103515625e-5)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -161,8 +158,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
     """
     if thread != 0:
         return
-    rows = field(step, _ALL_ROWS)
-    width = field(step, _EXPERT_WIDTH)
+    rows = field(step, Step.ROWS)
+    width = field(step, Step.WIDTH + Stage.EXPERT)
     experts, used = argument(op, 2), argument(op, 3)
     for row in range(rows):
         _choose(
@@ -195,7 +192,7 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
             put_i64(segments + 8 * (3 * count + 3), (slot - first) // width)
             count += 1
     put_i64(segments, count)
-    put_i64(step + _EXPERT_ROWS, slot)
+    put_i64(step + 8 * (Step.ROWS + Stage.EXPERT), slot)
 
 
 def _expert_pack_samples() -> Iterator[Sample]:
@@ -239,7 +236,7 @@ def combine(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice,
     8 whether x is overwritten instead of added to.
     """
-    rows, used = field(step, _ALL_ROWS), argument(op, 5)
+    rows, used = field(step, Step.ROWS), argument(op, 5)
     vectors = (argument(op, 4) + 15) // 16
     for row in range(rows):
         x = argument(op, 0) + row * argument(op, 1)

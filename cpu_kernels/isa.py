@@ -162,9 +162,9 @@ def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
     return next(isa for isa in Isa if features >= POLICIES[isa].requires)
 
 
-def plain_target(isa: Isa, triple: str = binding.get_process_triple()) -> Target:
+def plain_target(isa: Isa) -> Target:
     """The target with an instruction set and no features beyond it."""
-    return Target(isa, POLICIES[isa].cpu, POLICIES[isa].extras, triple)
+    return Target(isa, POLICIES[isa].cpu, POLICIES[isa].extras)
 
 
 def choose_target(environment: Mapping[str, str] = os.environ) -> Target:

@@ -15,38 +15,38 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from llvmlite import binding
 
 from cpu_kernels.compile_children import CompileProgress, compile_in_children
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel
 
-_PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
+EntryPoint = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
+"""Makes compiled code at an address a Python function that releases the GIL."""
 log = logging.getLogger("localllm.kernels")
+Function = Callable[[int, int, int, int], None]
 Samples = Callable[[], Iterable[Any]] | None
-_declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
+_declared: "dict[str, Kernel]" = {}
 _MAPS = Path("/proc/self/smaps")
-# External functions that kernels may call: memory, math functions without an instruction, and sleeping.
-SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
 _numbers = itertools.count()
 _loaded: list[binding.ResourceTracker] = []
 
 
 class Kernel:
-    """A function with the kernel signature, compiled when its address is first needed.
+    """A function with the kernel signature, loaded when its address is first needed, and compiled if it must be.
 
-    name: unique among all kernels, as it is the cache key. Importing the function's module, or the table of formats,
-    must declare the kernel, since child processes compile it. samples(): small arguments on which the compiled kernel
-    is compared with its interpreted source before use; None for a kernel that has no result or waits for threads.
+    name: unique among all kernels, as it is the cache key. module: importing it must declare the kernel, since child
+    processes compile it. make(): returns the function; called only to compile it. samples(): small arguments on which
+    the compiled kernel is compared with its interpreted source before use; None for a kernel that has no result or
+    waits for threads.
     """
 
-    def __init__(self, function: Callable[[int, int, int, int], None], name: str, samples: Samples = None) -> None:
-        self.function = function
+    def __init__(self, name: str, module: str, make: Callable[[], Function], samples: Samples = None) -> None:
         self.name = name
+        self.module = module
+        self.make = make
         self.samples = samples
-        self.from_cache = False
         self._address: int | None = None
         self._entry: Any = None
         _declared[name] = self
@@ -56,15 +56,9 @@ class Kernel:
         """Name of the C function in the kernel's object file."""
         return f"localllm.{self.name}"
 
-    @staticmethod
-    def entry(address: int) -> Callable[[int, int, int, int], None]:
-        """The compiled code at an address as a Python function that releases the GIL."""
-        return _PROTOTYPE(address)
-
     def load(self) -> bool:
         """Load from the cache unless already loaded; return whether the kernel is loaded now."""
         if self._address is None and (cached := read_kernel(self.name)) is not None:
-            self.from_cache = True
             self.use(cached)
         return self._address is not None
 
@@ -85,7 +79,7 @@ class Kernel:
     def __call__(self, op: int, step: int, thread: int, threads: int) -> None:
         """Run on this thread, without the GIL."""
         if self._entry is None:
-            self._entry = self.entry(self.address)
+            self._entry = EntryPoint(self.address)
         self._entry(op, step, thread, threads)
 
 
@@ -104,7 +98,7 @@ def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = No
             progress(ready + done, len(kernels))
 
     if missing:
-        built = compile_in_children([(kernel.function.__module__, kernel.name) for kernel in missing], show)
+        built = compile_in_children([(kernel.module, kernel.name) for kernel in missing], show)
         for kernel in missing:
             kernel.use(built[kernel.name])
     show(len(missing))
@@ -115,11 +109,12 @@ def find_kernel(name: str) -> Kernel:
     return _declared[name]
 
 
-def kernel(samples: Samples = None) -> Callable[[Callable[[int, int, int, int], None]], Kernel]:
+def kernel(samples: Samples = None) -> Callable[[Function], Kernel]:
     """Decorator that declares a module's function as a kernel. samples: as for Kernel."""
 
-    def declare(function: Callable[[int, int, int, int], None]) -> Kernel:
-        return Kernel(function, f"{function.__module__.removeprefix('cpu_kernels.')}.{function.__name__}", samples)
+    def declare(function: Function) -> Kernel:
+        module = function.__module__
+        return Kernel(f"{module.removeprefix('cpu_kernels.')}.{function.__name__}", module, lambda: function, samples)
 
     return declare
 

@@ -17,6 +17,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,24 +85,29 @@ def _remove_unused() -> None:
     """Remove folders of kernels that no process has opened for a month.
 
     A folder is recognised by its name, if it belongs to this user and holds only cache files; anything else is left
-    alone. Files are removed by the names that were checked, through the folder that was opened and checked.
+    alone, like what cannot be removed: another process may be removing it too. Files are removed by the names that were
+    checked, through the folder that was opened and checked.
     """
     root = cache_root()
     oldest = time.time() - _KEPT_SECONDS
     for name in filter(_FOLDER_NAME.fullmatch, os.listdir(root)):
-        try:
-            folder = os.open(root / name, _OPEN_FOLDER)
-        except OSError:
-            continue
-        try:
+        with contextlib.suppress(OSError), _opened(root / name) as folder:
             found, files = os.fstat(folder), os.listdir(folder)
             unused = found.st_uid == os.getuid() and found.st_mtime < oldest
             if unused and all(_is_ours(folder, each) for each in files):
                 for each in files:
                     os.unlink(each, dir_fd=folder)
                 os.rmdir(root / name)
-        finally:
-            os.close(folder)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a folder, but no link to one. Raises OSError."""
+    folder = os.open(path, _OPEN_FOLDER)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _is_ours(folder: int, name: str) -> bool:

@@ -1,11 +1,13 @@
 """Kernels that write keys and values into pages, in each storage type."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 
 import numpy as np
 
 from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
-from cpu_kernels.kernel import Kernel
+from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.rope import rotate_head
@@ -13,12 +15,11 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
-_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
 _TYPES = {KVType.I16: attention_i16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 
-def _store(keys: KVType, values: KVType) -> Kernel:
-    """Normalise and rotate keys, and write keys and values of all rows into their pages.
+def _store(keys: KVType, values: KVType) -> Function:
+    """Function that normalises and rotates keys, and writes keys and values of all rows into their pages.
 
     Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads, 6
     D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 stride in bytes of keys and of values between
@@ -31,13 +32,13 @@ def _store(keys: KVType, values: KVType) -> Kernel:
         heads, padded = argument(op, 5), argument(op, 6)
         turned = scratch(step, thread)
         memory = turned + padded * 4
-        tables = field(step, _ROPE_TABLES + argument(op, 8))
+        tables = field(step, Step.ROPE_TABLES + argument(op, 8))
         epsilon = get_f32(argument(op, 9))
         items = stage_rows(op, step) * heads
         for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
             row, head = item // heads, item % heads
-            position = get_i32(field(step, _POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
             slot = position % PAGE_TOKENS
             key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
             table = tables + position * padded * 4
@@ -47,19 +48,23 @@ def _store(keys: KVType, values: KVType) -> Kernel:
             place = argument(op, 4) + head * argument(op, 11) + page * argument(op, 13)
             store_value(value, place, slot, padded, memory)
 
-    def samples() -> Iterator[Sample]:
-        key_bytes, value_bytes = key_layout(keys, 32).page_bytes, value_layout(values, 32).page_bytes
-        for norm in (False, True):
-            s = Sample(rows=5)
-            s.positions(14, 32)
-            s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
-            pages = [s.zeros(2 * 2 * each, np.uint8) for each in (key_bytes, value_bytes)]
-            shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
-            strides = (2 * key_bytes, 2 * value_bytes, key_bytes, value_bytes)
-            yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides)
-
-    return Kernel(store_kv, f"kv_store.{keys}_{values}", samples)
+    return store_kv
 
 
-KERNELS = {(keys, values): _store(keys, values) for keys in OF_HEADS for values in OF_HEADS}
+def _samples(keys: KVType, values: KVType) -> Iterator[Sample]:
+    key_bytes, value_bytes = key_layout(keys, 32).page_bytes, value_layout(values, 32).page_bytes
+    for norm in (False, True):
+        s = Sample(rows=5)
+        s.positions(14, 32)
+        s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
+        pages = [s.zeros(2 * 2 * each, np.uint8) for each in (key_bytes, value_bytes)]
+        shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
+        strides = (2 * key_bytes, 2 * value_bytes, key_bytes, value_bytes)
+        yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides)
+
+
+KERNELS = {
+    types: Kernel("kv_store.{}_{}".format(*types), __name__, partial(_store, *types), partial(_samples, *types))
+    for types in product(OF_HEADS, repeat=2)
+}
 """Kernels by the types of keys and values."""

@@ -6,13 +6,14 @@ row) pair, each head's slots begin at a tile's first lane, and a matrix product 
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from cpu_kernels import attention_f16, attention_q8_0
 from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row, rows_to_pack
 from cpu_kernels.declarations import inner
-from cpu_kernels.kernel import Kernel, kernel
+from cpu_kernels.kernel import Function, Kernel, kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
@@ -20,12 +21,11 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_i64, store_f32
 
 _ONE = np.float32(1.0)
-_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
 _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 
 
-def _store(kind: KVType) -> Kernel:
-    """Normalise latents, rotate (RoPE) the key part that follows them, and write both into their pages as one key.
+def _store(kind: KVType) -> Function:
+    """Function that normalises latents, rotates (RoPE) the key part after them, and writes both as one key into pages.
 
     Arguments: 0 rows of D values, 1 stride in bytes, 2 norm of latents, 3 pages, 4 values of a latent, 5 D, 6 values of
     the rotated part, the last of D, 7 rope table, 8 address of epsilon. Threads divide the rows.
@@ -38,29 +38,33 @@ def _store(kind: KVType) -> Kernel:
         ready = scratch(step, thread)
         rows = stage_rows(op, step)
         for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-            position = get_i32(field(step, _POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
             source = argument(op, 0) + row * argument(op, 1)
-            table = field(step, _ROPE_TABLES + argument(op, 7)) + position * turned * 4
+            table = field(step, Step.ROPE_TABLES + argument(op, 7)) + position * turned * 4
             epsilon = get_f32(argument(op, 8))
             norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
             rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)
             place = argument(op, 3) + page * padded * page_bytes
             store_key(ready, place, position % PAGE_TOKENS, padded, ready + padded * 4)
 
-    def samples() -> Iterator[Sample]:
-        s = Sample(rows=5)
-        s.positions(14, 32)
-        s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
-        latents = s.random.standard_normal((5, 96))
-        latents[:, 40:64] = 0
-        storage = (s.zeros(2 * 96 * page_bytes, np.uint8), 40, 96, 32, 0, s.array([1e-5]))
-        yield s.arguments(s.array(latents), 96 * 4, s.normal(64), *storage)
-
-    return Kernel(store_latents, f"latents.store_{kind}", samples)
+    return store_latents
 
 
-STORE = {kind: _store(kind) for kind in _TYPES}
+def _store_samples(kind: KVType) -> Iterator[Sample]:
+    s = Sample(rows=5)
+    s.positions(14, 32)
+    s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
+    latents = s.random.standard_normal((5, 96))
+    latents[:, 40:64] = 0
+    pages = s.zeros(2 * 96 * _TYPES[kind].PAGE_BYTES_PER_VALUE, np.uint8)
+    yield s.arguments(s.array(latents), 96 * 4, s.normal(64), pages, 40, 96, 32, 0, s.array([1e-5]))
+
+
+STORE = {
+    kind: Kernel(f"latents.store_{kind}", __name__, partial(_store, kind), partial(_store_samples, kind))
+    for kind in _TYPES
+}
 """Kernels by the storage type of latents."""
 
 

@@ -14,8 +14,6 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import add_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, store_f32
 
-_WANTED = int(Step.WANTED)
-
 
 def _layer_inputs_samples() -> Iterator[Sample]:
     s = Sample(rows=3)
@@ -66,6 +64,6 @@ def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
     for plane in range(argument(op, 2)):
         rows, out = argument(op, 0) + plane * argument(op, 3), argument(op, 4) + plane * argument(op, 5)
         for row in range(stage_rows(op, step)):
-            source = rows + get_i32(field(step, _WANTED) + 4 * row) * argument(op, 1)
+            source = rows + get_i32(field(step, Step.WANTED) + 4 * row) * argument(op, 1)
             for v in range(first, last):
                 store_f32(out + row * argument(op, 1) + v * 64, load_f32(source + v * 64))

@@ -5,7 +5,7 @@ a register tile of tokens, tile(zero, group, k, act, tile, sums, start, end, ahe
 start..end-1 to sums in memory (64 bytes per token; sums of the group's next sixteen rows follow). zero is a tile of
 zeros. ahead is the prefetch distance for weights in bytes, 0 if an earlier tile has read the group. Tiles of all widths
 add the same products in the same order, so a token's result does not depend on the rest of the batch. If that is
-faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
+faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.k_quants).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 whether a single row is packed per thread,
@@ -17,7 +17,7 @@ from typing import Any
 
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import Kernel, Samples
+from cpu_kernels.kernel import Function
 from cpu_kernels.records import Ahead, Step, activation, argument, field, scratch, share, stage_rows
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
@@ -26,6 +26,12 @@ from cpu_kernels.simd.vectors import load_f32, store_f32, zero_f32
 
 # Bytes of packed tokens that stay in a core's second-level cache while weights stream past.
 _CACHED_TOKENS = 600_000
+# The same beside a panel, and tokens whose sums stay in first-level cache with it.
+_ROUND_BYTES, _ROUND_TOKENS = 256 << 10, 96
+PANEL_BYTES = 6272
+"""Bytes of the largest panel."""
+SCRATCH_BYTES = PANEL_BYTES + 64 * _ROUND_TOKENS
+"""Bytes of scratch memory that a thread needs: the most that tiles take."""
 # AVX2 tiles are small, so _TOGETHER tiles alternate every _SPAN values. If each tile ran through a whole group of rows
 # by itself, the first would wait for memory and the others would leave it idle.
 _TOGETHER, _SPAN = (POLICY.interleaved_tiles, 256) if POLICY.interleaved_tiles > 1 else (1, 1 << 30)
@@ -87,9 +93,31 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
     return Tiles(compute, width, _CACHED_TOKENS, _CACHED_TOKENS)
 
 
-def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kernel:
-    """The kernel for tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
-    distance = int(Step.AHEAD) + int(kind)
+def panel_tiles(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: int = PANEL_BYTES) -> Tiles:
+    """Tiles that share panels: unpacked super-blocks of sixteen rows, in first-level cache.
+
+    unpack(p, panel, ahead): unpacks a super-block into the panel, and prefetches `ahead` bytes ahead.
+    add(panel, act, first, tiles, k, block, sums): adds the panel's products to the tokens' sums, 64 bytes each.
+    """
+
+    @inner
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int, ahead: int) -> None:
+        y, y_stride, addends, offset, addend_stride = out
+        sums = panel + panel_bytes
+        for t in range(tiles * width):
+            store_f32(sums + 64 * t, zero_f32())
+        for b in range(k // 256):
+            unpack(group + b * block_bytes, panel, ahead)
+            add(panel, act, first, tiles, k, b, sums)
+        for t in range(tiles * width):
+            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
+
+    return Tiles(compute, width, _ROUND_TOKENS, _ROUND_BYTES)
+
+
+def product(tiles: Tiles, kind: Ahead) -> Function:
+    """The product with tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
+    distance = Step.AHEAD + kind
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 
     @inner
@@ -143,4 +171,4 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kern
             run_segments(op, act, rows, first, last, own)
             first, last = next_share(op, items, threads)
 
-    return Kernel(matmul, f"{name}.matmul_{width}", samples)
+    return matmul

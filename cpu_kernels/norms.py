@@ -18,7 +18,6 @@ from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32, select_first, sub
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
 _ONE = np.float32(1.0)
-_POSITIONS, _ROPE_TABLES, _WANTED = int(Step.POSITIONS), int(Step.ROPE_TABLES), int(Step.WANTED)
 
 
 @inner
@@ -60,7 +59,7 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
     for row in range(first, last):
-        index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row
+        index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
         source = argument(op, 0) + index * argument(op, 1)
         _layer_norm_row(source, argument(op, 2), argument(op, 8), k, epsilon, out)
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
@@ -160,7 +159,7 @@ def add_norm(op: int, step: int, thread: int, threads: int) -> None:
     for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
         x = argument(op, 0) + row * argument(op, 1)
         if argument(op, 2) != 0:
-            index = get_i32(field(step, _POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
+            index = get_i32(field(step, Step.POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
             y = argument(op, 2) + index * argument(op, 3)
             for i in range(0, k, 16):
                 store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(y + i * 4)))
@@ -180,11 +179,11 @@ def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 rope table, 6 address of epsilon.
     """
     heads, padded, size = argument(op, 1), argument(op, 3), argument(op, 4)
-    tables, epsilon = field(step, _ROPE_TABLES + argument(op, 5)), get_f32(argument(op, 6))
+    tables, epsilon = field(step, Step.ROPE_TABLES + argument(op, 5)), get_f32(argument(op, 6))
     turned = scratch(step, thread)
     items = stage_rows(op, step) * heads
     for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
         x = argument(op, 0) + item * padded * 4
-        table = tables + get_i32(field(step, _POSITIONS) + 4 * (item // heads)) * padded * 4
+        table = tables + get_i32(field(step, Step.POSITIONS) + 4 * (item // heads)) * padded * 4
         rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
         norm_row(turned, argument(op, 2), size, padded, epsilon, x)

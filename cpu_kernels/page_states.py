@@ -33,7 +33,6 @@ _AHEAD = 4096
 """Prefetch distance of states in bytes: they are too large to stay in cache from step to step."""
 PARTS, GROUP_PAGES, PLACES, SLOT_BYTES, PART_BYTES = 0, 7, 8, 9, 10
 """Indices into the record of a layer's sizes."""
-_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
 _SEGMENT_BYTES = 4 * 8
 _ONE = np.float32(1.0)
 _MINUS_LOG2E = np.float32(-math.log2(math.e))
@@ -62,8 +61,8 @@ def walk(begin: Any, compute: Any) -> Any:
     def run(op: int, step: int, thread: int, threads: int) -> None:
         parts = field(argument(op, 0), PARTS)
         for part in range(share(parts, thread, threads), share(parts, thread + 1, threads)):
-            for number in range(field(step, _SEGMENT_COUNT)):
-                segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+            for number in range(field(step, Step.SEGMENT_COUNT)):
+                segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
                 row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
                 last = row + field(segment, 1)
                 while row < last:

@@ -64,7 +64,7 @@ class ProgramBuilder:
         """
         if isinstance(kernels, Kernel):
             kernels = dict.fromkeys(TILE_WIDTHS, kernels)
-        record = [0] * int(Op.SIZE)
+        record = [0] * Op.SIZE
         record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(self.stage if stage is None else stage)
         record[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
         self._rows.append((kernels, record))
@@ -73,7 +73,7 @@ class ProgramBuilder:
     def build(self, progress: CompileProgress | None = None) -> "Program":
         """Compile the operations' kernels and return the runnable program. Raises KernelError."""
         compile_all(self.kernels, progress)
-        records = aligned_zeros((len(self._rows), int(Op.SIZE)), np.int64)
+        records = aligned_zeros((len(self._rows), Op.SIZE), np.int64)
         for i, (kernels, record) in enumerate(self._rows):
             for column, width in enumerate(TILE_WIDTHS):
                 record[Op.KERNELS + column] = kernels[width].address

@@ -123,7 +123,7 @@ def row_products(
     logits: dict[str, Products] = {}
     for name, record in operations:
         if (form := product_form(name)) is not None:
-            cost = _product(form, record[int(Op.ARGUMENTS) :], chosen)
+            cost = _product(form, record[Op.ARGUMENTS :], chosen)
             sums, weights = logits if record[Op.STAGE] == Stage.WANTED else row, _format(name)
             sums[weights] = sums.get(weights, Products()) + cost
     return row, logits

@@ -36,7 +36,6 @@ class Step(IntEnum):
     ROPE_TABLES = 15
     SCRATCH = 19
     SCRATCH_STRIDE = 20
-    PARKED = 21
     PARTS = 22
     AHEAD = 23
     WANTED_SEGMENTS = 28
@@ -114,24 +113,19 @@ class Form(IntFlag):
     WORDS = 8
 
 
-_ROWS, _WIDTH, _STAGE, _ARGUMENTS = int(Step.ROWS), int(Step.WIDTH), int(Op.STAGE), int(Op.ARGUMENTS)
-_SCRATCH, _SCRATCH_STRIDE = int(Step.SCRATCH), int(Step.SCRATCH_STRIDE)
-_ACT_BYTES = 8 * int(Act.SIZE)
-
-
 def _field(builder: ir.IRBuilder, record: ir.Value, index: ir.Value) -> ir.Value:
     return load(builder, builder.add(record, builder.shl(index, I64(3))), I64, 8)
 
 
 def _argument(builder: ir.IRBuilder, op: ir.Value, index: ir.Value) -> ir.Value:
-    return _field(builder, op, builder.add(index, I64(_ARGUMENTS)))
+    return _field(builder, op, builder.add(index, I64(Op.ARGUMENTS)))
 
 
 # field(record, index): the record's integer at an index.
 field = define("field", [address, int64], int64, _field, lambda record, index: get_i64(record + 8 * index))
 # argument(op, index): the operation's argument at an index.
 argument = define(
-    "argument", [address, int64], int64, _argument, lambda op, index: get_i64(op + 8 * (_ARGUMENTS + index))
+    "argument", [address, int64], int64, _argument, lambda op, index: get_i64(op + 8 * (Op.ARGUMENTS + index))
 )
 # share(count, thread, threads): the first of a thread's items, of `count`; the thread's end is share of thread + 1.
 share = define(
@@ -146,24 +140,24 @@ share = define(
 @inner
 def stage_rows(op: int, step: int) -> int:
     """Rows of the operation's stage in this step."""
-    return get_i64(step + 8 * (_ROWS + get_i64(op + 8 * _STAGE)))
+    return field(step, Step.ROWS + field(op, Op.STAGE))
 
 
 @inner
 def stage_width(op: int, step: int) -> int:
     """Tile width of the operation's stage in this step."""
-    return get_i64(step + 8 * (_WIDTH + get_i64(op + 8 * _STAGE)))
+    return field(step, Step.WIDTH + field(op, Op.STAGE))
 
 
 @inner
 def scratch(step: int, thread: int) -> int:
     """Address of this thread's scratch memory."""
-    return get_i64(step + 8 * _SCRATCH) + thread * get_i64(step + 8 * _SCRATCH_STRIDE)
+    return field(step, Step.SCRATCH) + thread * field(step, Step.SCRATCH_STRIDE)
 
 
 @inner
 def activation(descriptors: int, private: int, rows: int, thread: int) -> int:
     """The descriptor to use: a single row packed privately is in each thread's own, everything else in the first."""
     if private != 0 and rows == 1:
-        return descriptors + _ACT_BYTES * (1 + thread)
+        return descriptors + 8 * Act.SIZE * (1 + thread)
     return descriptors

@@ -5,11 +5,12 @@ directly. Each probe does a known amount of work; the caller measures the time.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import Kernel, compile_all, kernel
+from cpu_kernels.kernel import Function, Kernel, compile_all, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Op, argument, share
 from cpu_kernels.simd.arithmetic import add_i32
@@ -28,8 +29,6 @@ _BLOCK = 256
 _RESULTS = 4096
 _TURNS = 500_000
 _VECTOR = 64
-# Accumulators that keep the multipliers busy: fewer if sixteen lanes take two of only sixteen registers.
-_INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
 # tile_dot4 adds products of bytes up to 127 in pairs, which fit on every processor; of smaller ones some can add more.
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
 
@@ -42,7 +41,7 @@ class Probe:
     def __init__(self, team: ThreadTeam, what: Kernel, amount: int, *arguments: int, keep: Sequence[Buffer]) -> None:
         self.amount = amount
         self._team, self._kernel, self._keep = team, what, keep
-        self._op = aligned_zeros((int(Op.SIZE),), np.int64)
+        self._op = aligned_zeros((Op.SIZE,), np.int64)
         self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
         compile_all([what])
 
@@ -76,7 +75,7 @@ def read(op: int, step: int, thread: int, threads: int) -> None:
     store_i32(argument(op, 2) + thread * _RESULTS, add_i32(add_i32(a, b), add_i32(c, d)))
 
 
-def _int8_kernel(width: int) -> Kernel:
+def _int8(width: int) -> Function:
     """Products of bytes into `width` accumulators. Arguments: 0 operands, 1 iterations, 2 results.
 
     One operand changes in each iteration, since a product of constants would be computed only once.
@@ -91,11 +90,11 @@ def _int8_kernel(width: int) -> Kernel:
             u = add_i32(u, change)
         tile_add_scaled_in_memory(sums, load_f32(operands), operands + 128, argument(op, 2) + thread * _RESULTS)
 
-    return Kernel(multiply, f"roofline.int8_{width}")
+    return multiply
 
 
-def _float_kernel(width: int) -> Kernel:
-    """Fused multiply-adds of floats into `width` accumulators. Arguments: as for the int8 kernel."""
+def _float(width: int) -> Function:
+    """Fused multiply-adds of floats into `width` accumulators. Arguments: as for bytes."""
 
     def multiply(op: int, step: int, thread: int, threads: int) -> None:
         operands = argument(op, 0)
@@ -105,11 +104,12 @@ def _float_kernel(width: int) -> Kernel:
             sums = tile_fma(sums, vector, operands + 128)
         tile_store(sums, argument(op, 2) + thread * _RESULTS)
 
-    return Kernel(multiply, f"roofline.float_{width}")
+    return multiply
 
 
-_INT8_KERNELS = {width: _int8_kernel(width) for width in _INT8_WIDTHS}
-_FLOAT_KERNELS = {width: _float_kernel(width) for width in _FLOAT_WIDTHS}
+_INT8_KERNELS = {width: Kernel(f"roofline.int8_{width}", __name__, partial(_int8, width)) for width in (6, 12)}
+_FLOAT_KERNELS = {width: Kernel(f"roofline.float_{width}", __name__, partial(_float, width)) for width in (4, 12)}
+"""By accumulators that keep the multipliers busy: fewer if sixteen lanes take two of only sixteen registers."""
 
 
 def read_probe(team: ThreadTeam, size: int) -> Probe:

@@ -74,9 +74,6 @@ class ScanShape(IntEnum):
     COUNT = 11
 
 
-_UNITS, _HEADS, _GROUP_UNITS, _STATE, _VALUES, _SIZE, _REACH = map(int, list(ScanShape)[: ScanShape.GROUP_PAGES])
-
-
 def unit_floats(heads: int, state: int, values: int, reach: int) -> int:
     """Floats of a unit's part of a slot. heads: per unit; state and values include padding."""
     of_heads = heads * (values * state + PAGE_TOKENS * values + PAGE_TOKENS)
@@ -92,7 +89,7 @@ def scratch_bytes(heads: int, state: int, values: int) -> int:
 @inner
 def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
     """Addresses of b, dt x, G and rows in a unit's part of a slot, which begins with S."""
-    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
     keys = slot + 4 * heads * state * values
     added = keys + 4 * PAGE_TOKENS * state
     faded = added + 4 * heads * PAGE_TOKENS * values
@@ -103,9 +100,9 @@ def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
     """Compute a unit's state at the start of a page from the previous page's slot, 0 for the first page."""
     shape, memory = argument(op, 0), scratch(step, thread)
-    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
     floats = 2 * state + heads * values
-    kept = (field(shape, _REACH) - 1) * floats
+    kept = (field(shape, ScanShape.REACH) - 1) * floats
     rows = _parts(slot, shape)[3]
     if before == 0:
         clear_floats(slot, heads * state * values)
@@ -136,11 +133,11 @@ def _through(columns: int, n: int, states: int, state: int, values: int, out: in
 @inner
 def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int, n: int, out: int) -> None:
     """Copy the rows of the step into the slot, and convolve them: b, c and x of each."""
-    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
-    reach = field(shape, _REACH)
+    heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
+    reach = field(shape, ScanShape.REACH)
     floats, of_group = 2 * state + heads * values, 2 * state
-    group = unit // field(shape, _GROUP_UNITS) * of_group * 4
-    own = (field(shape, _UNITS) // field(shape, _GROUP_UNITS) * of_group + unit * heads * values) * 4
+    group = unit // field(shape, ScanShape.GROUP_UNITS) * of_group * 4
+    own = (field(shape, ScanShape.UNITS) // field(shape, ScanShape.GROUP_UNITS) * of_group + unit * heads * values) * 4
     stride = argument(op, 4)
     for i in range(n):
         source = argument(op, 3) + (row0 + i) * stride
@@ -173,7 +170,7 @@ def _row(
 @inner
 def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None:
     """Gate a head's output and write it at the head's index."""
-    values, size = field(shape, _VALUES), field(shape, _SIZE)
+    values, size = field(shape, ScanShape.VALUES), field(shape, ScanShape.SIZE)
     gates = argument(op, 5) + row * argument(op, 4) + head * values * 4
     gate_values(GATE_SILU, gates, y, memory, values)
     target = argument(op, 10) + row * argument(op, 11) + head * size * 4
@@ -187,7 +184,7 @@ def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None
 def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one unit."""
     shape, memory = argument(op, 0), scratch(step, thread)
-    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
     floats = 2 * state + heads * values
     keys, added, faded, rows = _parts(slot, shape)
     columns = memory + PAGE_TOKENS * floats * 4

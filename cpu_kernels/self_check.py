@@ -4,7 +4,7 @@ A compiler bug for some processor gives wrong results silently. So a kernel ente
 samples equal those of the interpreter running the same source (see cpu_kernels.declarations).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class Sample:
         self.step({Step.POSITIONS: self.array(range(first, first + rows), np.int32)})
         self.step({Step.ROPE_TABLES: self.normal(first + rows, padded)})
 
-    def step(self, fields: dict[Step, int]) -> None:
+    def step(self, fields: Mapping[int, int]) -> None:
         """Set fields of the step record."""
         for field, value in fields.items():
             self._step[field] = value
@@ -88,6 +88,11 @@ class Sample:
         self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
         return self
 
+    def run(self, entry: Entry, threads: int = THREADS) -> None:
+        """Run a kernel for each thread in turn."""
+        for thread in range(threads):
+            entry(self._op.ctypes.data, self._step.ctypes.data, thread, threads)
+
     def differs(self, compiled: Entry, interpreted: Entry) -> bool:
         """Run both on the same data; return whether their results differ."""
         before = [array.copy() for array in self._arrays]
@@ -95,8 +100,7 @@ class Sample:
         for entry in (compiled, interpreted):
             for array, values in zip(self._arrays, before, strict=True):
                 array[...] = values
-            for thread in range(THREADS):
-                entry(self._op.ctypes.data, self._step.ctypes.data, thread, THREADS)
+            self.run(entry)
             after.append([array.copy() for array in self._arrays])
         return not all(map(_alike, *after))
 

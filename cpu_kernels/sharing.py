@@ -15,7 +15,6 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.records import Op, share
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 
-_TAKEN = 8 * int(Op.TAKEN)
 _PIECES_A_THREAD = 3
 _FREE = 4
 """One in _FREE items goes to pieces; the threads' own parts divide the rest."""
@@ -36,9 +35,9 @@ def next_share(op: int, count: int, threads: int) -> tuple[int, int]:
     """
     rest = count // _FREE
     pieces = min(rest, _PIECES_A_THREAD * threads)
-    taken = atomic_add(op + _TAKEN, 1)
+    taken = atomic_add(op + 8 * Op.TAKEN, 1)
     if taken == pieces + threads - 1:
-        atomic_store(op + _TAKEN, 0)
+        atomic_store(op + 8 * Op.TAKEN, 0)
     first, last = -1, -1
     if taken < pieces:
         left, all_squared = pieces - taken, pieces * pieces

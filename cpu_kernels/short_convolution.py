@@ -20,7 +20,6 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import fma, mul_f32
 from cpu_kernels.simd.vectors import get_i32, load_f32, store_f32
 
-_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
 _SEGMENT_BYTES = 4 * 8
 
 
@@ -102,8 +101,8 @@ def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
     """
     vectors = argument(op, 5)
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
-    for number in range(field(step, _SEGMENT_COUNT)):
-        segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+    for number in range(field(step, Step.SEGMENT_COUNT)):
+        segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
         for index in range(field(segment, 1)):
             _convolve(op, segment, index, first, last)
             _keep(op, segment, index, first, last)

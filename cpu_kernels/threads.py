@@ -22,10 +22,6 @@ _ARRIVED, _BARRIER, _SLEEPING, _STEP, _PARKED, _PROGRAM, _CONTROL_BYTES = (64 * 
 _PROGRAM_FIELD = _PROGRAM // 8
 _SPINS = 40_000
 _BARRIER_SPINS = 1_000
-_OP_BYTES = 8 * int(Op.SIZE)
-_OP_BARRIER, _OP_STAGE = int(Op.BARRIER), int(Op.STAGE)
-_WIDTH_INDEX, _ROWS = int(Step.WIDTH_INDEX), int(Step.ROWS)
-_ALWAYS, _MANY_ROWS = int(Barrier.ALWAYS), int(Barrier.MANY_ROWS)
 
 
 @inner
@@ -56,12 +52,12 @@ def _run(program: int, step: int, control: int, thread: int, threads: int) -> No
     """Run a program's operations. program: address of (operations, address of their records)."""
     ops = field(program, 1)
     for i in range(field(program, 0)):
-        op = ops + i * _OP_BYTES
-        stage = field(op, _OP_STAGE)
-        column = field(step, _WIDTH_INDEX + stage)
+        op = ops + i * (8 * Op.SIZE)
+        stage = field(op, Op.STAGE)
+        column = field(step, Step.WIDTH_INDEX + stage)
         call_kernel(field(op, column), op, step, thread, threads)
-        barrier = field(op, _OP_BARRIER)
-        if barrier == _ALWAYS or (barrier == _MANY_ROWS and field(step, _ROWS + stage) > 1):
+        barrier = field(op, Op.BARRIER)
+        if barrier == Barrier.ALWAYS or (barrier == Barrier.MANY_ROWS and field(step, Step.ROWS + stage) > 1):
             _meet(control, threads)
     _meet(control, threads)
 
@@ -130,7 +126,7 @@ class ThreadTeam:
         record = op.copy()
         record[Op.KERNELS], record[Op.BARRIER] = kernel.address, Barrier.NEVER
         head = np.array([1, record.ctypes.data], np.int64)
-        step = np.zeros(int(Step.SIZE), np.int64)
+        step = np.zeros(Step.SIZE, np.int64)
         self.run(head.ctypes.data, step.ctypes.data)
 
     def close(self) -> None:

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from cpu_kernels import PrefetchError
 from cpu_kernels.cores import largest_cache, processor_name
-from cpu_kernels.formats.panels import SCRATCH_BYTES
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import compile_all
 from cpu_kernels.kernel_cache import read_measured, write_measured
 from cpu_kernels.limits import available_memory
-from cpu_kernels.memory import Arena, aligned_zeros
-from cpu_kernels.records import TILE_WIDTHS, Act, Ahead, Op, Stage, Step
+from cpu_kernels.matmul import SCRATCH_BYTES
+from cpu_kernels.memory import Arena
+from cpu_kernels.records import TILE_WIDTHS, Ahead, Step
+from cpu_kernels.self_check import Sample
 
 PREFETCH_VARIABLE = "LOCALLLM_PREFETCH"
 MOST = 1 << 16
@@ -83,7 +84,7 @@ def measure(clock: Callable[[], float] = time.thread_time) -> Prefetch:
 
 
 class _Product:
-    """A product whose weights are read from memory, not from a cache."""
+    """A product whose weights are read from memory, not from a cache. The caller keeps them alive."""
 
     def __init__(self, weights: NDArray[np.uint8], kind: Ahead) -> None:
         name, width = _MEASURED[kind]
@@ -91,22 +92,15 @@ class _Product:
         self._kernel, self._field = packing.matmul[width], Step.AHEAD + kind
         groups = len(weights) // packing.group_bytes(_K)
         rows = groups * packing.group_rows
-        packed, out = aligned_zeros((int(Act.SIZE),), np.int64), aligned_zeros((width, rows), np.float32)
-        buffers = [aligned_zeros((4 * width * _K,), np.uint8) for _ in Act if _ != Act.SIZE]
-        packed[:] = [buffer.ctypes.data for buffer in buffers]
-        scratch = aligned_zeros((SCRATCH_BYTES,), np.uint8)
-        self._op, self._step = (aligned_zeros((int(record.SIZE),), np.int64) for record in (Op, Step))
+        s = Sample(rows=width, width=width, scratch=SCRATCH_BYTES)
         shape = (groups, packing.group_bytes(_K), packing.group_rows, _K)
-        arguments = (weights.ctypes.data, *shape, out.ctypes.data, 4 * rows, 0, 0, packed.ctypes.data, 0)
-        self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
-        self._step[[Step.ROWS + Stage.ALL, Step.WIDTH + Stage.ALL]] = width
-        self._step[Step.SCRATCH] = scratch.ctypes.data
-        self._keep = (weights, packed, out, buffers, scratch)
+        out, packed = s.zeros(width * rows), s.activations(_K)
+        self._sample = s.arguments(weights.ctypes.data, *shape, out, 4 * rows, 0, 0, packed, 0)
 
     def run(self, distance: int) -> None:
         """Compute it once on this thread with a prefetch distance in bytes."""
-        self._step[self._field] = distance
-        self._kernel(self._op.ctypes.data, self._step.ctypes.data, 0, 1)
+        self._sample.step({self._field: distance})
+        self._sample.run(self._kernel, threads=1)
 
 
 def _fastest(product: _Product, usual: int, clock: Callable[[], float]) -> int:

@@ -10,8 +10,8 @@ from cpu_kernels.attention import scratch_bytes
 from cpu_kernels.attention_shape import parts_bytes, shared_spans
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats import panels
 from cpu_kernels.kernel import release_linker
+from cpu_kernels.matmul import SCRATCH_BYTES
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
@@ -48,7 +48,7 @@ def step_fields(
     builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """New arrays for the step record's address fields, kept alive by the program."""
-    needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
+    needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)
     sizes: dict[Step, tuple[int, type[np.generic]]] = {

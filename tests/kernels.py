@@ -1,14 +1,14 @@
 """Kernels compiled before all tests, on all cores: else processes that need the same ones would wait for each other."""
 
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from pkgutil import iter_modules
 
 import cpu_kernels
 from cpu_kernels.attention import attention_kernel
 from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compile_children import compile_in_children
-from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.kernel import _declared
 from cpu_kernels.kernel_cache import read_kernel
 from cpu_kernels.kv_types import OF_LATENTS
@@ -20,9 +20,10 @@ def compile_kernels() -> None:
     for module in iter_modules(cpu_kernels.__path__):
         if not module.name.startswith("compile"):  # what imports Numba and declares no kernel
             import_module(f"cpu_kernels.{module.name}")
-    list(WEIGHT_FORMATS.values())
+    list(chain(WEIGHT_FORMATS.values(), WORD_FORMATS.values()))  # imports the modules that declare them
     attention = [attention_kernel(*types, shape.group) for shape, types in CASES]
     attention += [attention_kernel(kind, None, width) for kind, width in product(OF_LATENTS, WIDTHS)]
-    longest_first = {kernel.name: kernel for kernel in [*attention, *_declared.values()]}.values()
+    others = [kernel for kernel in _declared.values() if not kernel.name.startswith("attention.")]
+    longest_first = {kernel.name: kernel for kernel in [*attention, *others]}.values()
     missing = [kernel for kernel in longest_first if read_kernel(kernel.name) is None]
-    compile_in_children([(kernel.function.__module__, kernel.name) for kernel in missing])
+    compile_in_children([(kernel.module, kernel.name) for kernel in missing])

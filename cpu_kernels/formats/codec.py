@@ -39,6 +39,16 @@ class Piece(NamedTuple):
         return (1 << self.bits) - 1
 
 
+def _packed(values: Iterable[int]) -> int:
+    """Up to eight bytes as a signed 64-bit integer, the first lowest: a table that compiled code can index."""
+    return int.from_bytes(bytes(value % 256 for value in values).ljust(8, b"\0"), "little", signed=True)
+
+
+@inner
+def _byte(packed: int, index: int) -> int:
+    return packed >> (8 * index) & 255
+
+
 class Codec:
     """An arrangement of the values of sixteen rows in vectors.
 
@@ -63,12 +73,50 @@ class Codec:
     @cached_property
     def put(self) -> Any:
         """put(to, step, values): write a step's values (bytes of an integer) to the lane at `to`, zeroed before."""
-        return _put(self)
+        vectors, shifts, masks, positions = self._columns(0)
+        more_vectors, more_shifts, more_masks, more_positions = self._columns(1)
+        two = more_masks != 0
+
+        @inner
+        def put(to: int, step: int, values: int) -> None:
+            place = to + 64 * _byte(vectors, step)
+            bits = values >> _byte(positions, step) & _byte(masks, step) * _EACH_BYTE
+            put_i32(place, get_i32(place) | bits << _byte(shifts, step))
+            if two:
+                place = to + 64 * _byte(more_vectors, step)
+                bits = values >> _byte(more_positions, step) & _byte(more_masks, step) * _EACH_BYTE
+                put_i32(place, get_i32(place) | bits << _byte(more_shifts, step))
+
+        return put
 
     @cached_property
     def value(self) -> Any:
         """value(where, i): value i of the lane at an address."""
-        return _value(self)
+        vectors, shifts, masks, positions = self._columns(0)
+        more_vectors, more_shifts, more_masks, more_positions = self._columns(1)
+        two, has_table = more_masks != 0, bool(self.table)
+        low_entries, high_entries = _packed(self.table[:8]), _packed(self.table[8:])
+
+        @inner
+        def value(where: int, i: int) -> int:
+            step, bit = i // 4, i % 4 * 8
+            raw = get_i32(where + 64 * _byte(vectors, step)) >> (bit + _byte(shifts, step))
+            found = (raw & _byte(masks, step)) << _byte(positions, step)
+            if two:
+                raw = get_i32(where + 64 * _byte(more_vectors, step)) >> (bit + _byte(more_shifts, step))
+                found |= (raw & _byte(more_masks, step)) << _byte(more_positions, step)
+            if has_table:
+                found = (_byte(low_entries if found < 8 else high_entries, found % 8) ^ 128) - 128
+            return found
+
+        return value
+
+    def _columns(self, index: int) -> tuple[int, int, int, int]:
+        """Vector, shift, mask and position of piece `index` of every step, as packed bytes; mask 0 if it has none."""
+        pieces = [step[index] if index < len(step) else Piece(0, 0, 0) for step in self.steps]
+        columns = zip(*((piece.vector, piece.shift, piece.mask, piece.position) for piece in pieces), strict=True)
+        vectors, shifts, masks, positions = map(_packed, columns)
+        return vectors, shifts, masks, positions
 
     def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
         """Emit code that unpacks the values of a k step to bytes, from the vectors at address p."""
@@ -164,63 +212,6 @@ def _shifted(builder: ir.IRBuilder, value: ir.Value, up: int) -> ir.Value:
     return builder.shl(value, bits) if up > 0 else builder.lshr(value, bits)
 
 
-def _packed(values: Iterable[int]) -> int:
-    """Up to eight bytes as a signed 64-bit integer, the first lowest: a table that compiled code can index."""
-    return int.from_bytes(bytes(value % 256 for value in values).ljust(8, b"\0"), "little", signed=True)
-
-
-def _columns(codec: Codec, index: int) -> tuple[int, int, int, int]:
-    """Vector, shift, mask and position of piece `index` of every step, as packed bytes; mask 0 if it has none."""
-    pieces = [step[index] if index < len(step) else Piece(0, 0, 0) for step in codec.steps]
-    columns = zip(*((piece.vector, piece.shift, piece.mask, piece.position) for piece in pieces), strict=True)
-    vectors, shifts, masks, positions = map(_packed, columns)
-    return vectors, shifts, masks, positions
-
-
-@inner
-def _byte(packed: int, index: int) -> int:
-    return packed >> (8 * index) & 255
-
-
-def _put(codec: Codec) -> Any:
-    vectors, shifts, masks, positions = _columns(codec, 0)
-    more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
-    two = more_masks != 0
-
-    @inner
-    def put(to: int, step: int, values: int) -> None:
-        place = to + 64 * _byte(vectors, step)
-        bits = values >> _byte(positions, step) & _byte(masks, step) * _EACH_BYTE
-        put_i32(place, get_i32(place) | bits << _byte(shifts, step))
-        if two:
-            place = to + 64 * _byte(more_vectors, step)
-            bits = values >> _byte(more_positions, step) & _byte(more_masks, step) * _EACH_BYTE
-            put_i32(place, get_i32(place) | bits << _byte(more_shifts, step))
-
-    return put
-
-
-def _value(codec: Codec) -> Any:
-    vectors, shifts, masks, positions = _columns(codec, 0)
-    more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
-    two, has_table = more_masks != 0, bool(codec.table)
-    low_entries, high_entries = _packed(codec.table[:8]), _packed(codec.table[8:])
-
-    @inner
-    def value(where: int, i: int) -> int:
-        step, bit = i // 4, i % 4 * 8
-        raw = get_i32(where + 64 * _byte(vectors, step)) >> (bit + _byte(shifts, step))
-        found = (raw & _byte(masks, step)) << _byte(positions, step)
-        if two:
-            raw = get_i32(where + 64 * _byte(more_vectors, step)) >> (bit + _byte(more_shifts, step))
-            found |= (raw & _byte(more_masks, step)) << _byte(more_positions, step)
-        if has_table:
-            found = (_byte(low_entries if found < 8 else high_entries, found % 8) ^ 128) - 128
-        return found
-
-    return value
-
-
 TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
 # Each bit stands for -1 or 1: values are 0 or 2, with a bias of 1.
 SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
@@ -239,3 +230,5 @@ THREE_BITS = Codec(
 SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
 BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])
 SMALL_BYTES = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)
+# FP4 (E2M1) times two.
+FP4 = Codec(NIBBLES.steps, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))

@@ -13,8 +13,9 @@ from llvmlite import ir
 
 from cpu_kernels.declarations import TupleOf, inner, operation
 from cpu_kernels.formats.source import Source
+from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.records import Act, field
+from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch_lines
 from cpu_kernels.simd.bytes import keep_order
@@ -37,7 +38,6 @@ from cpu_kernels.simd.vectors import (
     view,
 )
 
-_FLOATS = int(Act.FLOATS)
 _WIDEST = 12 if POLICY.vector_parts == 1 else 4 // POLICY.vector_parts
 """Tokens whose sums of both halves fit into the registers."""
 
@@ -69,33 +69,77 @@ def fma_halves(builder: ir.IRBuilder, total: Values, low: ir.Value, high: ir.Val
     return new
 
 
-@dataclass(frozen=True, kw_only=True)
-class Floats:
-    """A format of floats of value_bytes each.
+@dataclass(kw_only=True, eq=False)
+class Floats(WeightFormat):
+    """A format of floats.
 
-    load(p): sixteen values as a vector of f32. copy(source, to): one value. unpack(source, to): one value to f32.
+    load(p): sixteen values as a vector of f32. unpack(source, to): one value to f32.
     """
 
-    name: str
-    value_bytes: int
+    form, group_rows, block = Form.FLOATS, 32, 1
     load: Any
-    copy: Any
     unpack: Any
 
     @property
-    def source(self) -> Source:
-        """Layout of a value in a file."""
-        return Source(nbytes=self.value_bytes, values=1)
+    def nbytes(self) -> int:
+        """Bytes of a value of 32 rows."""
+        return 32 * self.source.nbytes
 
+    def row_packer(self) -> Any:
+        """See WeightFormat."""
+        size = self.source.nbytes
+        get, put = (get_i16, put_i16) if size == 2 else (get_i32, put_i32)
 
-@inner
-def _copy_16(source: int, to: int) -> None:
-    put_i16(to, get_i16(source))
+        @inner
+        def pack_row(source: int, group: int, lane: int, k: int) -> None:
+            for i in range(k):
+                value = get(source + i * size)
+                put(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, value)
 
+        return pack_row
 
-@inner
-def _copy_32(source: int, to: int) -> None:
-    put_i32(to, get_i32(source))
+    def row_unpacker(self) -> Any:
+        """See WeightFormat."""
+        unpack, size = self.unpack, self.source.nbytes
+
+        @inner
+        def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
+            for i in range(k):
+                unpack(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, out + i * 4)
+
+        return unpack_row
+
+    def tile_adder(self) -> Any:
+        """See WeightFormat."""
+        load, step_bytes = self.load, 16 * self.source.nbytes
+        steps_of_line = 64 // step_bytes
+
+        @inner
+        def tile(
+            zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int
+        ) -> None:
+            width = tile_width(zero)
+            x = field(act, Act.FLOATS) + index * width * k * 4
+            if width <= _WIDEST:
+                total = load_halves(zero, sums)
+                for i in range(start, end):
+                    p, q = group + i * step_bytes, group + (k + i) * step_bytes
+                    if ahead > 0 and i % steps_of_line == 0:
+                        prefetch_lines(p + ahead, 1)
+                        prefetch_lines(q + ahead, 1)
+                    total = fma_halves(total, load(p), load(q), x + i * 4 * width)
+                tile_store(total, sums)
+            else:
+                for half in range(2):
+                    total = tile_load_f32(zero, sums + half * 64 * width)
+                    for i in range(start, end):
+                        p = group + (half * k + i) * step_bytes
+                        if ahead > 0:
+                            prefetch_lines(p + ahead, 1)
+                        total = tile_fma(total, load(p), x + i * 4 * width)
+                    tile_store(total, sums + half * 64 * width)
+
+        return tile
 
 
 @inner
@@ -113,63 +157,11 @@ def _unpack_f32(source: int, to: int) -> None:
     put_f32(to, get_f32(source))
 
 
-FLOATS = (
-    Floats(name="F32", value_bytes=4, load=load_f32, copy=_copy_32, unpack=_unpack_f32),
-    Floats(name="F16", value_bytes=2, load=load_f16, copy=_copy_16, unpack=_unpack_f16),
-    Floats(name="BF16", value_bytes=2, load=load_bf16, copy=_copy_16, unpack=_unpack_bf16),
-)
-
-
-def row_packer(layout: Floats) -> Any:
-    """Function pack_row(source, group, lane, k): write a row to its lane of a group."""
-    copy, size = layout.copy, layout.value_bytes
-
-    @inner
-    def pack_row(source: int, group: int, lane: int, k: int) -> None:
-        for i in range(k):
-            copy(source + i * size, group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size)
-
-    return pack_row
-
-
-def row_unpacker(layout: Floats) -> Any:
-    """Function unpack_row(group, lane, k, out, memory): write a lane's values to out as f32."""
-    unpack, size = layout.unpack, layout.value_bytes
-
-    @inner
-    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
-        for i in range(k):
-            unpack(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, out + i * 4)
-
-    return unpack_row
-
-
-def tile_adder(layout: Floats) -> Any:
-    """The function that cpu_kernels.matmul calls for a register tile."""
-    load, step_bytes = layout.load, 16 * layout.value_bytes
-    steps_of_line = 64 // step_bytes
-
-    @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
-        width = tile_width(zero)
-        x = field(act, _FLOATS) + index * width * k * 4
-        if width <= _WIDEST:
-            total = load_halves(zero, sums)
-            for i in range(start, end):
-                p, q = group + i * step_bytes, group + (k + i) * step_bytes
-                if ahead > 0 and i % steps_of_line == 0:
-                    prefetch_lines(p + ahead, 1)
-                    prefetch_lines(q + ahead, 1)
-                total = fma_halves(total, load(p), load(q), x + i * 4 * width)
-            tile_store(total, sums)
-        else:
-            for half in range(2):
-                total = tile_load_f32(zero, sums + half * 64 * width)
-                for i in range(start, end):
-                    p = group + (half * k + i) * step_bytes
-                    if ahead > 0:
-                        prefetch_lines(p + ahead, 1)
-                    total = tile_fma(total, load(p), x + i * 4 * width)
-                tile_store(total, sums + half * 64 * width)
-
-    return tile
+FORMATS = {
+    each.name: each
+    for each in (
+        Floats(name="F32", source=Source(nbytes=4, values=1), load=load_f32, unpack=_unpack_f32),
+        Floats(name="F16", source=Source(nbytes=2, values=1), load=load_f16, unpack=_unpack_f16),
+        Floats(name="BF16", source=Source(nbytes=2, values=1), load=load_bf16, unpack=_unpack_bf16),
+    )
+}

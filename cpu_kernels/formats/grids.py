@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats.source import Source
-from cpu_kernels.formats.transposed import SCALES_AT, Transposed
 from cpu_kernels.simd.arithmetic import add_i32, mask_bits, mul_i32, or_i32, shift_left, shift_right, shift_right_signed
 from cpu_kernels.simd.bytes import byte_values
 from cpu_kernels.simd.lookups import base_3_digits, points_table, sign_words, spread, with_even_bits
 from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16, splat_i32, store_i32
 
+SCALES_AT = 4096
+"""Offset of the scales in a panel, see cpu_kernels.formats.transposed."""
 _NIBBLES = 0x0F0F0F0F
 _SIGNS = 0x88888888
 _TWO_BITS, _LOWER_BYTES, _UPPER_BYTES = 0x03030303, 0x00FF00FF, 0xFF00FF00
@@ -123,7 +123,7 @@ def _put_16_scales(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq2_xxs(p: int, panel: int) -> None:
+def unpack_iq2_xxs(p: int, panel: int) -> None:
     """Per 32 values: four one-byte points, then four times seven signs and a 4-bit scale."""
     for b in range(8):
         points, signs = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
@@ -132,7 +132,7 @@ def _unpack_iq2_xxs(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq2_xs(p: int, panel: int) -> None:
+def unpack_iq2_xs(p: int, panel: int) -> None:
     """Per 8 values: a 9-bit point and seven signs. Behind all points: a 4-bit scale per 16 values."""
     _put_16_scales(p + 1024, panel)
     for b in range(8):
@@ -147,7 +147,7 @@ def _unpack_iq2_xs(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq2_s(p: int, panel: int) -> None:
+def unpack_iq2_s(p: int, panel: int) -> None:
     """A byte of the point per 8 values, then signs, then two more bits per point, then a 4-bit scale per 16 values."""
     _put_16_scales(p + 1152, panel)
     for half in range(2):
@@ -159,7 +159,7 @@ def _unpack_iq2_s(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq3_xxs(p: int, panel: int) -> None:
+def unpack_iq3_xxs(p: int, panel: int) -> None:
     """A one-byte point per 4 values. Behind all points, per 32 values: four times seven signs and a 4-bit scale."""
     for b in range(8):
         signs = load_i32(p + 1024 + b * 64)
@@ -170,7 +170,7 @@ def _unpack_iq3_xxs(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq3_s(p: int, panel: int) -> None:
+def unpack_iq3_s(p: int, panel: int) -> None:
     """A byte of the point per 4 values, then the points' ninth bits, then signs, then a 4-bit scale per 32 values."""
     scales = load_i32(p + 1664)
     for quarter in range(2):
@@ -185,7 +185,7 @@ def _unpack_iq3_s(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq1_s(p: int, panel: int) -> None:
+def unpack_iq1_s(p: int, panel: int) -> None:
     """A byte of the point per 8 values; then per 32 values the points' upper three bits, a 3-bit scale and a sign."""
     for pair in range(4):
         rest = load_i32(p + 512 + pair * 64)
@@ -197,7 +197,7 @@ def _unpack_iq1_s(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_iq1_m(p: int, panel: int) -> None:
+def unpack_iq1_m(p: int, panel: int) -> None:
     """A byte of the point per 8 values, then each point's upper three bits and a sign; a 3-bit scale per 16 values.
 
     Four scales are in the lower twelve bits of a 16-bit word; its upper four bits are a part of d.
@@ -219,7 +219,7 @@ def _unpack_iq1_m(p: int, panel: int) -> None:
 
 
 @inner
-def _put_d_iq1_m(block: int, to: int) -> None:
+def put_d_iq1_m(block: int, to: int) -> None:
     """Assemble d from the upper four bits of four words, lowest first."""
     d = 0
     for i in range(4):
@@ -239,7 +239,7 @@ def _put_digits(word: Any, to: int, stride: int) -> Any:
 
 
 @inner
-def _unpack_tq1_0(p: int, panel: int) -> None:
+def unpack_tq1_0(p: int, panel: int) -> None:
     """Five digits per byte in 32 and in 16 bytes, four in the last 4; neighbouring values are in neighbouring bytes."""
     for i in range(8):
         store_i32(panel + 2048 + i * 64, _ternary(_put_digits(load_i32(p + i * 64), panel + i * 64, 512)))
@@ -250,7 +250,7 @@ def _unpack_tq1_0(p: int, panel: int) -> None:
 
 
 @inner
-def _unpack_tq2_0(p: int, panel: int) -> None:
+def unpack_tq2_0(p: int, panel: int) -> None:
     """Two bits per value; neighbouring values are in neighbouring bytes, in runs of 32."""
     for half in range(2):
         for i in range(8):
@@ -258,85 +258,3 @@ def _unpack_tq2_0(p: int, panel: int) -> None:
             for j in range(4):
                 store_i32(panel + half * 2048 + j * 512 + i * 64, _ternary(mask_bits(word, _TWO_BITS)))
                 word = shift_right(word, 2)
-
-
-TRANSPOSED = (
-    Transposed(
-        name="IQ2_XXS",
-        source=Source(nbytes=66, values=256, halves=(0,)),
-        words_at=2,
-        words=16,
-        unpack=_unpack_iq2_xxs,
-        sub_block=32,
-        unit=8,
-    ),
-    Transposed(
-        name="IQ2_XS",
-        source=Source(nbytes=74, values=256, halves=(0,)),
-        words_at=2,
-        words=18,
-        unpack=_unpack_iq2_xs,
-        sub_block=16,
-        unit=8,
-    ),
-    Transposed(
-        name="IQ2_S",
-        source=Source(nbytes=82, values=256, halves=(0,)),
-        words_at=2,
-        words=20,
-        unpack=_unpack_iq2_s,
-        sub_block=16,
-        unit=8,
-    ),
-    Transposed(
-        name="IQ3_XXS",
-        source=Source(nbytes=98, values=256, halves=(0,)),
-        words_at=2,
-        words=24,
-        unpack=_unpack_iq3_xxs,
-        sub_block=32,
-        unit=4,
-    ),
-    Transposed(
-        name="IQ3_S",
-        source=Source(nbytes=110, values=256, halves=(0,)),
-        words_at=2,
-        words=27,
-        unpack=_unpack_iq3_s,
-        sub_block=32,
-    ),
-    Transposed(
-        name="IQ1_S",
-        source=Source(nbytes=50, values=256, halves=(0,)),
-        words_at=2,
-        words=12,
-        unpack=_unpack_iq1_s,
-        sub_block=32,
-        unit=8,
-    ),
-    Transposed(
-        name="IQ1_M",
-        source=Source(nbytes=56, values=256),
-        words=14,
-        unpack=_unpack_iq1_m,
-        sub_block=16,
-        put_d=_put_d_iq1_m,
-        unit=8,
-    ),
-    Transposed(
-        name="TQ1_0",
-        source=Source(nbytes=54, values=256, halves=(52,)),
-        words=13,
-        unpack=_unpack_tq1_0,
-        sub_block=256,
-        d=52,
-    ),
-    Transposed(
-        name="TQ2_0",
-        source=Source(nbytes=66, values=256, halves=(64,)),
-        words=16,
-        unpack=_unpack_tq2_0,
-        sub_block=256,
-        d=64,
-    ),
-)

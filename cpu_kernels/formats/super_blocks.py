@@ -17,9 +17,9 @@ import numpy as np
 
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import Codec
-from cpu_kernels.formats.source import Source
+from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.records import Act, field
+from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
     mask_bits,
     mul_f32,
@@ -49,8 +49,7 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-_WORDS = 0x00FF00FF
-_Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
+WORDS = 0x00FF00FF
 # Undoes the factor of the packed activations' -32 * sum. Its sign remains, since minima are subtracted.
 _PER_SUM = np.float32(1.0 / 32.0)
 DMIN_AT, SECTIONS_AT = 32, 64
@@ -68,8 +67,8 @@ class Minima(Enum):
     NIBBLES = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuperBlock:
+@dataclass(kw_only=True, eq=False)
+class SuperBlock(WeightFormat):
     """A format of super-blocks.
 
     sub_block: values that share a scale, 16 or 32. bias: added to values as stored: 32, with signed scales, or 0. unit:
@@ -78,8 +77,7 @@ class SuperBlock:
     dmin: offsets of the factors in the file's block.
     """
 
-    name: str
-    source: Source
+    form, group_rows, block = Form.BLOCKS_256, 16, 256
     codec: Codec
     sub_block: int
     pack_scales: Any
@@ -127,231 +125,226 @@ class SuperBlock:
         """Bytes of a packed super-block of 16 rows."""
         return SECTIONS_AT + self.sections * self.section_bytes
 
+    def row_packer(self) -> Any:
+        """See WeightFormat."""
+        four, put, pack_scales = self.source.reader(), self.codec.put, self.pack_scales
+        source_bytes, block_bytes, section_bytes = self.source.nbytes, self.nbytes, self.section_bytes
+        unit_bytes, units, steps = self.codec.nbytes, self.section_units, self.unit_steps
+        sections, values_at = self.sections, self.section_header
+        d, dmin, minima = self.d, self.dmin, self.minima is not Minima.NONE
 
-def row_packer(layout: SuperBlock) -> Any:
-    """Return pack_row(source, group, lane, k), which packs a row of a file's blocks into its lane of a group."""
-    four, put, pack_scales = layout.source.reader(), layout.codec.put, layout.pack_scales
-    source_bytes, block_bytes, section_bytes = layout.source.nbytes, layout.nbytes, layout.section_bytes
-    unit_bytes, units, steps = layout.codec.nbytes, layout.section_units, layout.unit_steps
-    sections, values_at = layout.sections, layout.section_header
-    d, dmin, minima = layout.d, layout.dmin, layout.minima is not Minima.NONE
-
-    @inner
-    def pack_row(source: int, group: int, lane: int, k: int) -> None:
-        for b in range(k // 256):
-            block, packed = source + b * source_bytes, group + b * block_bytes
-            put_i16(packed + lane * 2, get_i16(block + d))
-            if minima:
-                put_i16(packed + DMIN_AT + lane * 2, get_i16(block + dmin))
-            place = packed + SECTIONS_AT + lane * 4
-            pack_scales(block, place, section_bytes)
-            for unit in range(sections * units):
-                to = place + unit // units * section_bytes + values_at + unit % units * unit_bytes
-                for step in range(steps):
-                    put(to, step, four(block, (unit * steps + step) * 4))
-
-    return pack_row
-
-
-def row_unpacker(layout: SuperBlock) -> Any:
-    """Return unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
-    value, block_bytes, section_bytes = layout.codec.value, layout.nbytes, layout.section_bytes
-    unit_bytes, unit_values, sub_block = layout.codec.nbytes, 4 * layout.unit_steps, layout.sub_block
-    minima, nibbles = layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
-    values_at, bias, sign, per_unit = (
-        layout.section_header,
-        layout.bias,
-        128 if layout.bias else 0,
-        np.float32(1 / layout.unit),
-    )
-
-    @inner
-    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
-        for b in range(k // 256):
-            packed = group + b * block_bytes
-            d, dmin = get_f16(packed + lane * 2) * per_unit, get_f16(packed + DMIN_AT + lane * 2)
-            for i in range(256):
-                section, offset = i // (4 * sub_block), i % (4 * sub_block)
-                place = packed + SECTIONS_AT + section * section_bytes + lane * 4
-                where = place + offset // sub_block
-                scale, minimum = (get_u8(where) ^ sign) - sign, get_u8(where if nibbles else where + 64)
-                if nibbles:
-                    scale, minimum = scale & 15, minimum >> 4
-                at = place + values_at + offset // unit_values * unit_bytes
-                number = d * np.float32(scale) * np.float32(value(at, i % unit_values) - bias)
+        @inner
+        def pack_row(source: int, group: int, lane: int, k: int) -> None:
+            for b in range(k // 256):
+                block, packed = source + b * source_bytes, group + b * block_bytes
+                put_i16(packed + lane * 2, get_i16(block + d))
                 if minima:
-                    number -= dmin * np.float32(minimum)
-                put_f32(out + (b * 256 + i) * 4, number)
+                    put_i16(packed + DMIN_AT + lane * 2, get_i16(block + dmin))
+                place = packed + SECTIONS_AT + lane * 4
+                pack_scales(block, place, section_bytes)
+                for unit in range(sections * units):
+                    to = place + unit // units * section_bytes + values_at + unit % units * unit_bytes
+                    for step in range(steps):
+                        put(to, step, four(block, (unit * steps + step) * 4))
 
-    return unpack_row
+        return pack_row
 
+    def row_unpacker(self) -> Any:
+        """See WeightFormat."""
+        value, block_bytes, section_bytes = self.codec.value, self.nbytes, self.section_bytes
+        unit_bytes, unit_values, sub_block = self.codec.nbytes, 4 * self.unit_steps, self.sub_block
+        minima, nibbles = self.minima is not Minima.NONE, self.minima is Minima.NIBBLES
+        values_at, bias, sign, per_unit = (
+            self.section_header,
+            self.bias,
+            128 if self.bias else 0,
+            np.float32(1 / self.unit),
+        )
 
-def scale_getter(layout: SuperBlock) -> Any:
-    """Return a function that turns the scale in the lowest byte of each lane into a factor of a partial sum."""
+        @inner
+        def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
+            for b in range(k // 256):
+                packed = group + b * block_bytes
+                d, dmin = get_f16(packed + lane * 2) * per_unit, get_f16(packed + DMIN_AT + lane * 2)
+                for i in range(256):
+                    section, offset = i // (4 * sub_block), i % (4 * sub_block)
+                    place = packed + SECTIONS_AT + section * section_bytes + lane * 4
+                    where = place + offset // sub_block
+                    scale, minimum = (get_u8(where) ^ sign) - sign, get_u8(where if nibbles else where + 64)
+                    if nibbles:
+                        scale, minimum = scale & 15, minimum >> 4
+                    at = place + values_at + offset // unit_values * unit_bytes
+                    number = d * np.float32(scale) * np.float32(value(at, i % unit_values) - bias)
+                    if minima:
+                        number -= dmin * np.float32(minimum)
+                    put_f32(out + (b * 256 + i) * 4, number)
 
-    @inner
-    def unsigned(scales: Any) -> Any:
-        return partial_factor(mask_bits(scales, 0xFF))
+        return unpack_row
 
-    @inner
-    def signed(scales: Any) -> Any:
-        return partial_factor(shift_right_signed(shift_left(scales, 24), 24))
+    def scale_getter(self) -> Any:
+        """Return a function that turns the scale in the lowest byte of each lane into a factor of a partial sum."""
 
-    @inner
-    def nibble(scales: Any) -> Any:
-        return partial_factor(mask_bits(scales, 15))
+        @inner
+        def unsigned(scales: Any) -> Any:
+            return partial_factor(mask_bits(scales, 0xFF))
 
-    if layout.minima is Minima.NIBBLES:
-        return nibble
-    return signed if layout.bias else unsigned
+        @inner
+        def signed(scales: Any) -> Any:
+            return partial_factor(shift_right_signed(shift_left(scales, 24), 24))
 
+        @inner
+        def nibble(scales: Any) -> Any:
+            return partial_factor(mask_bits(scales, 15))
 
-def start_getter(layout: SuperBlock) -> Any:
-    """Return start(zero, sums), the initial partial sums: `zero`, or the activations' -32 * sums at `sums`."""
+        if self.minima is Minima.NIBBLES:
+            return nibble
+        return signed if self.bias else unsigned
 
-    @inner
-    def start_at_zero(zero: Any, sums: int) -> Any:
-        return zero
+    def start_getter(self) -> Any:
+        """Return start(zero, sums), the initial partial sums: `zero`, or the activations' -32 * sums at `sums`."""
 
-    @inner
-    def start_centred(zero: Any, sums: int) -> Any:
-        return tile_broadcast(zero, sums)
+        @inner
+        def start_at_zero(zero: Any, sums: int) -> Any:
+            return zero
 
-    return start_centred if layout.bias else start_at_zero
+        @inner
+        def start_centred(zero: Any, sums: int) -> Any:
+            return tile_broadcast(zero, sums)
 
+        return start_centred if self.bias else start_at_zero
 
-def _add_section(layout: SuperBlock) -> Any:
-    """Return a function that adds the products of a section's sub-blocks, times their scales."""
-    codec, parts = layout.codec, layout.parts
-    steps = layout.unit_steps // parts
-    dot_first, dot_second = codec.dot(0, steps, partial=True), codec.dot(layout.unit_steps - steps, steps, partial=True)
-    start, factor, sums_of_part = start_getter(layout), scale_getter(layout), steps // 4
-    several, own_scales = parts > 1, layout.sub_block == 4 * steps
-    units, values_at, unit_steps = layout.section_units, layout.section_header, layout.unit_steps
-    unit_bytes, lines, header_lines = codec.nbytes, codec.nbytes // 64, layout.section_header // 64
+    def _add_section(self) -> Any:
+        """Return a function that adds the products of a section's sub-blocks, times their scales."""
+        codec, parts = self.codec, self.parts
+        steps = self.unit_steps // parts
+        dot_first, dot_second = (
+            codec.dot(0, steps, partial=True),
+            codec.dot(self.unit_steps - steps, steps, partial=True),
+        )
+        start, factor, sums_of_part = self.start_getter(), self.scale_getter(), steps // 4
+        several, own_scales = parts > 1, self.sub_block == 4 * steps
+        units, values_at, unit_steps = self.section_units, self.section_header, self.unit_steps
+        unit_bytes, lines, header_lines = codec.nbytes, codec.nbytes // 64, self.section_header // 64
 
-    @inner
-    def add_unit(products: Any, zero: Any, scales: Any, p: int, x: int, sums: int) -> Any:
-        """Add one unit; return the sums, and the scales shifted to the next unit's."""
-        step = 4 * tile_width(zero)
-        part = dot_first(start(zero, sums), p, x)
-        products = add_partial(products, part, factor(scales))
-        if several:
-            if own_scales:
-                scales = shift_right(scales, 8)
-            part = dot_second(start(zero, sums + sums_of_part * step), p, x + steps * step)
+        @inner
+        def add_unit(products: Any, zero: Any, scales: Any, p: int, x: int, sums: int) -> Any:
+            """Add one unit; return the sums, and the scales shifted to the next unit's."""
+            step = 4 * tile_width(zero)
+            part = dot_first(start(zero, sums), p, x)
             products = add_partial(products, part, factor(scales))
-        return products, shift_right(scales, 8)
+            if several:
+                if own_scales:
+                    scales = shift_right(scales, 8)
+                part = dot_second(start(zero, sums + sums_of_part * step), p, x + steps * step)
+                products = add_partial(products, part, factor(scales))
+            return products, shift_right(scales, 8)
 
-    @inner
-    def add_section(products: Any, zero: Any, p: int, x: int, sums: int, ahead: int) -> Any:
-        step, one = 4 * tile_width(zero), tile_width(zero) == 1
-        if one or ahead > 0:
-            prefetch_lines(p + ahead, header_lines)
-        scales = load_i32(p)
-        p += values_at
-        for _ in range(opaque(units) if one else units):
+        @inner
+        def add_section(products: Any, zero: Any, p: int, x: int, sums: int, ahead: int) -> Any:
+            step, one = 4 * tile_width(zero), tile_width(zero) == 1
             if one or ahead > 0:
-                prefetch_lines(p + ahead, lines)
-            products, scales = add_unit(products, zero, scales, p, x, sums)
-            p += unit_bytes
-            x += unit_steps * step
-            sums += unit_steps // 4 * step
-        return products
+                prefetch_lines(p + ahead, header_lines)
+            scales = load_i32(p)
+            p += values_at
+            for _ in range(opaque(units) if one else units):
+                if one or ahead > 0:
+                    prefetch_lines(p + ahead, lines)
+                products, scales = add_unit(products, zero, scales, p, x, sums)
+                p += unit_bytes
+                x += unit_steps * step
+                sums += unit_steps // 4 * step
+            return products
 
-    return add_section
+        return add_section
 
+    def _minima_adder(self) -> Any:
+        """Return a function that adds the minima of a section's sub-blocks times the activations' sums."""
 
-def minima_adder(layout: SuperBlock) -> Any:
-    """Return a function that adds the minima of a section's sub-blocks times the activations' sums."""
+        @inner
+        def of_bytes(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
+            minima = load_i32(p + 64)
+            least = tile_dot2(least, mask_bits(minima, WORDS), pairs)
+            return tile_dot2(least, mask_bits(shift_right(minima, 8), WORDS), pairs + 4 * tile_width(zero))
 
-    @inner
-    def none(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
-        return least
+        @inner
+        def of_nibbles(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
+            both = load_i32(p)
+            for i in range(4):
+                minimum = mask_bits(shift_right(both, 4), 15)
+                total = tile_broadcast(zero, sums + i * 4 * tile_width(zero))
+                least = add_partial(least, total, partial_factor(minimum))
+                both = shift_right(both, 8)
+            return least
 
-    @inner
-    def of_bytes(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
-        minima = load_i32(p + 64)
-        least = tile_dot2(least, mask_bits(minima, _WORDS), pairs)
-        return tile_dot2(least, mask_bits(shift_right(minima, 8), _WORDS), pairs + 4 * tile_width(zero))
+        return of_nibbles if self.minima is Minima.NIBBLES else of_bytes
 
-    @inner
-    def of_nibbles(least: Any, zero: Any, p: int, pairs: int, sums: int) -> Any:
-        both = load_i32(p)
-        for i in range(4):
-            minimum = mask_bits(shift_right(both, 4), 15)
-            total = tile_broadcast(zero, sums + i * 4 * tile_width(zero))
-            least = add_partial(least, total, partial_factor(minimum))
-            both = shift_right(both, 8)
-        return least
+    def values_factor(self) -> Any:
+        """Return a function that loads the factor of the sums of products, from the address of d."""
+        per_unit = np.float32(1 / self.unit)
 
-    return {Minima.NONE: none, Minima.BYTES: of_bytes, Minima.NIBBLES: of_nibbles}[layout.minima]
+        @inner
+        def of_units(p: int) -> Any:
+            return mul_f32(load_f16(p), splat_f32(per_unit))
 
+        return load_f16 if self.unit == 1 else of_units
 
-def values_factor(layout: SuperBlock) -> Any:
-    """Return a function that loads the factor of the sums of products, from the address of d."""
-    per_unit = np.float32(1 / layout.unit)
+    def minima_factor(self) -> Any:
+        """Return a function that loads the factor of the sums of minima, from the address of dmin."""
 
-    @inner
-    def of_units(p: int) -> Any:
-        return mul_f32(load_f16(p), splat_f32(per_unit))
+        @inner
+        def of_bytes(p: int) -> Any:
+            return neg_f32(load_f16(p))
 
-    return load_f16 if layout.unit == 1 else of_units
+        @inner
+        def of_nibbles(p: int) -> Any:
+            return mul_f32(load_f16(p), splat_f32(_PER_SUM))
 
+        return of_nibbles if self.minima is Minima.NIBBLES else of_bytes
 
-def minima_factor(layout: SuperBlock) -> Any:
-    """Return a function that loads the factor of the sums of minima, from the address of dmin."""
+    def tile_adder(self) -> Any:
+        """See WeightFormat.
 
-    @inner
-    def of_bytes(p: int) -> Any:
-        return neg_f32(load_f16(p))
+        A single token is limited by memory: it reads each super-block once from front to back, as hardware prefetchers
+        expect, and its loops stay loops. LLVM would unroll them, move all prefetches to the front and keep a pointer
+        for each offset, more than there are registers.
+        """
+        add_section, add_minima = self._add_section(), self._minima_adder()
+        factor, factor_of_minima = self.values_factor(), self.minima_factor()
+        block_bytes, minima = self.nbytes, self.minima is not Minima.NONE
+        sections, section_bytes, section_steps = self.sections, self.section_bytes, self.sub_block
 
-    @inner
-    def of_nibbles(p: int) -> Any:
-        return mul_f32(load_f16(p), splat_f32(_PER_SUM))
-
-    return of_nibbles if layout.minima is Minima.NIBBLES else of_bytes
-
-
-def tile_adder(layout: SuperBlock) -> Any:
-    """Return the function that cpu_kernels.matmul calls for a register tile.
-
-    A single token is limited by memory: it reads each super-block once from front to back, as hardware prefetchers
-    expect, and its loops stay loops. LLVM would unroll them, move all prefetches to the front and keep a pointer for
-    each offset, more than there are registers.
-    """
-    add_section, add_minima = _add_section(layout), minima_adder(layout)
-    factor, factor_of_minima = values_factor(layout), minima_factor(layout)
-    block_bytes, minima = layout.nbytes, layout.minima is not Minima.NONE
-    sections, section_bytes, section_steps = layout.sections, layout.section_bytes, layout.sub_block
-
-    @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
-        width = tile_width(zero)
-        first, step = index * (k // 256) + start // 256, 4 * width
-        x, scale = field(act, _Q) + first * 64 * step, field(act, _SCALE) + first * step
-        pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
-        p = group + start // 256 * block_bytes
-        for _ in range(start, end, 256):
-            products, least = zero, zero
-            if width == 1 or ahead > 0:
-                prefetch_lines(p + ahead, 1)
-            for s in range(opaque(sections) if width == 1 else sections):
-                q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
-                if width == 1:
-                    least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
-                products = add_section(products, zero, q, x + s * section_steps * step, sums_of_section, ahead)
-            tile_add_scaled_in_memory(products, factor(p), scale, sums)
-            if minima:
-                if width > 1:
-                    for s in range(sections):
-                        q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
+        @inner
+        def tile(
+            zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int
+        ) -> None:
+            width = tile_width(zero)
+            first, step = index * (k // 256) + start // 256, 4 * width
+            x, scale = field(act, Act.Q256) + first * 64 * step, field(act, Act.SCALE256) + first * step
+            pairs, sums16 = field(act, Act.PAIRS256) + first * 4 * step, field(act, Act.SUM16) + first * 16 * step
+            p = group + start // 256 * block_bytes
+            for _ in range(start, end, 256):
+                products, least = zero, zero
+                if width == 1 or ahead > 0:
+                    prefetch_lines(p + ahead, 1)
+                for s in range(opaque(sections) if width == 1 else sections):
+                    q, sums_of_section = p + SECTIONS_AT + s * section_bytes, sums16 + s * section_steps // 4 * step
+                    if minima and width == 1:
                         least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
-                tile_add_scaled_in_memory(least, factor_of_minima(p + DMIN_AT), scale, sums)
-            p += block_bytes
-            x += 64 * step
-            scale += step
-            pairs += 4 * step
-            sums16 += 16 * step
+                    products = add_section(products, zero, q, x + s * section_steps * step, sums_of_section, ahead)
+                tile_add_scaled_in_memory(products, factor(p), scale, sums)
+                if minima:
+                    if width > 1:
+                        for s in range(sections):
+                            q, sums_of_section = (
+                                p + SECTIONS_AT + s * section_bytes,
+                                sums16 + s * section_steps // 4 * step,
+                            )
+                            least = add_minima(least, zero, q, pairs + 2 * s * step, sums_of_section)
+                    tile_add_scaled_in_memory(least, factor_of_minima(p + DMIN_AT), scale, sums)
+                p += block_bytes
+                x += 64 * step
+                scale += step
+                pairs += 4 * step
+                sums16 += 16 * step
 
-    return tile
+        return tile

@@ -6,9 +6,11 @@ Arguments of an embedding: 0 packed weights, 1 bytes of a group, 2 rows of a gro
 6 address of a factor of all rows, 7 address of the matrix row (int32) of each row, or 0 to use the step's tokens.
 """
 
-import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,57 +18,70 @@ from numpy.typing import NDArray
 from cpu_kernels.activations import pack_row
 from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import Kernel, Samples
-from cpu_kernels.matmul import Tiles, tiles_kernel
-from cpu_kernels.records import Ahead, Form, Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.kernel import Function, Kernel
+from cpu_kernels.matmul import Tiles, plain_tiles, product
+from cpu_kernels.records import TILE_WIDTHS, Ahead, Form, Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
 
-_TOKENS = int(Step.TOKENS)
 
-
-class WeightFormat:
+@dataclass(kw_only=True, eq=False)
+class WeightFormat(ABC):
     """A packed layout of a matrix in which a vector lane is an output row, and the kernels that read it.
 
     name: the GGUF block type it is packed from. form: the packed activations that it multiplies. Rows are stored in
-    groups of group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take
-    group_block_bytes. pack_row(source row, packed group, row within the group, k) packs a row, unpack_row(group, row
-    within the group, k, out, scratch memory) unpacks one. tiles: how groups of rows are multiplied, see
-    cpu_kernels.matmul.
+    groups of group_rows. The kernels' functions are made only if they must be compiled.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        form: Form,
-        source: Source,
-        group_rows: int,
-        block: int,
-        group_block_bytes: int,
-        pack_row: Any,
-        unpack_row: Any,
-        tiles: list[Tiles],
-    ) -> None:
-        self.name = name
-        self.form = form
-        self.source = source
-        self.group_rows = group_rows
-        self.block = block
-        self._group_block_bytes = group_block_bytes
-        self._pack_row = pack_row
-        self.repack = _repack_kernel(pack_row, name, self._repack_samples)
-        self.embed = _embed_kernel(unpack_row, name, self._embed_samples)
+    name: str
+    source: Source
+    form: ClassVar[Form]
+    group_rows: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        """Declare the kernels."""
+        module = type(self).__module__
+        self.repack = Kernel(f"{self.name}.repack", module, self._repack, self._repack_samples)
+        self.embed = Kernel(f"{self.name}.embed", module, self._embed, self._embed_samples)
         self.matmul = {
-            each.width: tiles_kernel(
-                each, name, functools.partial(self._matmul_samples, each.width), _asks(form, each.width)
+            width: Kernel(
+                f"{self.name}.matmul_{width}",
+                module,
+                partial(self._matmul, width),
+                partial(self._matmul_samples, width),
             )
-            for each in tiles
+            for width in TILE_WIDTHS
         }
+
+    @property
+    @abstractmethod
+    def block(self) -> int:
+        """Values of a row that are packed together; its length must be a multiple."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that `block` values of each of a group's rows take."""
+
+    @abstractmethod
+    def row_packer(self) -> Any:
+        """Function pack_row(source, group, lane, k), which packs a row of the file into its lane of a group."""
+
+    @abstractmethod
+    def row_unpacker(self) -> Any:
+        """Function unpack_row(group, lane, k, out, memory), which writes a lane's values as floats."""
+
+    def tile_adder(self) -> Any:
+        """The function `tile` for a register tile, see cpu_kernels.matmul; not used by formats with other tiles."""
+        raise NotImplementedError
+
+    def tiles(self, width: int) -> Tiles:
+        """How groups of rows are multiplied with tiles of `width` tokens."""
+        return plain_tiles(self.tile_adder(), width, self.group_rows // 16)
 
     def group_bytes(self, k: int) -> int:
         """Bytes of a group of rows of k values."""
-        return k // self.block * self._group_block_bytes
+        return k // self.block * self.nbytes
 
     def _raw(self, s: Sample, rows: int, k: int) -> NDArray[np.uint8]:
         """Random rows in the file's layout: uint8[rows, bytes of a row]."""
@@ -75,10 +90,10 @@ class WeightFormat:
     def _packed(self, s: Sample, rows: int, k: int) -> int:
         """Random packed weights."""
         raw, size = self._raw(s, rows, k), self.group_bytes(k)
-        packed = s.zeros(rows // self.group_rows * size, np.uint8)
+        packed, pack = s.zeros(rows // self.group_rows * size, np.uint8), self.row_packer()
         for row in range(rows):
             group = packed + row // self.group_rows * size
-            self._pack_row(raw[row].ctypes.data, group, row % self.group_rows, k)
+            pack(raw[row].ctypes.data, group, row % self.group_rows, k)
         return packed
 
     def _repack_samples(self) -> Iterator[Sample]:
@@ -116,47 +131,45 @@ class WeightFormat:
                 segments = s.array([2, 1, 0, 1, 0, 1, 1], np.int64)
             yield s.arguments(weights, *matrix, addend, 4 * out, act, 0 if experts else 1, segments, half)
 
+    def _repack(self) -> Function:
+        """Packs rows; threads divide the groups."""
+        pack_row = self.row_packer()
 
-def _asks(form: Form, width: int) -> Ahead:
-    """Which prefetch distance tiles of a width use."""
-    if width > 1:
-        return Ahead.TILES
-    return Ahead.BLOCKS_256 if form is Form.BLOCKS_256 else Ahead.BLOCKS_32
+        def repack(op: int, step: int, thread: int, threads: int) -> None:
+            group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
+            groups = argument(op, 7)
+            for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
+                group = argument(op, 2) + g * group_bytes
+                for i in range(group_bytes):
+                    put_u8(group + i, 0)
+                for lane in range(group_rows):
+                    row = get_i32(rows + 4 * (g * group_rows + lane))
+                    if row >= 0:
+                        pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
 
+        return repack
 
-def _repack_kernel(pack_row: Any, name: str, samples: Samples) -> Kernel:
-    """The kernel that packs rows; threads divide the groups."""
+    def _embed(self) -> Function:
+        """x[row] = factor * the packed row of the row's token."""
+        unpack_row = self.row_unpacker()
 
-    def repack(op: int, step: int, thread: int, threads: int) -> None:
-        group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
-        groups = argument(op, 7)
-        for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
-            group = argument(op, 2) + g * group_bytes
-            for i in range(group_bytes):
-                put_u8(group + i, 0)
-            for lane in range(group_rows):
-                row = get_i32(rows + 4 * (g * group_rows + lane))
-                if row >= 0:
-                    pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
+        def embed(op: int, step: int, thread: int, threads: int) -> None:
+            group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
+            factor = get_f32(argument(op, 6))
+            rows = stage_rows(op, step)
+            tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, Step.TOKENS)
+            for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+                token = get_i32(tokens + 4 * row)
+                x = argument(op, 4) + row * argument(op, 5)
+                group = argument(op, 0) + token // group_rows * group_bytes
+                unpack_row(group, token % group_rows, k, x, scratch(step, thread))
+                if factor != np.float32(1.0):
+                    for i in range(k):
+                        put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)
 
-    return Kernel(repack, f"{name}.repack", samples)
+        return embed
 
-
-def _embed_kernel(unpack_row: Any, name: str, samples: Samples) -> Kernel:
-    """The kernel of x[row] = factor * the packed row of the row's token."""
-
-    def embed(op: int, step: int, thread: int, threads: int) -> None:
-        group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
-        factor = get_f32(argument(op, 6))
-        rows = stage_rows(op, step)
-        tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, _TOKENS)
-        for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-            token = get_i32(tokens + 4 * row)
-            x = argument(op, 4) + row * argument(op, 5)
-            group = argument(op, 0) + token // group_rows * group_bytes
-            unpack_row(group, token % group_rows, k, x, scratch(step, thread))
-            if factor != np.float32(1.0):
-                for i in range(k):
-                    put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)
-
-    return Kernel(embed, f"{name}.embed", samples)
+    def _matmul(self, width: int) -> Function:
+        if width > 1:
+            return product(self.tiles(width), Ahead.TILES)
+        return product(self.tiles(1), Ahead.BLOCKS_256 if self.form is Form.BLOCKS_256 else Ahead.BLOCKS_32)

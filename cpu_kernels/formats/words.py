@@ -7,14 +7,16 @@ Rounding changes a weight by at most 1.3e-4 of its block's root mean square, unl
 that, and activations alike. llama.cpp rounds activations to half precision, which changes each by up to 5e-4 of itself.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
 from cpu_kernels.declarations import TupleOf, inner, operation
-from cpu_kernels.formats.floats import Floats
-from cpu_kernels.records import Act, field
+from cpu_kernels.formats import floats
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, mul_f32, prefetch_lines, round_i32
 from cpu_kernels.simd.bytes import added_words, keep_order, multiply_words
@@ -40,9 +42,7 @@ from cpu_kernels.words import BLOCK, reciprocal, unit_getter
 
 _PAIR_BYTES = 32 * 4
 _UNITS = BLOCK // 2 * _PAIR_BYTES
-BLOCK_BYTES = _UNITS + 32 * 4
-"""Bytes of a packed block of 32 rows."""
-_WORDS, _WORD_UNITS = int(Act.WORDS), int(Act.WORD_UNITS)
+_BLOCK_BYTES = _UNITS + 32 * 4
 
 
 @operation(
@@ -93,41 +93,23 @@ def add_halves_in_memory(builder: Any, integers: Values, low: Any, high: Any, un
             vectors.store(builder, slot, fused_multiply_add(builder, whole, builder.fmul(unit, x), total), 64)
 
 
-def row_packer(layout: Floats) -> Any:
-    """Function pack_row(source, group, lane, k): round a row and write it to its lane of a group."""
-    load, size, unit_of = layout.load, layout.value_bytes, unit_getter(layout.load, layout.value_bytes)
-
-    @inner
-    def pack_row(source: int, group: int, lane: int, k: int) -> None:
-        for b in range(k // BLOCK):
-            x, block = source + b * BLOCK * size, group + b * BLOCK_BYTES
-            unit = unit_of(x, BLOCK)
-            put_f32(block + _UNITS + lane * 4, unit)
-            inverse = splat_f32(reciprocal(unit))
-            for i in range(0, BLOCK, 16):
-                rounded = round_i32(mul_f32(load(x + i * size), inverse))
-                scatter_i16x2(block + i // 2 * _PAIR_BYTES + lane * 4, _PAIR_BYTES, rounded)
-
-    return pack_row
-
-
 @inner
-def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
+def _unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
     """Write a lane's rounded values to out as f32."""
     for i in range(k):
-        block = group + i // BLOCK * BLOCK_BYTES
+        block = group + i // BLOCK * _BLOCK_BYTES
         word = get_i16(block + i % BLOCK // 2 * _PAIR_BYTES + lane * 4 + i % 2 * 2)
         put_f32(out + i * 4, np.float32(word) * get_f32(block + _UNITS + lane * 4))
 
 
 @inner
-def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
+def _tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
     """The function that cpu_kernels.matmul calls for a register tile."""
     width = tile_width(zero)
-    x = field(act, _WORDS) + index * width * k * 2
-    units = field(act, _WORD_UNITS) + index * width * (k // BLOCK) * 4
+    x = field(act, Act.WORDS) + index * width * k * 2
+    units = field(act, Act.WORD_UNITS) + index * width * (k // BLOCK) * 4
     for b in range(start // BLOCK, end // BLOCK):
-        block, total = group + b * BLOCK_BYTES, zero_halves(zero)
+        block, total = group + b * _BLOCK_BYTES, zero_halves(zero)
         for pair in range(BLOCK // 2):
             weights = block + pair * _PAIR_BYTES
             if ahead > 0:
@@ -136,3 +118,44 @@ def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: 
             total = dot2_halves(total, load_i32(weights), load_i32(weights + 64), where)
         low, high = load_f32(block + _UNITS), load_f32(block + _UNITS + 64)
         add_halves_in_memory(total, low, high, units + b * 4 * width, sums)
+
+
+@dataclass(kw_only=True, eq=False)
+class Words(WeightFormat):
+    """A format that rounds floats to words. load(p): sixteen values of the file as a vector of f32."""
+
+    form, group_rows, block, nbytes = Form.WORDS, 32, BLOCK, _BLOCK_BYTES
+    load: Any
+
+    def row_packer(self) -> Any:
+        """See WeightFormat."""
+        load, size, unit_of = self.load, self.source.nbytes, unit_getter(self.load, self.source.nbytes)
+
+        @inner
+        def pack_row(source: int, group: int, lane: int, k: int) -> None:
+            for b in range(k // BLOCK):
+                x, block = source + b * BLOCK * size, group + b * _BLOCK_BYTES
+                unit = unit_of(x, BLOCK)
+                put_f32(block + _UNITS + lane * 4, unit)
+                inverse = splat_f32(reciprocal(unit))
+                for i in range(0, BLOCK, 16):
+                    rounded = round_i32(mul_f32(load(x + i * size), inverse))
+                    scatter_i16x2(block + i // 2 * _PAIR_BYTES + lane * 4, _PAIR_BYTES, rounded)
+
+        return pack_row
+
+    def row_unpacker(self) -> Any:
+        """See WeightFormat."""
+        return _unpack_row
+
+    def tile_adder(self) -> Any:
+        """See WeightFormat."""
+        return _tile
+
+
+FORMATS = {
+    each.name: Words(name=f"{each.name}_WORDS", source=each.source, load=each.load)
+    for each in floats.FORMATS.values()
+    if each.source.nbytes == 2
+}
+"""By the name of the GGUF type that they are packed from."""

@@ -94,21 +94,21 @@ where_positive = define(
 )
 
 
-def _magnitude_bits(x: Any) -> Any:
-    return x.view(np.int32) & 0x7FFFFFFF
-
-
 # Bits of the magnitudes as integers, ordered like the numbers with NaN on top, so that a maximum reveals a NaN.
 magnitude = define(
     "magnitude",
     [f32x16],
     i32x16,
     lambda b, x: b.and_(b.bitcast(x, _VECTOR_I), constant(_VECTOR_I, 0x7FFFFFFF)),
-    _magnitude_bits,
+    lambda x: x.view(np.int32) & 0x7FFFFFFF,
 )
-max_i32 = define(
-    "max_i32", [i32x16, i32x16], i32x16, lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y), np.maximum
-)
+
+
+def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+
+max_i32 = define("max_i32", [i32x16, i32x16], i32x16, _larger, np.maximum)
 
 
 def _with_literal(name: str, instruction: str, meaning: Callable[[Integers, int], Integers]) -> Any:
@@ -139,7 +139,8 @@ def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
     return builder.extract_element(x, I32(0))
 
 
-def _sum(x: NDArray[Any]) -> Any:
+def sum_of_halves(x: NDArray[Any]) -> Any:
+    """The sum that `_tree` computes, in Python."""
     while len(x) > 1:
         x = x[: len(x) // 2] + x[len(x) // 2 :]
     return x[0]
@@ -151,12 +152,10 @@ def _first_pairs(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.sext(_tree(builder, some, builder.add), I64)
 
 
-def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    return builder.select(builder.icmp_signed(">", x, y), x, y)
-
-
-sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: _tree(b, x, b.fadd), _sum)
-sum_i32 = define("sum_i32", [i32x16], int64, lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(_sum(x)))
+sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: _tree(b, x, b.fadd), sum_of_halves)
+sum_i32 = define(
+    "sum_i32", [i32x16], int64, lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(sum_of_halves(x))
+)
 # The sum of the first two of every four lanes.
 sum_first_pairs = define(
     "sum_first_pairs", [i32x16], int64, _first_pairs, lambda x: int(x.reshape(-1, 4)[:, :2].sum(dtype=np.int32))

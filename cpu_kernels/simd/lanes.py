@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from cpu_kernels.declarations import operation
 from cpu_kernels.simd import vectors
-from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add
+from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, sum_of_halves
 from cpu_kernels.simd.tiles import Tile, Values
 from cpu_kernels.simd.vectors import F16, I8, I16, I32, I64, LANES, constant, f32x16, i32x16, store, view
 
@@ -65,16 +65,9 @@ def lanes_fma_i8(builder: Any, tile: Values, rows: Values, offset: Any, where: A
     return _add_products(builder, tile, singles, where, stride)
 
 
-def _folded(vector: Any) -> Any:
-    while len(vector) > 1:
-        half = len(vector) // 2
-        vector = vector[:half] + vector[half:]
-    return vector[0]
-
-
 def _store_sums(tile: Tile, columns: int, where: int, stride: int) -> None:
     for i, vector in enumerate(tile):
-        view(where + i % columns * stride + i // columns * 4, np.float32, 1)[:] = _folded(vector)
+        view(where + i % columns * stride + i // columns * 4, np.float32, 1)[:] = sum_of_halves(vector)
 
 
 @operation(_store_sums, literals=[1])

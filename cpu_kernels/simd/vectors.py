@@ -144,11 +144,6 @@ def narrow_to_half(builder: ir.IRBuilder, single: ir.Value) -> ir.Value:
     return builder.bitcast(builder.trunc(found, like(single.type, I16)), half)
 
 
-def widen_bf16(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
-    """bfloat16, given as words, to single precision."""
-    return builder.bitcast(builder.shl(builder.zext(raw, i32x16.llvm), constant(i32x16.llvm, 16)), f32x16.llvm)
-
-
 def _load(name: str, result: Vector, element: ir.Type, dtype: Any, widen: Any = None) -> Any:
     def emit(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
         value = load(builder, where, ir.VectorType(element, LANES), np.dtype(dtype).itemsize)
@@ -160,11 +155,18 @@ def _load(name: str, result: Vector, element: ir.Type, dtype: Any, widen: Any = 
 load_i32 = _load("load_i32", i32x16, I32, np.int32)
 load_f32 = _load("load_f32", f32x16, F32, np.float32)
 load_f16 = _load("load_f16", f32x16, F16, np.float16, widen_half)
+
+
+def _load_bf16(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
+    words = builder.zext(load(builder, where, ir.VectorType(I16, LANES), 2), i32x16.llvm)
+    return builder.bitcast(builder.shl(words, constant(i32x16.llvm, 16)), f32x16.llvm)
+
+
 load_bf16 = define(
     "load_bf16",
     [address],
     f32x16,
-    lambda b, p: widen_bf16(b, load(b, p, ir.VectorType(I16, LANES), 2)),
+    _load_bf16,
     lambda p: (view(p, np.uint16).astype(np.uint32) << 16).view(np.float32),
 )
 
@@ -181,7 +183,6 @@ def _store(name: str, value: Vector, dtype: Any, narrow: Any = None, align: int 
 
 store_i32 = _store("store_i32", i32x16, np.int32)
 store_f32 = _store("store_f32", f32x16, np.float32)
-store_f16 = _store("store_f16", f32x16, np.float16, narrow_to_half, 2)
 store_i16 = _store("store_i16", i32x16, np.int16, lambda b, v: b.trunc(v, ir.VectorType(I16, LANES)), 2)
 
 

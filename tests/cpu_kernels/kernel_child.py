@@ -20,7 +20,7 @@ def _add(op: int, step: int, thread: int, threads: int) -> None:
     put_i32(op, step + threads)
 
 
-add = Kernel(_add, "kernel_child.add")
+add = Kernel("kernel_child.add", __name__, lambda: _add)
 
 
 def say(cached: bool, result: int = 7) -> None:
@@ -41,14 +41,27 @@ def run(kernel: Kernel) -> int:
 
 
 def main() -> None:
-    result = run(add)
-    say(add.from_cache, result)
+    cached = add.load()
+    say(cached, run(add))
 
 
 def folder_alone() -> None:
     """Open the cache without compiling anything."""
     read_kernel("none")
     say(cached=False)
+
+
+def another_process_removes() -> None:
+    """What this process removes from old folders has just been removed by another one."""
+    unlink = os.unlink
+
+    def already_gone(path, *, dir_fd=None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if path.endswith(".kernel"):
+            raise FileNotFoundError(2, "No such file", path)
+
+    os.unlink = already_gone
+    main()
 
 
 def exchange_folder_and_load() -> None:
@@ -65,7 +78,7 @@ def _kernel(number, name: str) -> Kernel:
         put_i32(op, step + number())
 
     # The kernel writes into the sample's op record, as `run` expects.
-    return Kernel(add_number, f"kernel_child.{name}", lambda: iter([Sample()]))
+    return Kernel(f"kernel_child.{name}", __name__, lambda: add_number, lambda: iter([Sample()]))
 
 
 _LIAR = _kernel(define("two", [], int64, lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2), "liar")
@@ -75,8 +88,8 @@ _CALLS_OUT = _kernel(define("clock", [], int64, lambda b: call(b, "clock", I64),
 
 def liar() -> None:
     logging.basicConfig()
-    result = run(_LIAR)
-    say(_LIAR.from_cache, result)
+    cached = _LIAR.load()
+    say(cached, run(_LIAR))
 
 
 def _refused(kernel: Kernel) -> None:
@@ -85,7 +98,7 @@ def _refused(kernel: Kernel) -> None:
         run(kernel)
     except KernelError as error:
         sys.stderr.write(str(error))
-        say(kernel.from_cache)
+        say(cached=False)
 
 
 def always_wrong() -> None:

@@ -22,6 +22,7 @@ asked = []
 children.usable_cores = lambda: 2
 {patch}
 error = ""
+cached = [each.name for each in kernels if each.load()]
 try:
     compile_all(kernels, lambda *counts: asked.append(counts))
 except (InterruptedError, children.KernelError) as found:
@@ -29,7 +30,7 @@ except (InterruptedError, children.KernelError) as found:
 idle = len(psutil.Process().children())
 children.POOL.end_idle()
 print(json.dumps(dict(all=[k.name for k in kernels], asked=asked, error=error, compiler="numba" in sys.modules,
-                      cached=[each.name for each in kernels if each.from_cache],
+                      cached=cached,
                       ready=[each.name for each in kernels if each.load()],
                       idle=idle, left=len(psutil.Process().children()))))
 """
@@ -96,8 +97,19 @@ def test_kernels_of_another_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_module_declares_is_refused(tmp_path: Path) -> None:
-    result = compiled(tmp_path, "kernels = [Kernel(lambda op, step, thread, threads: None, 'nowhere')]")
+    result = compiled(tmp_path, "kernels = [Kernel('nowhere', '__main__', lambda: None)]")
     assert "importing __main__ does not declare the kernel nowhere" in result["error"]
+
+
+def test_an_error_in_the_compiler_is_shown_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from cpu_kernels.kernel import Kernel\n"
+        "def make(): raise KeyError('a defect')\n"
+        "broken = Kernel('broken.kernel', __name__, make)\n"
+    )
+    patch = f"sys.path.append({str(tmp_path)!r}); import broken; kernels = [broken.broken]"
+    error = compiled(tmp_path / "kernels", patch)["error"]
+    assert "compiling the kernel broken.kernel failed: its process ended with 1 (KeyError: 'a defect')" in error
 
 
 def test_a_load_that_is_stopped_leaves_no_child(tmp_path: Path) -> None:

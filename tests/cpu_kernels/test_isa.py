@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llvmlite import binding, ir
 
-from cpu_kernels.compiler import compile_kernel
+from cpu_kernels.compiler import SYMBOLS, compile_kernel
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import (
     ISA,
@@ -26,7 +26,7 @@ from cpu_kernels.isa import (
     plain_target,
     target_features,
 )
-from cpu_kernels.kernel import SYMBOLS, load_object
+from cpu_kernels.kernel import load_object
 from cpu_kernels.kv_types import OF_HEADS
 from cpu_kernels.records import argument
 from cpu_kernels.simd import bytes as products
@@ -38,7 +38,7 @@ from cpu_kernels.simd.vectors import (
     load_f32,
     put_f16,
     put_f32,
-    store_f16,
+    scatter_f16,
     store_f32,
 )
 from tests.cpu_kernels.isa_probe import ATTENTION, attention_name, results
@@ -216,9 +216,10 @@ def test_all_primitives_compile_without_calls(
 
 FOREIGN = """
 import sys
+from dataclasses import replace
 from llvmlite import binding
 from cpu_kernels import isa
-isa.TARGET = isa.plain_target(isa.Isa("neon-dot"), "aarch64-unknown-linux-gnu")
+isa.TARGET = replace(isa.plain_target(isa.Isa("neon-dot")), triple="aarch64-unknown-linux-gnu")
 isa.ISA, isa.POLICY, isa._emitted = isa.TARGET.isa, isa.POLICIES[isa.TARGET.isa], [isa.TARGET.isa]
 binding.initialize_all_targets()
 binding.initialize_all_asmprinters()
@@ -235,7 +236,7 @@ for name in sys.argv[1:]:
     kernels += [weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
 for kernel in kernels:
     if isinstance(kernel, Kernel):
-        code = compiler.compile_kernel(kernel.function, "kernel", isa.TARGET)
+        code = compiler.compile_kernel(kernel.make(), "kernel", isa.TARGET)
         print(kernel.name, int.from_bytes(code[18:20], "little"), *compiler._called(code))
 """
 AARCH64 = "183"
@@ -260,7 +261,7 @@ def _convert(op: int, step: int, thread: int, threads: int) -> None:
     """Arguments: 0 halves, 1 out as floats, 2 floats, 3 out as halves, 4 vectors; the last of each alone."""
     for i in range(argument(op, 4)):
         store_f32(argument(op, 1) + 64 * i, load_f16(argument(op, 0) + 32 * i))
-        store_f16(argument(op, 3) + 32 * i, load_f32(argument(op, 2) + 64 * i))
+        scatter_f16(argument(op, 3) + 32 * i, 2, load_f32(argument(op, 2) + 64 * i))
     last = argument(op, 4) * 16
     put_f32(argument(op, 1) + 4 * last, get_f16(argument(op, 0) + 2 * last))
     put_f16(argument(op, 3) + 2 * last, get_f32(argument(op, 2) + 4 * last))

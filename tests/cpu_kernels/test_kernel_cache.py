@@ -18,6 +18,7 @@ from tests.forking import Nursery, nursery
 # function is too long to be inlined twice.
 FACTORS = f"""
 import sys
+from functools import partial
 import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Kernel
@@ -29,8 +30,8 @@ def times(factor):
     def multiply(op, step, thread, threads):
         fill(op, step)
         fill(op + 240, step + 1)
-    return Kernel(multiply, f"times_{{factor}}")
-kernels = {{factor: times(factor) for factor in (2, 3)}}
+    return multiply
+kernels = {{factor: Kernel(f"times_{{factor}}", __name__, partial(times, factor)) for factor in (2, 3)}}
 def main():
     out = np.zeros(120, np.int32)
     for factor in map(int, sys.argv[1:]):
@@ -206,6 +207,16 @@ def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path, start:
     start(tmp_path)
     assert not old.exists()
     assert recent.exists()
+
+
+def test_two_processes_may_remove_the_same_folder(tmp_path: Path, start: Start) -> None:
+    folder = start(tmp_path).folder
+    old = folder.with_name("0" * 24)
+    old.mkdir()
+    (old / f"some{SUFFIX}").write_bytes(b"compiled")
+    _age(old, 40)
+    answer = start(tmp_path, "another_process_removes")
+    assert answer.cached and answer.warning == ""
 
 
 def test_nothing_but_kernels_is_ever_removed(tmp_path: Path, start: Start) -> None:
