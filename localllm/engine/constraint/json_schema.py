@@ -145,9 +145,9 @@ class _Reader:
         listed = names.get("enum", [names["const"]] if "const" in names else None)
         value = schema.get("additionalProperties", True)
         own = schema.get("properties", {})
-        named = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
-        if not other and named and isinstance(own, dict):
-            return rest | {"properties": {name: own.get(name, value) for name in listed}, "additionalProperties": False}
+        texts = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else None
+        if not other and texts is not None and texts == listed and isinstance(own, dict):
+            return rest | {"properties": {name: own.get(name, value) for name in texts}, "additionalProperties": False}
         pattern = names.get("pattern")
         if not other and isinstance(pattern, str) and not schema.keys() & {"properties", "patternProperties"}:
             return rest | {"patternProperties": {pattern: value}, "additionalProperties": False}
