@@ -46,7 +46,6 @@ WIDE = 100  # minimum columns for two charts side by side
 # Minimum rows of a chart with its frame; a page with too little space scrolls.
 LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
 USUAL_ROWS = 9
-_FRAME = 2, 4  # rows and columns of a chart's frame
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
 _MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
 

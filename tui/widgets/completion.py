@@ -12,7 +12,6 @@ from pathlib import Path
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
-from textual.worker import Worker
 
 from localllm.files import user_path
 from localllm.text import counted, harmless, human_bytes
@@ -55,8 +54,6 @@ class Completion(OptionList, can_focus=False):
         self._length = 0
         self._files: Sequence[str] = ()  # the folder's files, listed at time _listed
         self._listed = -LISTED_S
-        self._listing: Worker[None] | None = None
-        self._counting: Worker[None] | None = None
 
     def offer(self, before: str, whole: str) -> None:
         """Show matching completions. before: the line up to the cursor. whole: the field's text."""
@@ -92,11 +89,11 @@ class Completion(OptionList, can_focus=False):
             if time.monotonic() - self._listed > LISTED_S:
                 self._listed = time.monotonic()
                 listing = partial(self._list, before, whole)
-                self._listing = self.run_worker(listing, exclusive=True, group="list")
+                self.run_worker(listing, exclusive=True, group="list")
         found = found[:MOST_SHOWN]
         if quoted or begun not in [choice.path for choice in found]:  # else it is complete
             self._values = [_mentioned(choice.path, quoted) for choice in found]
-            self._counting = self.run_worker(partial(self._count, found), exclusive=True, group="count")
+            self.run_worker(partial(self._count, found), exclusive=True, group="count")
         return [_file_row(choice, self.size.width) for choice in found]
 
     async def _list(self, before: str, whole: str) -> None:

@@ -11,7 +11,6 @@ from textual.content import Content
 from textual.geometry import Region
 from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
-from textual.worker import Worker
 
 from tui.sessions import Message
 from tui.widgets.frame import MATCH
@@ -53,7 +52,6 @@ class FindBar(Horizontal):
         self._pattern: re.Pattern[str] | None = None
         self._places: list[Place] = []
         self._at = 0
-        self._work: Worker[None] | None = None
         self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # original content, and with matches highlighted
         self._tables: list[FittedTable] = []  # tables with matches
@@ -109,7 +107,7 @@ class FindBar(Horizontal):
     def _go(self) -> None:
         count = len(self._places)
         self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
-        self._work = self.run_worker(self._show, exclusive=True, group="find")
+        self.run_worker(self._show, exclusive=True, group="find")
 
     async def _show(self) -> None:
         """Highlight the matches in mounted messages, and scroll the current one into view."""

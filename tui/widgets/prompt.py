@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
-from textual.worker import Worker
 
 from localllm.text import counted
 from tui.attachments import mention_of
@@ -74,7 +73,6 @@ class Prompt(TextArea):
         self._place: int | None = None
         self._draft = ""
         self._written = False
-        self._work: Worker[None] | None = None
         self._edits = False  # whether an earlier message is being edited
         self._vim: NormalMode | None = None
         self.inserts = True  # False in vim's normal mode
@@ -151,7 +149,7 @@ class Prompt(TextArea):
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
         if self.text.strip() and not self.text.startswith("/"):
-            self._work = self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
+            self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
         else:
             self.border_subtitle = None
 
