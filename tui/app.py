@@ -18,17 +18,16 @@ from textual.theme import Theme
 
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
-from tui.answering import Answered
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.saved import Persona
 from tui.screens.approval import ApprovalScreen
-from tui.screens.chat import ChatScreen
+from tui.screens.chat import Answered, ChatScreen
 from tui.screens.loading import ModelLoader
+from tui.screens.tabs import Tabs
 from tui.sessions import SessionStore
-from tui.tabs import Tabs
 from tui.terminal import surviving
 from tui.web import in_browser
 from tui.widgets.frame import Notice, key_names
@@ -250,7 +249,7 @@ class ChatApp(App[None]):
 
     async def action_quit(self) -> None:
         """Quit. While hidden tabs have running answers, the first call only warns."""
-        hidden = [tab for tab in self.tabs.busy if tab is not self.tabs.current]
+        hidden = [tab for tab in self.tabs.all if tab.busy and tab is not self.tabs.current]
         now = time.monotonic()
         if hidden and now - self._asked_to_stay > LEAVE_S:
             self._asked_to_stay = now

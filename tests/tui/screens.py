@@ -76,7 +76,7 @@ async def writing(pilot: Pilot[None]) -> None:
 async def editing(pilot: Pilot[None]) -> None:
     await answer(pilot)
     await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
-    await until(pilot, lambda: chat_of(pilot).editing)
+    await until(pilot, lambda: chat_of(pilot).prompt.editing)
 
 
 async def commands(pilot: Pilot[None]) -> None:

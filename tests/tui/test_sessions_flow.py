@@ -141,6 +141,26 @@ def test_editing_an_earlier_message_begins_another_path(make_app: MakeApp, store
     assert [message.content for message in store.path(store.sessions()[0].id)] == ["A tree?", "Oak."]
 
 
+def test_an_edit_ends_with_the_chat_that_it_edits(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("Red."), ended()], [said("Blue."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "A colour?")
+            await pilot.press("ctrl+up", "up", "ctrl+e")
+            await until(pilot, lambda: "Editing" in str(chat.prompt.border_title))
+            await pilot.press("ctrl+n")
+            await until(pilot, lambda: contents(pilot) == [] == on_screen(pilot))
+            assert (chat.prompt.border_title, chat.prompt.text) == (None, "A colour?")
+            await pilot.press("enter")
+            await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Blue."])
+            await answered(pilot)
+
+    asyncio.run(flow())
+    assert len(store.sessions()) == 2
+
+
 def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One, two,"), ended(FinishReason.LENGTH)], [said(" three."), ended()])
 

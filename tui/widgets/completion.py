@@ -5,10 +5,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from textual import work
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
@@ -52,11 +52,13 @@ class Completion(OptionList, can_focus=False):
         self.display = False
         self._values: list[str] = []
         self._length = 0
+        self._offered = "", ""  # the last arguments of `offer`
         self._files: Sequence[str] = ()  # the folder's files, listed at time _listed
         self._listed = -LISTED_S
 
     def offer(self, before: str, whole: str) -> None:
         """Show matching completions. before: the line up to the cursor. whole: the field's text."""
+        self._offered = before, whole
         self._values, self._length = [], len(before)
         rows: list[Content] = []
         if whole.startswith("/") and before == whole and " " not in whole:
@@ -73,14 +75,14 @@ class Completion(OptionList, can_focus=False):
             rows = [Content(name) for name in self._values]
         elif mention := _PATH.search(before):
             self._length = len(mention[0]) - 1
-            rows = self._offer_files(mention[1] or mention[2] or "", mention[1] is not None, before, whole)
+            rows = self._offer_files(mention[1] or mention[2] or "", mention[1] is not None)
         self.display = bool(self._values)
         self.clear_options()
         if self._values:
             self.add_options(Option(row) for row in rows)
             self.highlighted = 0
 
-    def _offer_files(self, begun: str, quoted: bool, before: str, whole: str) -> list[Content]:
+    def _offer_files(self, begun: str, quoted: bool) -> list[Content]:
         """Paths that start with the typed text, then fuzzy matches among the folder's files."""
         found = [FileChoice(path) for path in matching_paths(begun, MOST_SHOWN)]
         if begun and not begun.startswith(("/", "~", ".")):
@@ -88,19 +90,19 @@ class Completion(OptionList, can_focus=False):
             found += [choice for choice in ranked(self._files, begun, MOST_SHOWN) if choice.path not in paths]
             if time.monotonic() - self._listed > LISTED_S:
                 self._listed = time.monotonic()
-                listing = partial(self._list, before, whole)
-                self.run_worker(listing, exclusive=True, group="list")
+                self._list()
         found = found[:MOST_SHOWN]
         if quoted or begun not in [choice.path for choice in found]:  # else it is complete
             self._values = [_mentioned(choice.path, quoted) for choice in found]
-            self.run_worker(partial(self._count, found), exclusive=True, group="count")
+            self._count(found)
         return [_file_row(choice, self.size.width) for choice in found]
 
-    async def _list(self, before: str, whole: str) -> None:
+    @work(exclusive=True, group="list")
+    async def _list(self) -> None:
         self._files = await in_thread(list_files)
-        if self.display or not self._values:
-            self.offer(before, whole)
+        self.offer(*self._offered)
 
+    @work(exclusive=True, group="count")
     async def _count(self, found: Sequence[FileChoice]) -> None:
         """Show each file's size in tokens, one file after the other."""
         for place, choice in enumerate(found):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -46,7 +47,6 @@ class FindBar(Horizontal):
     def __init__(self, transcript: Transcript) -> None:
         super().__init__(id="find")
         self._transcript = transcript
-        self._messages: Sequence[Message] = ()
         self._field = Input(placeholder="Search in this chat", compact=True)
         self._count = Static("", id="count")
         self._pattern: re.Pattern[str] | None = None
@@ -61,13 +61,12 @@ class FindBar(Horizontal):
         yield self._field
         yield self._count
 
-    def open(self, messages: Sequence[Message], text: str = "", then: Widget | None = None) -> None:
-        """Open the bar to search these messages. If it is already open, go to the previous match.
+    def open(self, text: str = "", then: Widget | None = None) -> None:
+        """Open the bar. If it is already open, go to the previous match.
 
         then: gets the focus when Enter is pressed. None keeps the focus here, and Enter goes to the previous match.
         """
         self._then = then
-        self._messages = messages
         if self.display and not text:
             self.action_step(-1)
         self.display = True
@@ -87,7 +86,7 @@ class FindBar(Horizontal):
         """Search while the user types, starting at the last match."""
         text = event.value
         self._pattern = re.compile(re.escape(text), re.IGNORECASE) if text else None
-        self._places = find_all(self._messages, self._pattern) if self._pattern else []
+        self._places = find_all(self._transcript.messages, self._pattern) if self._pattern else []
         self._at = len(self._places) - 1
         self._go()
 
@@ -107,8 +106,9 @@ class FindBar(Horizontal):
     def _go(self) -> None:
         count = len(self._places)
         self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
-        self.run_worker(self._show, exclusive=True, group="find")
+        self._show()
 
+    @work(exclusive=True, group="find")
     async def _show(self) -> None:
         """Highlight the matches in mounted messages, and scroll the current one into view."""
         self._unmark()

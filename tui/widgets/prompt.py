@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 from textual.events import Key, Paste
 from textual.message import Message
@@ -16,6 +16,7 @@ from localllm.text import counted
 from tui.attachments import mention_of
 from tui.background import in_thread
 from tui.sessions import Attachment
+from tui.sessions import Message as ChatMessage
 from tui.widgets.completion import Completion, Suggestion
 
 # Longer pasted texts become attachments: they would push the question out of the field.
@@ -73,7 +74,7 @@ class Prompt(TextArea):
         self._place: int | None = None
         self._draft = ""
         self._written = False
-        self._edits = False  # whether an earlier message is being edited
+        self.editing: ChatMessage | None = None  # the earlier message that the text will replace
         self._vim: NormalMode | None = None
         self.inserts = True  # False in vim's normal mode
 
@@ -106,7 +107,7 @@ class Prompt(TextArea):
     def _show_mode(self) -> None:
         """Show vim's mode and a running edit on the border."""
         mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
-        editing = "Editing an earlier message · Enter sends, Esc gives up" if self._edits else ""
+        editing = "Editing an earlier message · Enter sends, Esc gives up" if self.editing else ""
         self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
@@ -149,10 +150,11 @@ class Prompt(TextArea):
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
         if self.text.strip() and not self.text.startswith("/"):
-            self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
+            self._count(self.text)
         else:
             self.border_subtitle = None
 
+    @work(exclusive=True, group="count")
     async def _count(self, text: str) -> None:
         await asyncio.sleep(PAUSE_S)
         count = await in_thread(lambda: self._count_tokens(text))
@@ -197,15 +199,15 @@ class Prompt(TextArea):
         """Restore a text that could not be sent, before anything typed since."""
         self.put(f"{text}\n{self.text}" if self.text else text)
 
-    def begin_edit(self, text: str) -> None:
+    def begin_edit(self, message: ChatMessage) -> None:
         """Start editing an earlier message, and show that on the border."""
-        self._edits = True
+        self.editing = message
         self._show_mode()
-        self.put(text)
+        self.put(message.content)
 
     def end_edit(self, empty: bool = False) -> None:
         """Leave editing. empty: the edit was abandoned, so clear the text."""
-        self._edits = False
+        self.editing = None
         self._show_mode()
         self._place = None
         if empty:
