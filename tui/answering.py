@@ -1,9 +1,9 @@
 """Answers that are not displayed: titles and summaries."""
 
-import asyncio
 import threading
+import time
 
-from localllm.answer.event import AnswerEvent, AnswerStream, merged
+from localllm.answer.event import AnswerEvent, merged
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.text import harmless
@@ -32,24 +32,18 @@ async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading
 
     Setting `stop`, or cancelling the awaiting task, cancels the request.
     """
-    left, answers = threading.Event(), list[AnswerStream]()
+    left = threading.Event()
 
-    def submit() -> AnswerStream:
-        answers.append(backend.submit(request))
-        if left.is_set():  # the task was cancelled meanwhile
-            answers[0].cancel()
-        return answers[0]
-
-    try:
-        answer = await in_thread(submit)
-        events = answer.poll()
+    def work() -> AnswerEvent:
+        answer, events = backend.submit(request), list[AnswerEvent]()
         while not (events and events[-1].finish_reason is not None):
-            if stop is not None and stop.is_set():
+            if left.is_set() or (stop is not None and stop.is_set()):
                 answer.cancel()
-            await asyncio.sleep(POLL_S)
+            time.sleep(POLL_S)
             events += answer.poll()
         return merged(events)
+
+    try:
+        return await in_thread(work)
     finally:
         left.set()
-        for answer in answers:
-            answer.cancel()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
@@ -11,9 +11,11 @@ from localllm.documents.excerpt import INSTRUCTION
 from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import RequestError
-from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
+
+if TYPE_CHECKING:
+    from localllm.library.modelfile import Modelfile
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
@@ -234,9 +236,10 @@ class Conversation:
         """The message whose summary is in use."""
         return next((message for message in reversed(self.messages) if message.summary), None)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Modelfile":
         """A recipe for a model that starts with this conversation and its parameters, without pictures."""
         from localllm.library.behaviour import SETTING_OF
+        from localllm.library.modelfile import Modelfile
 
         now, usual = self.parameters, self.defaults
         changed = {
@@ -249,7 +252,7 @@ class Conversation:
             for message in self.messages
             if message.content and message.role is not Role.TOOL
         ]
-        return Recipe(now.system, changed, messages)
+        return Modelfile(system=now.system or None, parameters=changed, messages=messages)
 
     def title_request(self) -> AnswerRequest | None:
         """A background request for a title; None if the session has a title or is too short."""

@@ -16,10 +16,11 @@ from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
 
 PATIENCE_S = 10.0
@@ -147,15 +148,11 @@ class OllamaBackend(ServerBackend):
             for row, loaded in self._server.models()
         ]
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: "Modelfile") -> None:
         """Creates the model on the server."""
         if self._info is None:
             raise RequestError("No model is chosen. Choose one with /load.")
-        given: dict[str, Any] = {
-            "system": recipe.system,
-            "parameters": recipe.parameters,
-            "messages": recipe.messages,
-        }
+        given = {"system": recipe.system, "parameters": recipe.parameters, "messages": recipe.messages}
         set_fields = {key: value for key, value in given.items() if value}
         self._server.create(name, {"from": self._info.name, **set_fields})
 
@@ -187,6 +184,6 @@ class OpenAIBackend(ServerBackend):
             for model in self._server.models()
         ]
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: "Modelfile") -> None:
         """Not supported by the protocol."""
         raise RequestError("This server cannot create models. The chat itself is saved: F3 lists it.")

@@ -112,7 +112,9 @@ def actions() -> list[str]:
     from textual.binding import Binding
 
     from tui.app import ChatApp
+    from tui.screens.approval import ApprovalScreen
     from tui.screens.chat import ChatScreen
+    from tui.screens.chat_view import ChatView
     from tui.screens.inspector import InspectorScreen
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen
@@ -121,8 +123,8 @@ def actions() -> list[str]:
     from tui.widgets.messages import MessageView
     from tui.widgets.prompt import Prompt
 
-    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
-    owners = (ChatApp, ChatScreen, Prompt, FindBar, MessageView, *panels)
+    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen)
+    owners = (ChatApp, ChatView, ChatScreen, Prompt, FindBar, MessageView, *panels)
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})
 

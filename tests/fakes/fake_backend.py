@@ -10,8 +10,9 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
+from localllm.library.modelfile import Modelfile
 from localllm.measure.laboratory import ModelCosts
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:
@@ -74,7 +75,7 @@ class FakeBackend:
         self.load_error = load_error
         self.submit_error = submit_error
         self.sees = sees
-        self.saved: list[tuple[str, Recipe]] = []
+        self.saved: list[tuple[str, Modelfile]] = []
         self.info: ModelInfo | None = None
         self.gate = threading.Event()  # loads last until it is set
         self.gate.set()
@@ -114,7 +115,7 @@ class FakeBackend:
             ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
         )
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: Modelfile) -> None:
         self.saved.append((name, recipe))
 
     def costs(self) -> ModelCosts | None:

@@ -14,11 +14,12 @@ from localllm.answer.event import PartKind, merged
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason, Progress
 from localllm.errors import RequestError
+from localllm.library.modelfile import Modelfile
 from localllm.remote.connection import RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.stream import NO_REASON
 from tests.tui.chatting import read
-from tui.backend import LoadStoppedError, Recipe
+from tui.backend import LoadStoppedError
 from tui.server_backend import OllamaBackend
 
 LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
@@ -253,7 +254,7 @@ def test_a_line_of_another_shape_ends_the_answer(backend: OllamaBackend, script:
 
 def test_a_model_is_saved_at_the_server(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
-    backend.save("tiny:latest", Recipe("", {"temperature": 0.1}, HI))
+    backend.save("tiny:latest", Modelfile(parameters={"temperature": 0.1}, messages=HI))
     assert script.asked[-1] == {
         "model": "tiny:latest",
         "from": "tiny:latest",

@@ -130,20 +130,12 @@ class KeyBar(Footer):
     While a panel covers the screen, it keeps showing the keys from before.
     """
 
-    def __init__(self, show_command_palette: bool = True) -> None:
-        super().__init__(show_command_palette=show_command_palette)
-        self._keys: list[FooterKey] = []
-
     def compose(self) -> ComposeResult:
         """The keys in order, with the palette's key on the right."""
         keys = [key for key in super().compose() if isinstance(key, FooterKey)]
-        if self.screen.is_active:
-            self._keys = keys
-        else:
-            keys = [_copy(key) for key in self._keys]
         room = self.size.width
         if palette := next((key for key in keys if key.has_class(_PALETTE)), None):
-            keys = [key for key in keys if key is not palette]
+            keys.remove(palette)
             if room >= USUAL_COLUMNS:
                 room -= _columns(palette)
                 yield palette
@@ -153,16 +145,17 @@ class KeyBar(Footer):
                 return
             yield key
 
+    async def recompose(self) -> None:
+        if not self.is_attached or not self.screen.is_active:
+            return
+        keys = list(self.compose())  # before awaiting, because a panel may open meanwhile
+        async with self.batch():
+            await self.remove_children()
+            if self.is_attached:
+                await self.mount_all(keys)
+
     def on_resize(self) -> None:
         self.call_after_refresh(self.recompose)
-
-
-def _copy(key: FooterKey) -> FooterKey:
-    """The same key as a new widget, because a removed widget cannot be mounted again."""
-    classes = _PALETTE if key.has_class(_PALETTE) else ""
-    copy = FooterKey(key.key, key.key_display, key.description, key.action, classes=classes)
-    copy.compact = key.compact
-    return copy
 
 
 def _columns(key: FooterKey) -> int:

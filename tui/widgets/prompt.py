@@ -75,26 +75,32 @@ class Prompt(TextArea):
         self._draft = ""
         self._written = False
         self.editing: ChatMessage | None = None  # the earlier message that the text will replace
-        self._vim: NormalMode | None = None
+        self._vim = False
+        self._begun = ""  # the first letter of an incomplete two-letter command of vim's normal mode
         self.inserts = True  # False in vim's normal mode
 
     def use_vim(self, wanted: bool) -> None:
         """Turn vim keys on or off; starts in insert mode."""
-        self._vim, self.inserts = NormalMode() if wanted else None, True
+        self._vim, self._begun, self.inserts = wanted, "", True
         self._show_mode()
 
     @property
     def takes_escape(self) -> bool:
         """Whether Esc leaves insert mode."""
-        return self._vim is not None and self.inserts and self.has_focus
+        return self._vim and self.inserts and self.has_focus
 
     def press(self, key: str) -> None:
         """Handle a key in normal mode."""
-        assert self._vim is not None
-        self.inserts, wanted = self._vim.press(self, key)
-        self._show_mode()
-        if wanted:
-            self.post_message(self.Wanted(wanted))
+        whole, self._begun = self._begun + key, ""
+        if whole in _FIRST:
+            self._begun = whole
+        elif whole in _WANTED:
+            self.post_message(self.Wanted(_WANTED[whole]))
+        elif whole in _EDITS:
+            if name := _EDITS[whole]:
+                getattr(self, name)()
+            self.inserts = whole in _INSERTS
+            self._show_mode()
 
     def action_normal(self) -> None:
         self.call_later(self._leave_insert)
@@ -106,7 +112,7 @@ class Prompt(TextArea):
 
     def _show_mode(self) -> None:
         """Show vim's mode and a running edit on the border."""
-        mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
+        mode = "" if not self._vim else "INSERT" if self.inserts else "NORMAL"
         editing = "Editing an earlier message · Enter sends, Esc gives up" if self.editing else ""
         self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
@@ -279,21 +285,3 @@ _WANTED = {
 }
 _FIRST = frozenset({"g", "d", "c"})  # first letters of two-letter commands
 KEYS = frozenset({key for key in (*_EDITS, *_WANTED) if len(key) == 1} | _FIRST | {"ctrl+d", "ctrl+u"})
-
-
-@dataclass(slots=True)
-class NormalMode:
-    """vim's normal mode. begun: the first letter of an incomplete two-letter command."""
-
-    begun: str = ""
-
-    def press(self, field: TextArea, key: str) -> tuple[bool, str]:
-        """Handle a key. Returns whether to switch to insert mode, and an action outside the field, "" for none."""
-        whole, self.begun = self.begun + key, ""
-        if whole in _FIRST:
-            self.begun = whole
-        elif whole in _EDITS:
-            if name := _EDITS[whole]:
-                getattr(field, name)()
-            return whole in _INSERTS, ""
-        return False, _WANTED.get(whole, "")
