@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -28,8 +27,7 @@ from tui.screens.chat import Answered, ChatScreen
 from tui.screens.loading import ModelLoader
 from tui.screens.tabs import Tabs
 from tui.sessions import SessionStore
-from tui.terminal import surviving
-from tui.web import in_browser
+from tui.terminal import in_browser, surviving
 from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt
 
@@ -109,12 +107,11 @@ class ChatApp(App[None]):
         light: bool = False,
         plain_colours: bool = False,
         typed: str = "",
-        folder: Path | None = None,
     ) -> None:
         """model: "" selects the last one used; if there is none, the user chooses. keys: binding id -> key, overrides
         the default. remembered_as: the store's key for the last loaded model. light: the terminal's background is
         light; ignored once the user has chosen a theme. plain_colours: the terminal has few colours, or NO_COLOR is
-        set. typed: what the user typed before the prompt appeared. folder: for tools; None is the current directory.
+        set. typed: what the user typed before the prompt appeared.
         """
         super().__init__(ansi_color=True if plain_colours else None)
         self.backend = backend
@@ -128,7 +125,6 @@ class ChatApp(App[None]):
         self._model = model
         self._remembered_as = remembered_as
         self._parameters = parameters or Parameters()
-        self._folder = folder
         self._loader = ModelLoader(backend, self, remembered_as)
         self.tabs = Tabs(self, self._make_chat)
         self.tabs.add().prompt.text = typed
@@ -142,9 +138,7 @@ class ChatApp(App[None]):
         conversation = Conversation(self.store, model, self._parameters)
         commands = [(command.name, command.argument, command.title) for command in COMMANDS]
         pull = bool(self._model)
-        return ChatScreen(
-            conversation, self.backend, self._loader, self.tabs, mode, pull, self.keys, commands, self._folder
-        )
+        return ChatScreen(conversation, self.backend, self._loader, self.tabs, mode, pull, self.keys, commands)
 
     @property
     def chat(self) -> ChatScreen:
@@ -234,10 +228,7 @@ class ChatApp(App[None]):
         """Run a command of the table; errors are shown in the chat."""
         command = next(command for command in COMMANDS if command.name == name)
         chat = self.chat
-        try:
-            await command.run(chat, argument)
-        except LocalLLMError as error:
-            chat.show_error(str(error))
+        await chat.attempt(command.run(chat, argument))
 
     async def action_tab(self, place: int) -> None:
         """Bring a tab to the front; bound to a click on its title."""

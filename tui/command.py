@@ -33,21 +33,24 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     debug: Debug = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
+    import importlib.util
     import sys
 
-    from tui.web import in_browser, serve_chat
+    from tui.terminal import go_on_watched, in_browser
 
     flags = computing_flags(given) | {"remote": remote}
     if web:
+        if importlib.util.find_spec("textual_serve") is None:
+            install = f"{sys.executable} -m pip install textual-serve"
+            raise RequestError(f"The chat in a browser needs the extra web: {install}")
+        from tui.web import serve_chat
+
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])
         return
     if not in_browser():
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
-
-        from tui.terminal import go_on_watched
-
         go_on_watched()
     from tui.start import run_chat
 

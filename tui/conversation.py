@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import function_object
@@ -56,9 +57,8 @@ class Conversation:
     def open(self, session_id: int) -> None:
         """Show a stored session with its own parameters."""
         summary = self.store.summary(session_id)
-        self.session_id = session_id
+        self._read(session_id)
         self.parameters = Parameters.from_stored(summary.parameters, self.parameters)
-        self._read()
 
     def clear(self) -> None:
         """Start a new session with the same parameters. The old one stays stored."""
@@ -93,8 +93,7 @@ class Conversation:
 
     def unanswered_calls(self, message: Message) -> tuple[ToolCall, ...]:
         """The calls of an answer that have no result yet."""
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        following = self.messages[index + 1 :]
+        following = self.messages[self._index(message) + 1 :]
         results = next((n for n, one in enumerate(following) if one.role is not Role.TOOL), len(following))
         return message.calls[results:]
 
@@ -105,11 +104,8 @@ class Conversation:
 
     def checker(self, message: Message) -> QuotationChecker | None:
         """A checker of an answer's quotations against the files before it; None if no file is a document excerpt."""
-        files: list[Attachment] = []
-        for earlier in self.messages:
-            if earlier.id == message.id:
-                break
-            files += [file for file in earlier.attachments if not file.picture]
+        earlier = takewhile(lambda one: one.id != message.id, self.messages)
+        files = [file for one in earlier for file in one.attachments if not file.picture]
         if not any(file.line for file in files):
             return None
         return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
@@ -126,8 +122,7 @@ class Conversation:
 
     def cut_before(self, message: Message) -> None:
         """Remove a message and all that follow from the path; the next message appended becomes a variant of it."""
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        del self.messages[index:]
+        del self.messages[self._index(message) :]
         self.store.cut(message.session_id, message.parent_id)
 
     def save(self, message: Message) -> None:
@@ -145,13 +140,12 @@ class Conversation:
         if not 0 <= index < len(variants):
             return False
         self.store.select(message.session_id, variants[index])
-        self._read()
+        self._read(message.session_id)
         return True
 
     def fork(self, message: Message) -> None:
         """Continue in a copy of the session that ends with this message."""
-        self.session_id = self.store.fork(message.session_id, message.id)
-        self._read()
+        self._read(self.store.fork(message.session_id, message.id))
 
     @property
     def picture_names(self) -> tuple[str, ...]:
@@ -266,13 +260,16 @@ class Conversation:
             background=True,
         )
 
-    def _read(self) -> None:
-        """Read the messages from the store. An unfinished answer counts as cancelled, so that it can be continued."""
-        assert self.session_id is not None
-        self.messages = self.store.path(self.session_id)
-        for message in self.messages:
+    def _index(self, message: Message) -> int:
+        return next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+
+    def _read(self, session_id: int) -> None:
+        """Read a session's messages. An unfinished answer counts as cancelled, so that it can be continued."""
+        messages = self.store.path(session_id)
+        for message in messages:
             if message.role is Role.ASSISTANT and message.finish_reason is None:
                 message.finish_reason = FinishReason.CANCELLED
+        self.session_id, self.messages = session_id, messages
 
     def _append(
         self,

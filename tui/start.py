@@ -22,8 +22,7 @@ from tui.backend import Backend
 from tui.parameters import Parameters
 from tui.saved import read_persona
 from tui.sessions import SessionStore
-from tui.terminal import light_background
-from tui.web import in_browser
+from tui.terminal import in_browser, light_background
 from tui.widgets.pictures import ask_terminal
 
 

@@ -362,7 +362,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
         store = SessionStore(root / "sessions.db")
         try:
             model = "" if screen == "first-model" else "qwen3:0.6b"
-            yield ChatApp(machine, store, model, light=colours == "light", plain_colours=few, folder=project)
+            yield ChatApp(machine, store, model, light=colours == "light", plain_colours=few)
         finally:
             machine.gate.set()
             store.close()

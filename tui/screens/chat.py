@@ -3,7 +3,6 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -52,23 +51,19 @@ class ChatScreen(ChatView):
         loader: ModelLoader,
         tabs: "Tabs[ChatScreen]",
         mode: str,
-        pull: bool = False,
-        keys: Mapping[str, str] | None = None,
-        commands: Sequence[Suggestion] = (),
-        folder: Path | None = None,
+        pull: bool,
+        keys: Mapping[str, str],
+        commands: Sequence[Suggestion],
     ) -> None:
-        """pull: whether to pull the first model if it is not on this machine. keys: the user's key bindings by id.
-
-        folder: the folder that tools act on; None for the current directory. For the rest, see ChatView.
-        """
+        """pull: whether to pull the first model if it is not on this machine. keys: the user's key bindings by id."""
         super().__init__(conversation, backend, mode, commands)
         self.loader = loader
         self.tabs = tabs
-        self.keys = keys or {}
+        self.keys = keys
         self.latency = Latency()
         self.deleted: int | None = None
         self._pull = pull
-        self.tools = ChatTools(self, folder)
+        self.tools = ChatTools(self)
         self.folder = ChatFolder(self)
         self.writer = AnswerWriter(self, loader, self.tools, self.latency)
         self._missing = ""  # a text that was rejected because it names missing files; resending it is accepted
@@ -153,6 +148,8 @@ class ChatScreen(ChatView):
     async def stop(self) -> None:
         """Stop the running answer, even while it waits for its model to load, and wait until it is saved."""
         self.stopping.set()
+        if self.asking:
+            await self.tabs.show(self)  # a dialog in a hidden tab cannot be dismissed
         self.writer.cancel()
         self.workers.cancel_group(self, "title")
         if self._work:

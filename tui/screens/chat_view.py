@@ -1,7 +1,7 @@
 """The view of a chat: title bar, messages, prompt and status line. Loader, tools and tabs act on it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.reactive import var
 from textual.screen import Screen
 
+from localllm.errors import LocalLLMError
 from tui.backend import Backend
 from tui.conversation import Conversation
 from tui.widgets.completion import Suggestion
@@ -43,9 +44,7 @@ class ChatView(Screen[None]):
     busy = var(False, init=False, bindings=True)
     asking = var(False, init=False)
 
-    def __init__(
-        self, conversation: Conversation, backend: Backend, mode: str, commands: Sequence[Suggestion] = ()
-    ) -> None:
+    def __init__(self, conversation: Conversation, backend: Backend, mode: str, commands: Sequence[Suggestion]) -> None:
         """mode: the application mode whose base screen this is. commands: completed by the prompt."""
         super().__init__()
         self.conversation = conversation
@@ -90,8 +89,7 @@ class ChatView(Screen[None]):
 
     def show_title(self) -> None:
         """Show the current title and tags."""
-        self.title_bar.title = self.conversation.title
-        self.title_bar.tags = self.conversation.tags
+        self.title_bar.show_title(self.conversation.title, self.conversation.tags)
         self.post_message(TabChanged())
 
     async def show_conversation(self) -> None:
@@ -102,6 +100,13 @@ class ChatView(Screen[None]):
         if editing and editing.id not in [message.id for message in self.conversation.messages]:
             self.prompt.end_edit()
         await self.transcript.show()
+
+    async def attempt(self, work: Awaitable[None]) -> None:
+        """Await work; its error is shown in the chat."""
+        try:
+            await work
+        except LocalLLMError as error:
+            self.show_error(str(error))
 
     def show_error(self, text: str) -> None:
         """Show an error below the messages."""

@@ -66,7 +66,7 @@ class ModelLoader:
         self._name, self._chat, self._fallback, self.busy = name, chat, fallback, True
         short = name.rpartition("/")[2]
         for each in self._chats:
-            each.title_bar.model = short
+            each.title_bar.show_model(short)
         self._show_activity(f"loading {short}", 0.0)
         chat.refresh_bindings()
         # The imports that loading triggers must not delay the first frame.
@@ -155,7 +155,7 @@ class ModelLoader:
     def _show_model(self, chat: ChatView, info: ModelInfo | None) -> None:
         facts = chat.status_line.facts
         facts.model, facts.place, facts.context = (info.name, info.place, info.context) if info else ("", "", None)
-        chat.title_bar.model = facts.model
+        chat.title_bar.show_model(facts.model)
         chat.status_line.redraw()
         chat.refresh_bindings()
 

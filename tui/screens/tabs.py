@@ -37,11 +37,6 @@ class Tabs(Generic[TabT]):
         self._app.add_mode(tab.mode, lambda: tab)
         return tab
 
-    async def open(self) -> TabT:
-        tab = self.add()
-        await self.show(tab)
-        return tab
-
     async def show(self, tab: TabT) -> None:
         """Bring a tab to the front."""
         await self._app.switch_mode(tab.mode)

@@ -32,14 +32,13 @@ AskModel = Callable[[AnswerView | None, str | None], Awaitable[Message | None]]
 
 
 class ChatTools:
-    """The tools of a folder and of the MCP servers, opened on first use. `close` ends the servers.
+    """The tools of the current folder and of the MCP servers, opened on first use. `close` ends the servers.
 
     Call methods that ask the user from a worker. problems: why servers did not start.
     """
 
-    def __init__(self, chat: ChatView, folder: Path | None) -> None:
-        """folder: None is the current directory."""
-        self.folder = Folder(folder or _current_folder())
+    def __init__(self, chat: ChatView) -> None:
+        self.folder = Folder(_current_folder())
         self.problems: list[str] = []
         self.rounds = 0  # rounds of tool calls since the user's last message
         self._chat, self._conversation = chat, chat.conversation

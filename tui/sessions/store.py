@@ -60,11 +60,11 @@ class SessionStore:
             if db is not None:
                 db.close()
 
-    def create(self, model: str, parameters: dict[str, Any], title: str = "New chat") -> int:
+    def create(self, model: str, parameters: dict[str, Any]) -> int:
         """Create a session and return its id."""
         now, identity = time.time(), self._new_id("session")
         columns = "id, title, model, parameters, created, updated"
-        values = (identity, title, model, json.dumps(parameters), now, now)
+        values = (identity, "New chat", model, json.dumps(parameters), now, now)
         self._write((f"INSERT INTO session ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
         return identity
 

@@ -1,7 +1,6 @@
 """Search within a chat: a find bar above the prompt, with matches highlighted in the messages."""
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -13,7 +12,6 @@ from textual.geometry import Region
 from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
 
-from tui.sessions import Message
 from tui.widgets.frame import MATCH
 from tui.widgets.messages import MessageView
 from tui.widgets.transcript import Transcript
@@ -25,15 +23,6 @@ CURRENT = "bold reverse"
 
 Place = tuple[int, int]
 """A match: the index of its message, and its index among the matches in that message."""
-
-
-def find_all(messages: Sequence[Message], pattern: re.Pattern[str]) -> list[Place]:
-    """All matches in the contents of messages and tool results, first message first."""
-    return [
-        (number, count)
-        for number, message in enumerate(messages)
-        for count, _ in enumerate(pattern.finditer(message.content))
-    ]
 
 
 class FindBar(Horizontal):
@@ -84,9 +73,13 @@ class FindBar(Horizontal):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Search while the user types, starting at the last match."""
-        text = event.value
-        self._pattern = re.compile(re.escape(text), re.IGNORECASE) if text else None
-        self._places = find_all(self._transcript.messages, self._pattern) if self._pattern else []
+        pattern = re.compile(re.escape(event.value), re.IGNORECASE)
+        self._pattern = pattern if event.value else None
+        self._places = [
+            (number, count)
+            for number, message in enumerate(self._transcript.messages if event.value else ())
+            for count, _ in enumerate(pattern.finditer(message.content))
+        ]
         self._at = len(self._places) - 1
         self._go()
 

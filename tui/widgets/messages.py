@@ -145,9 +145,9 @@ class AnswerView(MessageView):
 
     async def finish(self) -> None:
         """Draw pending text and the statistics."""
-        if self._stream is not None and (rest := self._checked("", whole=True)):
-            await self._stream.write(harmless(rest))
         if self._stream is not None:
+            if rest := self._checked("", whole=True):
+                await self._stream.write(harmless(rest))
             await self._stream.stop()
             self._stream = None
         self._show_thinking(done=True)

@@ -56,9 +56,7 @@ class Prompt(TextArea):
 
         what: str
 
-    def __init__(
-        self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
-    ) -> None:
+    def __init__(self, commands: Sequence[Suggestion], count_tokens: Callable[[str], int | None]) -> None:
         """commands: offered when the text starts with a slash. count_tokens: the text's count, shown on the border."""
         super().__init__(
             id="prompt",
