@@ -221,10 +221,7 @@ class ChatApp(App[None]):
         over = (ChatScreen, ApprovalScreen) if parameters in _BETWEEN_TABS else (ChatScreen,)
         return isinstance(self.screen, over)
 
-    async def action_command(self, name: str) -> None:
-        await self.run_command(name)
-
-    async def run_command(self, name: str, argument: str = "") -> None:
+    async def action_command(self, name: str, argument: str = "") -> None:
         """Run a command of the table; errors are shown in the chat."""
         command = next(command for command in COMMANDS if command.name == name)
         chat = self.chat
@@ -286,7 +283,7 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if found := find_command(text):
             self.chat.remember_prompt(text)
-            self.run_worker(self.run_command(*found))  # not the chat's worker: /close removes the chat
+            self.run_worker(self.action_command(*found))  # not the chat's worker: /close removes the chat
         elif unknown := unknown_command(event.text):
             self.chat.show_error(unknown)
             self.chat.prompt.give_back(event.text)
@@ -319,7 +316,7 @@ class ChatApp(App[None]):
             for command in COMMANDS:
 
                 def run(name: str = command.name) -> None:
-                    self.run_worker(self.run_command(name))
+                    self.run_worker(self.action_command(name))
 
                 # The palette searches titles only, so the title holds both what the command does and its name.
                 keys = key_names(self.keys.get(command.name, command.key))

@@ -59,6 +59,7 @@ class Completion(OptionList, can_focus=False):
     def offer(self, before: str, whole: str) -> None:
         """Show matching completions. before: the line up to the cursor. whole: the field's text."""
         self._offered = before, whole
+        self.workers.cancel_group(self, "count")
         found: list[tuple[str, Content]] = []  # what is inserted, and how it is shown
         if whole.startswith("/") and before == whole and " " not in whole:
             self._length = len(whole)
@@ -102,7 +103,7 @@ class Completion(OptionList, can_focus=False):
         self._files = await in_thread(list_files)
         self.offer(*self._offered)
 
-    @work(exclusive=True, group="count")
+    @work(group="count")
     async def _count(self, found: Sequence[FileChoice]) -> None:
         """Show each file's size in tokens, one file after the other."""
         for place, choice in enumerate(found):
