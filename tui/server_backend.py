@@ -3,11 +3,11 @@
 A localllm server's engine can be inspected through a separate route.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from localllm.answer.event import AnsweringModel, AnswerStream
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from localllm.measure.laboratory import ModelCosts
 
 PATIENCE_S = 10.0
+
+Told = TypeVar("Told")
 
 # How servers respond to a route that they lack, or whose fields they name differently.
 _NO_SUCH_ROUTE = frozenset(
@@ -86,8 +88,10 @@ class ServerBackend:
     def costs(self) -> "ModelCosts | None":
         from localllm.measure.laboratory import ModelCosts
 
-        found = self._ask_engine(self._info.name, "&costs=true").get("costs") if self._info else None
-        return found and ModelCosts.from_data(found)
+        def read(told: dict[str, Any]) -> ModelCosts | None:
+            return ModelCosts.from_data(told["costs"]) if told.get("costs") else None
+
+        return self._ask_engine(self._info.name, read, "&costs=true") if self._info else None
 
     def memory_bytes(self) -> int | None:
         return None
@@ -98,21 +102,21 @@ class ServerBackend:
     def _snapshot(self, model: str) -> "EngineSnapshot":
         from localllm.measure.inspection_data import snapshot_of
 
-        try:
-            return snapshot_of(self._ask_engine(model)["snapshot"])
-        except (KeyError, TypeError, ValueError) as error:
-            self._inspects = False
-            raise RemoteError(f"{self._root} does not show its engine.") from error
+        return self._ask_engine(model, lambda told: snapshot_of(told["snapshot"]))
 
-    def _ask_engine(self, model: str, more: str = "") -> dict[str, Any]:
+    def _ask_engine(self, model: str, read: Callable[[dict[str, Any]], Told], more: str = "") -> Told:
+        """What `read` finds in the server's response. Raises RemoteError, also if it is not what localllm sends."""
         route = f"/api/inspect?model={quote(model, safe='')}{more}"
         try:
-            return Call(self._root, "GET", route, patience_s=PATIENCE_S).json()
+            return read(Call(self._root, "GET", route, patience_s=PATIENCE_S).json())
         except RemoteError as error:
             # localllm answers 404 with a reason while the model is not loaded.
             if error.status == HTTPStatus.NOT_FOUND and "not loaded" not in str(error):
                 self._inspects = False
             raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._inspects = False
+            raise RemoteError(f"{self._root} does not show its engine.") from error
 
 
 class OllamaBackend(ServerBackend):

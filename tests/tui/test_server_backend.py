@@ -31,6 +31,7 @@ class Script:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.loading: list[dict[str, Any]] = []
+        self.costs: object = None
         self.asked: list[dict[str, Any]] = []
         self.key = ""
         self.abilities = ["completion", "thinking"]
@@ -51,7 +52,7 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             tags = {"name": "tiny:latest", "size": 7, "details": {"parameter_size": "1M", "quantization_level": "Q8_0"}}
-            self._json({"models": [tags]})
+            self._json({"models": [tags], "costs": script.costs})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -273,3 +274,11 @@ def test_models_and_addresses(backend: OllamaBackend) -> None:
             OllamaBackend(OllamaServer(f"127.0.0.1:{silent.getsockname()[1]}")).models(None)
     with pytest.raises(RemoteError, match="not a server's address"):
         OllamaServer("ftp://host")
+
+
+@pytest.mark.parametrize("costs", [{"parts": 1}, ["text"], "text"])
+def test_costs_of_another_form_are_an_error_to_show(backend: OllamaBackend, script: Script, costs: object) -> None:
+    script.costs = costs
+    backend.load("tiny:latest", lambda _what, _share: None)
+    with pytest.raises(RemoteError, match="does not show its engine"):
+        backend.costs()

@@ -23,6 +23,7 @@ from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.backend import Backend
+from tui.background import in_thread
 from tui.status import Latency
 from tui.widgets.frame import KeyBar, Notice
 
@@ -176,7 +177,7 @@ class InspectorScreen(Screen[None]):
 
     async def _learn(self) -> None:
         try:
-            self._costs = await asyncio.to_thread(self._backend.costs)
+            self._costs = await in_thread(self._backend.costs)
         except LocalLLMError as error:
             self._absent = str(error)
         if self._costs is not None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from textual.app import App
-from textual.worker import Worker
 
 from localllm.errors import LocalLLMError
 from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo
@@ -27,7 +26,6 @@ class ModelLoader:
         self._remembered_as = remembered_as
         self._chats: list[ChatView] = []
         self._chat: ChatView | None = None  # where the load was requested
-        self._work: Worker[None] | None = None
         self._stopped = threading.Event()
         self._name = ""
         self._fallback = ""
@@ -70,7 +68,8 @@ class ModelLoader:
         self._show_activity(f"loading {short}", 0.0)
         chat.refresh_bindings()
         # The imports that loading triggers must not delay the first frame.
-        chat.call_after_refresh(self._start, chat, pull, self._stopped)
+        load = partial(self._load, name, chat, pull, self._stopped)
+        chat.call_after_refresh(self._app.run_worker, load, group="load")
 
     def stop(self) -> None:
         """Abandon the load. The previous model stays, unless it has already been freed."""
@@ -100,15 +99,12 @@ class ModelLoader:
         """Abandon the running load; its thread ends at its next progress call."""
         self._stopped.set()
         self._stopped = threading.Event()
-        if self._work is not None:
-            self._work.cancel()
+        self._app.workers.cancel_group(self._app, "load")
         self.busy = False
 
-    def _start(self, chat: ChatView, pull: bool, stopped: threading.Event) -> None:
-        if not stopped.is_set():
-            self._work = self._app.run_worker(partial(self._load, self._name, chat, pull, stopped), group="load")
-
     async def _load(self, name: str, chat: ChatView, pull: bool, stopped: threading.Event) -> None:
+        if stopped.is_set():
+            return
         said = ("", 0.0)
 
         def progress(what: str, share: float) -> None:

@@ -60,9 +60,10 @@ class Transcript(VerticalScroll, can_focus=False):
         """Mount the conversation's last messages and go to their end; show the welcome if there are none."""
         async with self._changing:
             await self._mount_window(max(len(self.messages) - WINDOW, 0), len(self.messages))
-            if not self.messages:
+            if self.messages:
+                self._follow()
+            else:
                 await self.mount(Welcome())
-            self._follow()
 
     async def _mount_window(self, first: int, last: int) -> None:
         self._first, self._last = first, last
