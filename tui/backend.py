@@ -36,7 +36,6 @@ class ModelInfo:
     place: str
     context: int | None
     converses: bool = True
-    can_think: bool = False
     sees: bool = True
     titles: bool = True
     notice: str | None = None

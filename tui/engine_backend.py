@@ -158,7 +158,6 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
         place=_place(model.backend),
         context=model.engine.context,
         converses=converses,
-        can_think=converses and model.template.supports_thinking,
         sees=model.sees_images,
         titles=found.source is not Source.BUILT_IN,
         notice=notice,

@@ -135,7 +135,6 @@ class OllamaBackend(ServerBackend):
             name=name,
             place=f"{endpoint.host}:{endpoint.port}",
             context=model.context,
-            can_think="thinking" in model.capabilities,
             sees="vision" in model.capabilities,
         )
         return info
@@ -178,7 +177,7 @@ class OpenAIBackend(ServerBackend):
             names = ", ".join(model.name for model in offered) or "none"
             raise RemoteError(f"{endpoint} has no model {name!r}. It has: {names}.")
         self._model = found
-        self._info = info = ModelInfo(name=name, place=str(endpoint), context=found.context, can_think=True)
+        self._info = info = ModelInfo(name=name, place=str(endpoint), context=found.context)
         return info
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:

@@ -90,7 +90,7 @@ class FakeBackend:
             progress("loading weights", 0.5)
         progress("loading weights", 0.5)  # a load that was stopped while the gate was closed ends here
         self.loaded.append(name)
-        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
+        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, sees=self.sees)
         return self.info
 
     def submit(self, request: AnswerRequest) -> FakeAnswer:
