@@ -58,7 +58,7 @@ class Conversation:
         """Show a stored session with its own parameters."""
         summary = self.store.summary(session_id)
         self._read(session_id)
-        self.parameters = Parameters.from_stored(summary.parameters, self.parameters)
+        self.parameters = Parameters.from_stored(summary.parameters, self.defaults)
 
     def clear(self) -> None:
         """Start a new session with the same parameters. The old one stays stored."""

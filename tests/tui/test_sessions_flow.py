@@ -381,3 +381,12 @@ def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, sto
     said_before = [(one["role"], one["content"]) for one in backend.requests[1].messages]
     assert said_before == [("system", "Be brief."), ("user", "First"), ("assistant", "One."), ("user", "Second")]
     assert len(store.sessions()) == 1
+
+
+def test_a_chat_takes_nothing_from_the_one_before_it(store: SessionStore) -> None:
+    """Versions before tools and folders stored chats without them."""
+    old = store.create("fake", {"temperature": 0.3})
+    conversation = Conversation(store, "fake", Parameters(top_k=7))
+    conversation.set_parameters(Parameters(tools=True, folder="/notes", system="Be brief."))
+    conversation.open(old)
+    assert conversation.parameters == Parameters(top_k=7, temperature=0.3)
