@@ -33,12 +33,11 @@ async def browse(chat: ChatScreen, argument: str) -> None:
 
 async def _after_list(chat: ChatScreen, session_id: int | None) -> None:
     """Update the tabs, whose chats may have been deleted or renamed in the list; then open the chosen chat, if any."""
-    for tab in chat.tabs.all:
+    for tab in [*chat.tabs.all]:
         if tab.conversation.is_deleted:
             await new(tab, "")
         else:
             tab.show_title()
-    await chat.tabs.show(chat)  # stopping a chat that asks has shown its tab
     if session_id is not None:
         await open_session(chat, session_id)
 

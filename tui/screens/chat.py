@@ -148,12 +148,15 @@ class ChatScreen(ChatView):
     async def stop(self) -> None:
         """Stop the running answer, even while it waits for its model to load, and wait until it is saved."""
         self.stopping.set()
-        if self.asking:
-            await self.tabs.show(self)  # a dialog in a hidden tab cannot be dismissed
         self.writer.cancel()
         self.workers.cancel_group(self, "title")
+        asking, shown = self.asking, self.tabs.current
+        if asking:
+            await self.tabs.show(self)  # only a visible dialog can be dismissed
         if self._work:
             await self._work.wait()
+        if asking:
+            await self.tabs.show(shown)
 
     def stop_work(self) -> bool:
         """Stop the answer, else the load; False if there is neither."""
