@@ -6,6 +6,7 @@ BF16 nor FP8. Links that lead out of the folder are followed only into the blobs
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -42,43 +43,59 @@ class StoredTensor:
 
     def raw(self) -> NDArray[Any]:
         """The stored values, memory-mapped: BF16 as uint16, FP8 as uint8; rows x values of a row."""
+        kind = _DTYPES[self.dtype].stored
         mapped = np.memmap(self.path, np.uint8, "r", self.start, (self.stop - self.start,))
-        return np.asarray(mapped).view(_STORED[self.dtype]).reshape(self.row_shape)
+        return np.asarray(mapped).view(kind).reshape(self.row_shape)
 
     def floats(self, raw: NDArray[Any]) -> NDArray[np.float32]:
         """Stored values converted to floats."""
-        if self.dtype == "BF16":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        if self.dtype == "F8_E4M3":
-            return _E4M3[raw]
-        if self.dtype == "F8_E5M2":  # the upper half of a float16
-            return (raw.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-        return raw.astype(np.float32)
+        return _DTYPES[self.dtype].floats(raw)
 
 
-_STORED: dict[str, type[np.generic]] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": np.uint16,
-    "F64": np.float64,
-    "F8_E4M3": np.uint8,
-    "F8_E5M2": np.uint8,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "I32": np.int32,
-    "I64": np.int64,
+@dataclass(frozen=True, slots=True)
+class _Dtype:
+    stored: type[np.generic]
+    floats: Callable[[NDArray[Any]], NDArray[np.float32]]
+
+
+def _bfloat16(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def _float8(exponents: int, infinite: bool) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+    """A decoder of FP8. E4M3 has one NaN and no infinities; E5M2 has both, as in IEEE 754."""
+    mantissa = 7 - exponents
+    codes = np.arange(256)
+    exponent, fraction = (codes >> mantissa) & ((1 << exponents) - 1), codes & ((1 << mantissa) - 1)
+    bias = (1 << (exponents - 1)) - 1
+    small = fraction * 2.0 ** (1 - bias - mantissa)
+    usual = (1 + fraction / (1 << mantissa)) * 2.0 ** (exponent.astype(float) - bias)
+    values = np.where(exponent == 0, small, usual)
+    last = exponent == (1 << exponents) - 1
+    if infinite:
+        values = np.where(last, np.where(fraction == 0, np.inf, np.nan), values)
+    else:
+        values = np.where(last & (fraction == (1 << mantissa) - 1), np.nan, values)
+    table = np.where(codes >> 7, -values, values).astype(np.float32)
+    return lambda raw: np.asarray(table[raw], np.float32)
+
+
+def _as_float(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return raw.astype(np.float32)
+
+
+_DTYPES = {
+    "F32": _Dtype(np.float32, _as_float),
+    "F16": _Dtype(np.float16, _as_float),
+    "BF16": _Dtype(np.uint16, _bfloat16),
+    "F64": _Dtype(np.float64, _as_float),
+    "F8_E4M3": _Dtype(np.uint8, _float8(4, False)),
+    "F8_E5M2": _Dtype(np.uint8, _float8(5, True)),
+    "U8": _Dtype(np.uint8, _as_float),
+    "I8": _Dtype(np.int8, _as_float),
+    "I32": _Dtype(np.int32, _as_float),
+    "I64": _Dtype(np.int64, _as_float),
 }
-
-
-def _e4m3() -> NDArray[np.float32]:
-    """The values of FP8's codes with four bits of exponent: no infinities, and one NaN for each sign."""
-    exponent, fraction = np.divmod(np.arange(128.0), 8)
-    values = np.where(exponent == 0, fraction / 2**9, (1 + fraction / 8) * 2.0 ** (exponent - 7))
-    values[-1] = np.nan
-    return np.concatenate([values, -values]).astype(np.float32)
-
-
-_E4M3 = _e4m3()
 
 
 class Checkpoint:
@@ -215,10 +232,10 @@ def _tensor(path: Path, name: str, entry: Any, first: int, size: int) -> StoredT
         whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: {shortened(name)}: its entry is damaged. Download it again.") from error
-    if dtype not in _STORED:
-        known = ", ".join(_STORED)
+    if dtype not in _DTYPES:
+        known = ", ".join(_DTYPES)
         raise CheckpointError(f"{path}: {shortened(name)} has the type {shortened(dtype)!r}, not one of {known}.")
-    expected = prod(shape) * np.dtype(_STORED[dtype]).itemsize if whole else -1
+    expected = prod(shape) * np.dtype(_DTYPES[dtype].stored).itemsize if whole else -1
     if not whole or len(shape) > MAX_DIMENSIONS or stop - start != expected or first + stop > size or 0 in shape:
         raise CheckpointError(f"{path}: {shortened(name)}: its size does not fit the file. Download it again.")
     return StoredTensor(name, dtype, shape, path, first + start, first + stop)
