@@ -23,10 +23,11 @@ from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
+from localllm.library.modelfile import Modelfile
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
 from tui.app import ChatApp
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore
@@ -95,7 +96,7 @@ class TimedBackend:
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return ()
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: Modelfile) -> None:
         """Store nothing."""
 
     def inspect(self) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -18,19 +17,17 @@ from textual.theme import Theme
 
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
-from tui.answering import Answered
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.saved import Persona
 from tui.screens.approval import ApprovalScreen
-from tui.screens.chat import ChatScreen
+from tui.screens.chat import Answered, ChatScreen
 from tui.screens.loading import ModelLoader
+from tui.screens.tabs import Tabs
 from tui.sessions import SessionStore
-from tui.tabs import Tabs
-from tui.terminal import surviving
-from tui.web import in_browser
+from tui.terminal import in_browser, surviving
 from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt
 
@@ -110,12 +107,11 @@ class ChatApp(App[None]):
         light: bool = False,
         plain_colours: bool = False,
         typed: str = "",
-        folder: Path | None = None,
     ) -> None:
         """model: "" selects the last one used; if there is none, the user chooses. keys: binding id -> key, overrides
         the default. remembered_as: the store's key for the last loaded model. light: the terminal's background is
         light; ignored once the user has chosen a theme. plain_colours: the terminal has few colours, or NO_COLOR is
-        set. typed: what the user typed before the prompt appeared. folder: for tools; None is the current directory.
+        set. typed: what the user typed before the prompt appeared.
         """
         super().__init__(ansi_color=True if plain_colours else None)
         self.backend = backend
@@ -129,7 +125,6 @@ class ChatApp(App[None]):
         self._model = model
         self._remembered_as = remembered_as
         self._parameters = parameters or Parameters()
-        self._folder = folder
         self._loader = ModelLoader(backend, self, remembered_as)
         self.tabs = Tabs(self, self._make_chat)
         self.tabs.add().prompt.text = typed
@@ -143,9 +138,7 @@ class ChatApp(App[None]):
         conversation = Conversation(self.store, model, self._parameters)
         commands = [(command.name, command.argument, command.title) for command in COMMANDS]
         pull = bool(self._model)
-        return ChatScreen(
-            conversation, self.backend, self._loader, self.tabs, mode, pull, self.keys, commands, self._folder
-        )
+        return ChatScreen(conversation, self.backend, self._loader, self.tabs, mode, pull, self.keys, commands)
 
     @property
     def chat(self) -> ChatScreen:
@@ -228,17 +221,11 @@ class ChatApp(App[None]):
         over = (ChatScreen, ApprovalScreen) if parameters in _BETWEEN_TABS else (ChatScreen,)
         return isinstance(self.screen, over)
 
-    async def action_command(self, name: str) -> None:
-        await self.run_command(name)
-
-    async def run_command(self, name: str, argument: str = "") -> None:
+    async def action_command(self, name: str, argument: str = "") -> None:
         """Run a command of the table; errors are shown in the chat."""
         command = next(command for command in COMMANDS if command.name == name)
         chat = self.chat
-        try:
-            await command.run(chat, argument)
-        except LocalLLMError as error:
-            chat.show_error(str(error))
+        await chat.attempt(command.run(chat, argument))
 
     async def action_tab(self, place: int) -> None:
         """Bring a tab to the front; bound to a click on its title."""
@@ -250,7 +237,7 @@ class ChatApp(App[None]):
 
     async def action_quit(self) -> None:
         """Quit. While hidden tabs have running answers, the first call only warns."""
-        hidden = [tab for tab in self.tabs.busy if tab is not self.tabs.current]
+        hidden = [tab for tab in self.tabs.all if tab.busy and tab is not self.tabs.current]
         now = time.monotonic()
         if hidden and now - self._asked_to_stay > LEAVE_S:
             self._asked_to_stay = now
@@ -296,7 +283,7 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if found := find_command(text):
             self.chat.remember_prompt(text)
-            self.run_worker(self.run_command(*found))  # not the chat's worker: /close removes the chat
+            self.run_worker(self.action_command(*found))  # not the chat's worker: /close removes the chat
         elif unknown := unknown_command(event.text):
             self.chat.show_error(unknown)
             self.chat.prompt.give_back(event.text)
@@ -329,7 +316,7 @@ class ChatApp(App[None]):
             for command in COMMANDS:
 
                 def run(name: str = command.name) -> None:
-                    self.run_worker(self.run_command(name))
+                    self.run_worker(self.action_command(name))
 
                 # The palette searches titles only, so the title holds both what the command does and its name.
                 keys = key_names(self.keys.get(command.name, command.key))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.answer.event import AnswerStream
 from localllm.answer.request import AnswerRequest
@@ -12,6 +12,7 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
 
 # Called on the loading thread with the phase and its completed fraction, 0 to 1. Raising an exception ends the load.
@@ -20,18 +21,6 @@ LoadProgress = Callable[[str, float], None]
 
 class LoadStoppedError(LocalLLMError):
     """The load was stopped; raised by a LoadProgress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A new model made from the current one. messages: the start of each conversation with it.
-
-    parameters: the changed ones, by their names in Ollama's Modelfiles.
-    """
-
-    system: str
-    parameters: dict[str, Any]
-    messages: list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,6 @@ class ModelInfo:
     place: str
     context: int | None
     converses: bool = True
-    can_think: bool = False
     sees: bool = True
     titles: bool = True
     notice: str | None = None
@@ -101,8 +89,8 @@ class Backend(Protocol):
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """Models to choose from. near: the name of the current model."""
 
-    def save(self, name: str, recipe: Recipe) -> None:
-        """Create a model from the current one."""
+    def save(self, name: str, recipe: "Modelfile") -> None:
+        """Create a model from the current one, with the recipe's system prompt, parameters and messages."""
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """A future of a snapshot of the engine's state; None if the engine cannot be inspected."""

@@ -1,9 +1,9 @@
 """Runs blocking work outside the event loop."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from localllm.errors import LocalLLMError
@@ -21,29 +21,18 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     Raises the work's LocalLLMError, and UnexpectedError from any other exception. Cancelling the awaiting task does not
     stop the work; its result is discarded.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]
+    outcome: Future[Result] = Future()
+    outcome.set_running_or_notify_cancel()
 
     def run() -> None:
-        result: Result | None = None
-        failure: LocalLLMError | None = None
         try:
-            result = work()
+            outcome.set_result(work())
         except LocalLLMError as error:
-            failure = error
+            outcome.set_exception(error)
         except Exception as error:
             failure = UnexpectedError(f"{type(error).__name__}: {error}. This is a bug in localllm.")
             failure.__cause__ = error
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(settle, result, failure)
+            outcome.set_exception(failure)
 
     threading.Thread(target=run, daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)

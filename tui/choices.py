@@ -1,6 +1,6 @@
 """The models that the picker offers: local ones, files next to the current one, suggestions to pull. Also pulls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -35,43 +35,36 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
         if model.name.lower() not in names:  # a name refers to the first model that has it
             found.append(model)
             names.update(name.lower() for name in model.names)
-    known = [(model.name, model.path, str(model.source), model.projectors()) for model in found]
     beside = loaded or (user_path(near) if near and is_path(near) else None)
     if beside is not None:
         paths = {model.path for model in found}
         files = sorted(beside.parent.glob("*.gguf"))
-        known += [(str(path), path, str(Source.FOLDER), ()) for path in files if path not in paths]
+        found += [LibraryModel((str(path),), Source.FOLDER, path) for path in files if path not in paths]
     speed, kept = expect_decode(settings.threads), kept_limits(settings.threads)
-    choices = [choice for entry in known if (choice := _choice(*entry, settings, loaded, speed))]
+    choices = [choice for model in found if (choice := _choice(model, settings, loaded, speed))]
     missing = [suggestion for suggestion in ranked(available_memory()) if suggestion.name not in names]
     return choices + [to_pull(suggestion, kept) for suggestion in missing]
 
 
 def _choice(
-    name: str,
-    path: Path,
-    source: str,
-    projectors: Sequence[Path],
-    settings: Settings,
-    loaded: Path | None,
-    speed: Callable[[ModelFile], float | None],
+    model: LibraryModel, settings: Settings, loaded: Path | None, speed: Callable[[ModelFile], float | None]
 ) -> ModelChoice | None:
     try:
-        with open_model(path) as file:
-            summary = summarize(file, projector=loaded_projector(file, settings, projectors))
+        with open_model(model.path) as file:
+            summary = summarize(file, projector=loaded_projector(file, settings, model.projectors()))
             expected = speed(file)
     except LocalLLMError:
         return None
     return ModelChoice(
-        name=name,
+        name=model.name,
         size=summary.file_bytes,
         quantization=summary.quantization,
         parameters=human_count(summary.parameters),
         context=summary.context,
         memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-        loaded=path == loaded,
-        source=source,
-        suits="small stories, help with localllm" if source == Source.BUILT_IN else "",
+        loaded=model.path == loaded,
+        source=model.source,
+        suits="small stories, help with localllm" if model.source is Source.BUILT_IN else "",
         speed=expected,
     )
 

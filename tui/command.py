@@ -24,21 +24,24 @@ def chat(
     web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
+    import importlib.util
     import sys
 
-    from tui.web import in_browser, serve_chat
+    from tui.terminal import go_on_watched, in_browser
 
     flags = {**setting_flags(given), "host": None}  # here the address of a server, not where to listen
     if web:
+        if importlib.util.find_spec("textual_serve") is None:
+            install = f"{sys.executable} -m pip install textual-serve"
+            raise RequestError(f"The chat in a browser needs the extra web: {install}")
+        from tui.web import serve_chat
+
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])
         return
     if not in_browser():
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
-
-        from tui.terminal import go_on_watched
-
         go_on_watched()
     from tui.start import run_chat
 

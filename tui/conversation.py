@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
@@ -11,9 +12,11 @@ from localllm.documents.excerpt import INSTRUCTION
 from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import RequestError
-from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
+
+if TYPE_CHECKING:
+    from localllm.library.modelfile import Modelfile
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
@@ -54,9 +57,8 @@ class Conversation:
     def open(self, session_id: int) -> None:
         """Show a stored session with its own parameters."""
         summary = self.store.summary(session_id)
-        self.session_id = session_id
-        self.parameters = Parameters.from_stored(summary.parameters, self.parameters)
-        self._read()
+        self._read(session_id)
+        self.parameters = Parameters.from_stored(summary.parameters, self.defaults)
 
     def clear(self) -> None:
         """Start a new session with the same parameters. The old one stays stored."""
@@ -91,8 +93,7 @@ class Conversation:
 
     def unanswered_calls(self, message: Message) -> tuple[ToolCall, ...]:
         """The calls of an answer that have no result yet."""
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        following = self.messages[index + 1 :]
+        following = self.messages[self._index(message) + 1 :]
         results = next((n for n, one in enumerate(following) if one.role is not Role.TOOL), len(following))
         return message.calls[results:]
 
@@ -103,11 +104,8 @@ class Conversation:
 
     def checker(self, message: Message) -> QuotationChecker | None:
         """A checker of an answer's quotations against the files before it; None if no file is a document excerpt."""
-        files: list[Attachment] = []
-        for earlier in self.messages:
-            if earlier.id == message.id:
-                break
-            files += [file for file in earlier.attachments if not file.picture]
+        earlier = takewhile(lambda one: one.id != message.id, self.messages)
+        files = [file for one in earlier for file in one.attachments if not file.picture]
         if not any(file.line for file in files):
             return None
         return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
@@ -124,8 +122,7 @@ class Conversation:
 
     def cut_before(self, message: Message) -> None:
         """Remove a message and all that follow from the path; the next message appended becomes a variant of it."""
-        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
-        del self.messages[index:]
+        del self.messages[self._index(message) :]
         self.store.cut(message.session_id, message.parent_id)
 
     def save(self, message: Message) -> None:
@@ -143,13 +140,12 @@ class Conversation:
         if not 0 <= index < len(variants):
             return False
         self.store.select(message.session_id, variants[index])
-        self._read()
+        self._read(message.session_id)
         return True
 
     def fork(self, message: Message) -> None:
         """Continue in a copy of the session that ends with this message."""
-        self.session_id = self.store.fork(message.session_id, message.id)
-        self._read()
+        self._read(self.store.fork(message.session_id, message.id))
 
     @property
     def picture_names(self) -> tuple[str, ...]:
@@ -234,9 +230,10 @@ class Conversation:
         """The message whose summary is in use."""
         return next((message for message in reversed(self.messages) if message.summary), None)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Modelfile":
         """A recipe for a model that starts with this conversation and its parameters, without pictures."""
         from localllm.library.behaviour import SETTING_OF
+        from localllm.library.modelfile import Modelfile
 
         now, usual = self.parameters, self.defaults
         changed = {
@@ -249,7 +246,7 @@ class Conversation:
             for message in self.messages
             if message.content and message.role is not Role.TOOL
         ]
-        return Recipe(now.system, changed, messages)
+        return Modelfile(system=now.system or None, parameters=changed, messages=messages)
 
     def title_request(self) -> AnswerRequest | None:
         """A background request for a title; None if the session has a title or is too short."""
@@ -263,13 +260,16 @@ class Conversation:
             background=True,
         )
 
-    def _read(self) -> None:
-        """Read the messages from the store. An unfinished answer counts as cancelled, so that it can be continued."""
-        assert self.session_id is not None
-        self.messages = self.store.path(self.session_id)
-        for message in self.messages:
+    def _index(self, message: Message) -> int:
+        return next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+
+    def _read(self, session_id: int) -> None:
+        """Read a session's messages. An unfinished answer counts as cancelled, so that it can be continued."""
+        messages = self.store.path(session_id)
+        for message in messages:
             if message.role is Role.ASSISTANT and message.finish_reason is None:
                 message.finish_reason = FinishReason.CANCELLED
+        self.session_id, self.messages = session_id, messages
 
     def _append(
         self,

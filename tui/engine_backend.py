@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
     from localllm.answer.local import LocalModel
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel
     from localllm.library.entry import LibraryModel
+    from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
 
 CLOSE_S = 1.0  # for a load in progress to end when the program ends
@@ -92,12 +93,11 @@ class EngineBackend:
         settings = self._settings_with({})
         return model_choices(settings, self._found.path if self._found else None, near)
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: "Modelfile") -> None:
         """Does not copy the weights. Raises RequestError if the name exists."""
         from localllm.library.create import create
         from localllm.library.errors import ModelNotFoundError
         from localllm.library.lookup import find
-        from localllm.library.modelfile import Modelfile
         from localllm.library.names import ModelName
         from localllm.library.own_store import OwnStore
         from localllm.library.places import own_store
@@ -108,8 +108,7 @@ class EngineBackend:
         try:
             find(name, settings)
         except ModelNotFoundError:
-            made = Modelfile(parameters=recipe.parameters, system=recipe.system or None, messages=recipe.messages)
-            create(OwnStore(own_store(settings)), target, made, found)
+            create(OwnStore(own_store(settings)), target, recipe, found)
         else:
             raise RequestError(f"Model {name} already exists. Choose another name: /save NAME.")
 
@@ -159,7 +158,6 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
         place=_place(model.backend),
         context=model.engine.context,
         converses=converses,
-        can_think=converses and model.template.supports_thinking,
         sees=model.sees_images,
         titles=found.source is not Source.BUILT_IN,
         notice=notice,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
 
-from localllm.engine.request import SamplingParams
+from localllm.engine.request import RANGES, Range, SamplingParams
 from localllm.errors import RequestError
 from localllm.sampling import CommonSampling
 from localllm.settings import Settings
@@ -93,24 +93,12 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
 }
 
-# Lowest and highest accepted values.
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, 10),
-    "top_k": (0, 1_000_000),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "repeat_penalty": (0.01, 10),
-    "repeat_last_n": (-1, 1_000_000),
-    "presence_penalty": (-10, 10),
-    "frequency_penalty": (-10, 10),
-    "typical_p": (0, 1),
-    "mirostat": (0, 2),
-    "mirostat_tau": (0, 100),
-    "mirostat_eta": (0, 1),
-    "max_tokens": (1, 10_000_000),
-    "ctx": (16, 100_000_000),
-    "seed": (0, 2**32 - 1),
-    "rivals": (0, 20),
+# The accepted values: requests' for sampling, the settings' for limits.
+_RANGES = {
+    **RANGES,
+    "max_tokens": Range(0, 2**31),
+    "ctx": Range(1, 2**24),
+    "rivals": RANGES["logprobs"],
 }
 
 
@@ -126,11 +114,10 @@ def _parsed(name: str, text: str) -> Any:
             return False
         raise RequestError(f"{name} must be on, off or default, not {text!r}.")
     assert kind in (int, float)
-    least, most = _BOUNDS[name]
     try:
         value = kind(text)
     except ValueError:
         raise RequestError(f"{name} must be {'a whole number' if kind is int else 'a number'}, not {text!r}.") from None
-    if not least <= value <= most:
-        raise RequestError(f"{name} must be between {least:g} and {most:g}, not {text}.")
+    if not _RANGES[name].low <= value <= _RANGES[name].high:
+        raise RequestError(f"{name} must be {_RANGES[name]}, not {text}.")
     return value

@@ -27,7 +27,6 @@ _OF_THE_CHAT = ("tools", "folder", "rivals", "ctx")
 class Persona:
     """A named set of answer parameters. values: parameters by name, as text. model: "" keeps the current model."""
 
-    name: str
     values: dict[str, str]
     model: str = ""
 
@@ -74,7 +73,7 @@ def read_persona(name: str) -> Persona:
     model = content.pop("model", "")
     if not isinstance(model, str):
         raise RequestError(f"{path}: model must be a name in quotes (got {model!r}).")
-    persona = Persona(name, {key: _as_text(path, key, value) for key, value in content.items()}, model)
+    persona = Persona({key: _as_text(path, key, value) for key, value in content.items()}, model)
     try:
         persona.over(Parameters(), Parameters())
     except RequestError as error:

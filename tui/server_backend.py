@@ -3,11 +3,11 @@
 A localllm server's engine can be inspected through a separate route.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from localllm.answer.event import AnsweringModel, AnswerStream
@@ -16,13 +16,16 @@ from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
 
 PATIENCE_S = 10.0
+
+Told = TypeVar("Told")
 
 # How servers respond to a route that they lack, or whose fields they name differently.
 _NO_SUCH_ROUTE = frozenset(
@@ -85,8 +88,10 @@ class ServerBackend:
     def costs(self) -> "ModelCosts | None":
         from localllm.measure.laboratory import ModelCosts
 
-        found = self._ask_engine(self._info.name, "&costs=true").get("costs") if self._info else None
-        return found and ModelCosts.from_data(found)
+        def read(told: dict[str, Any]) -> ModelCosts | None:
+            return ModelCosts.from_data(told["costs"]) if told.get("costs") else None
+
+        return self._ask_engine(self._info.name, read, "&costs=true") if self._info else None
 
     def memory_bytes(self) -> int | None:
         return None
@@ -97,21 +102,21 @@ class ServerBackend:
     def _snapshot(self, model: str) -> "EngineSnapshot":
         from localllm.measure.inspection_data import snapshot_of
 
-        try:
-            return snapshot_of(self._ask_engine(model)["snapshot"])
-        except (KeyError, TypeError, ValueError) as error:
-            self._inspects = False
-            raise RemoteError(f"{self._root} does not show its engine.") from error
+        return self._ask_engine(model, lambda told: snapshot_of(told["snapshot"]))
 
-    def _ask_engine(self, model: str, more: str = "") -> dict[str, Any]:
+    def _ask_engine(self, model: str, read: Callable[[dict[str, Any]], Told], more: str = "") -> Told:
+        """What `read` finds in the server's response. Raises RemoteError, also if it is not what localllm sends."""
         route = f"/api/inspect?model={quote(model, safe='')}{more}"
         try:
-            return Call(self._root, "GET", route, patience_s=PATIENCE_S).json()
+            return read(Call(self._root, "GET", route, patience_s=PATIENCE_S).json())
         except RemoteError as error:
             # localllm answers 404 with a reason while the model is not loaded.
             if error.status == HTTPStatus.NOT_FOUND and "not loaded" not in str(error):
                 self._inspects = False
             raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._inspects = False
+            raise RemoteError(f"{self._root} does not show its engine.") from error
 
 
 class OllamaBackend(ServerBackend):
@@ -130,7 +135,6 @@ class OllamaBackend(ServerBackend):
             name=name,
             place=f"{endpoint.host}:{endpoint.port}",
             context=model.context,
-            can_think="thinking" in model.capabilities,
             sees="vision" in model.capabilities,
         )
         return info
@@ -147,15 +151,11 @@ class OllamaBackend(ServerBackend):
             for row, loaded in self._server.models()
         ]
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: "Modelfile") -> None:
         """Creates the model on the server."""
         if self._info is None:
             raise RequestError("No model is chosen. Choose one with /load.")
-        given: dict[str, Any] = {
-            "system": recipe.system,
-            "parameters": recipe.parameters,
-            "messages": recipe.messages,
-        }
+        given = {"system": recipe.system, "parameters": recipe.parameters, "messages": recipe.messages}
         set_fields = {key: value for key, value in given.items() if value}
         self._server.create(name, {"from": self._info.name, **set_fields})
 
@@ -177,7 +177,7 @@ class OpenAIBackend(ServerBackend):
             names = ", ".join(model.name for model in offered) or "none"
             raise RemoteError(f"{endpoint} has no model {name!r}. It has: {names}.")
         self._model = found
-        self._info = info = ModelInfo(name=name, place=str(endpoint), context=found.context, can_think=True)
+        self._info = info = ModelInfo(name=name, place=str(endpoint), context=found.context)
         return info
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
@@ -187,6 +187,6 @@ class OpenAIBackend(ServerBackend):
             for model in self._server.models()
         ]
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: "Modelfile") -> None:
         """Not supported by the protocol."""
         raise RequestError("This server cannot create models. The chat itself is saved: F3 lists it.")

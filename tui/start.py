@@ -22,8 +22,7 @@ from tui.backend import Backend
 from tui.parameters import Parameters
 from tui.saved import read_persona
 from tui.sessions import SessionStore
-from tui.terminal import light_background
-from tui.web import in_browser
+from tui.terminal import in_browser, light_background
 from tui.widgets.pictures import ask_terminal
 
 
@@ -112,7 +111,9 @@ def actions() -> list[str]:
     from textual.binding import Binding
 
     from tui.app import ChatApp
+    from tui.screens.approval import ApprovalScreen
     from tui.screens.chat import ChatScreen
+    from tui.screens.chat_view import ChatView
     from tui.screens.inspector import InspectorScreen
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen
@@ -121,8 +122,8 @@ def actions() -> list[str]:
     from tui.widgets.messages import MessageView
     from tui.widgets.prompt import Prompt
 
-    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
-    owners = (ChatApp, ChatScreen, Prompt, FindBar, MessageView, *panels)
+    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen)
+    owners = (ChatApp, ChatView, ChatScreen, Prompt, FindBar, MessageView, *panels)
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})
 

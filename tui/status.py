@@ -51,7 +51,7 @@ class Status:
         elif self.tool:
             segments.append((0, f"⚙ {self.tool}", "$accent"))
         elif self.answering and self.progress:
-            segments.append((0, self._prefill(), "$accent"))
+            segments.append((0, self._prefill(self.progress), "$accent"))
         elif self.answering and self.silent_s >= STALL_S:
             what = "no data" if self.counts.generated else "no token yet"
             segments.append((0, f"{what} for {self.silent_s:.0f} s, Esc stops", "$warning"))
@@ -92,9 +92,7 @@ class Status:
             segments.remove(max(segments, key=lambda segment: segment[0]))
         return Content.from_markup(" [dim]│[/] ").join(Content.styled(text, style) for _, text, style in segments)
 
-    def _prefill(self) -> str:
-        progress = self.progress
-        assert progress is not None
+    def _prefill(self, progress: Progress) -> str:
         if progress.queue_position:
             return f"queued, place {progress.queue_position}"
         done = progress.prefilled / max(progress.total, 1)

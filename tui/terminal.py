@@ -35,6 +35,11 @@ _ATTRIBUTES = re.compile(rb"\x1b\[\?[\d;]*c")
 _ANSWER_S = 0.3
 
 
+def in_browser() -> bool:
+    """Whether this process draws for textual-serve instead of a terminal."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
+
+
 def go_on_watched() -> None:
     """Continue in a child process; the parent waits for it and never returns.
 

@@ -1,4 +1,4 @@
-"""localllm chat --web: the terminal chat in a browser on this machine, drawn by textual-serve.
+"""localllm chat --web: the terminal chat in a browser on this machine, drawn by textual-serve (the extra `web`).
 
 The page is served on 127.0.0.1 only. Other users of the machine can reach that address, and so can web pages through
 the browser. Therefore a single-use token is exchanged for a cookie, every request needs the cookie, and the Host and
@@ -7,8 +7,6 @@ Origin headers are checked. A content security policy stops the page from loadin
 
 import asyncio
 import hmac
-import importlib.util
-import os
 import secrets
 import shlex
 import signal
@@ -16,13 +14,11 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+
+from aiohttp import web
+from textual_serve.server import Server
 
 from localllm.cli.terminal import answer, note
-from localllm.errors import RequestError
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 COOKIE = "localllm_chat"
 EARLIER_S = 10.0  # how long a reloaded page waits for its previous chat to end
@@ -30,27 +26,16 @@ _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self' {socket}; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-_Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def in_browser() -> bool:
-    """Whether this process draws for textual-serve instead of a terminal."""
-    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
-
-
-def serve_chat(arguments: Sequence[str], open_browser: bool = True) -> None:
-    """Serve the chat with these arguments until Ctrl-C. Raises RequestError if textual-serve is not installed."""
-    if importlib.util.find_spec("textual_serve") is None:
-        install = f"{sys.executable} -m pip install textual-serve"
-        raise RequestError(f"The chat in a browser needs the extra web: {install}")
+def serve_chat(arguments: Sequence[str]) -> None:
+    """Serve the chat with these arguments until Ctrl-C."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        asyncio.run(_serve(listening, arguments, open_browser))
+        asyncio.run(_serve(listening, arguments))
 
 
-async def _serve(listening: socket.socket, arguments: Sequence[str], open_browser: bool) -> None:
-    from aiohttp import web
-    from textual_serve.server import Server
-
+async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
     port = listening.getsockname()[1]
     # exec, so that closing the page ends the chat and not only its shell.
     command = "exec " + shlex.join([sys.executable, "-m", "localllm", "chat", *arguments])
@@ -58,12 +43,7 @@ async def _serve(listening: socket.socket, arguments: Sequence[str], open_browse
     gate = Gate(port)
     site = await server._make_app()
     site.on_startup.clear()  # it prints textual-serve's own banner
-
-    @web.middleware
-    async def checked(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        return await gate.check(request, handler)
-
-    site.middlewares.append(checked)
+    site.middlewares.append(gate.check)
     runner = web.AppRunner(site, access_log=None)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,8 +54,7 @@ async def _serve(listening: socket.socket, arguments: Sequence[str], open_browse
         address = f"http://127.0.0.1:{port}/?token={gate.token}"
         answer(f"{address}\n")
         note("The address opens the chat once, in one browser. Ctrl-C ends it.")
-        if open_browser:
-            webbrowser.open(address)
+        webbrowser.open(address)
         await stop.wait()
     finally:
         await runner.cleanup()
@@ -91,10 +70,9 @@ class Gate:
         self._policy = _POLICY.format(socket=f"ws://{self._host}")
         self._chat = asyncio.Lock()
 
-    async def check(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
-        """aiohttp middleware: reject the request, exchange its token for a cookie, or pass it on."""
-        from aiohttp import web
-
+    @web.middleware
+    async def check(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Reject the request, exchange its token for a cookie, or pass it on."""
         if request.headers.get("Host") != self._host:
             raise web.HTTPForbidden(text="This Host is not allowed.")
         if request.headers.get("Origin", f"http://{self._host}") != f"http://{self._host}":
@@ -110,9 +88,7 @@ class Gate:
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
-    def _first_visit(self, given: str) -> "web.StreamResponse":
-        from aiohttp import web
-
+    def _first_visit(self, given: str) -> web.StreamResponse:
         if not self.token or not hmac.compare_digest(given.encode(), self.token.encode()):
             raise web.HTTPForbidden(text="This address has been used. Start `localllm chat --web` again.")
         self.token = ""
@@ -120,10 +96,8 @@ class Gate:
         response.set_cookie(COOKIE, self._cookie, httponly=True, samesite="Strict", path="/")
         return response
 
-    async def _one_chat(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
+    async def _one_chat(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Allow one chat at a time, since each loads a model. A reloaded page waits for the previous chat to end."""
-        from aiohttp import web
-
         try:
             async with asyncio.timeout(EARLIER_S):
                 await self._chat.acquire()

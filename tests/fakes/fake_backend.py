@@ -10,8 +10,9 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
+from localllm.library.modelfile import Modelfile
 from localllm.measure.laboratory import ModelCosts
-from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:
@@ -74,7 +75,7 @@ class FakeBackend:
         self.load_error = load_error
         self.submit_error = submit_error
         self.sees = sees
-        self.saved: list[tuple[str, Recipe]] = []
+        self.saved: list[tuple[str, Modelfile]] = []
         self.info: ModelInfo | None = None
         self.gate = threading.Event()  # loads last until it is set
         self.gate.set()
@@ -89,7 +90,7 @@ class FakeBackend:
             progress("loading weights", 0.5)
         progress("loading weights", 0.5)  # a load that was stopped while the gate was closed ends here
         self.loaded.append(name)
-        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
+        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, sees=self.sees)
         return self.info
 
     def submit(self, request: AnswerRequest) -> FakeAnswer:
@@ -114,7 +115,7 @@ class FakeBackend:
             ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
         )
 
-    def save(self, name: str, recipe: Recipe) -> None:
+    def save(self, name: str, recipe: Modelfile) -> None:
         self.saved.append((name, recipe))
 
     def costs(self) -> ModelCosts | None:

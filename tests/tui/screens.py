@@ -76,7 +76,7 @@ async def writing(pilot: Pilot[None]) -> None:
 async def editing(pilot: Pilot[None]) -> None:
     await answer(pilot)
     await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
-    await until(pilot, lambda: chat_of(pilot).editing)
+    await until(pilot, lambda: chat_of(pilot).prompt.editing)
 
 
 async def commands(pilot: Pilot[None]) -> None:
@@ -362,7 +362,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
         store = SessionStore(root / "sessions.db")
         try:
             model = "" if screen == "first-model" else "qwen3:0.6b"
-            yield ChatApp(machine, store, model, light=colours == "light", plain_colours=few, folder=project)
+            yield ChatApp(machine, store, model, light=colours == "light", plain_colours=few)
         finally:
             machine.gate.set()
             store.close()

@@ -1,5 +1,6 @@
 """Damaged chat databases: whatever was changed, each operation returns a result or raises a SessionError."""
 
+import asyncio
 import contextlib
 import random
 import sqlite3
@@ -7,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from textual.widgets import Static
 
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import ask, loaded, until
+from tests.tui.conftest import MakeApp
 from tui.conversation import Conversation
 from tui.parameters import Parameters
+from tui.screens.sessions import SessionsScreen
 from tui.sessions import Attachment, Message, Role, SessionStore
 from tui.sessions.database import SessionError
 
@@ -142,3 +148,24 @@ def test_names_that_are_no_text_are_stored(tmp_path: Path) -> None:
     store.add(Message(0, session, None, Role.USER, "\ud800"))
     assert store.path(session)[0].content == "?"
     store.close()
+
+
+def test_a_damaged_chat_in_the_list_is_an_error_in_the_open_one(make_app: MakeApp, store: SessionStore) -> None:
+    session = store.create("tiny", {})
+    store.add(Message(0, session, None, Role.USER, "Question"))
+    with contextlib.closing(sqlite3.connect(store.file)) as db:
+        db.execute("UPDATE message SET stats = 'damaged'")
+        db.commit()
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            chat = await loaded(pilot)
+            await pilot.press("f3")
+            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen._sessions)
+            await pilot.press("enter")
+            await until(pilot, lambda: chat.query(".failure"))
+            assert "a chat is damaged" in str(chat.query_one(".failure", Static).content)
+            assert (await ask(pilot, "Hello")).content == "One."
+            assert chat.conversation.session_id != session
+
+    asyncio.run(flow())

@@ -1,6 +1,7 @@
 """The file picker after an at sign."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,57 @@ def test_a_file_is_picked_by_letters_of_its_path_and_sent(
 
     asyncio.run(flow())
     assert "one two three four" in backend.requests[0].messages[0]["content"]
+
+
+def test_a_list_of_files_that_comes_late_completes_what_is_typed_by_then(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = threading.Event()
+
+    def list_late() -> list[str]:
+        assert listed.wait(60)
+        return ["src/page_cache.py"]
+
+    monkeypatch.setattr("tui.widgets.completion.list_files", list_late)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            await pilot.press(*"see @cache")
+            await until(pilot, lambda: chat.prompt.text == "see @cache")
+            listed.set()
+            await until(pilot, lambda: chat.prompt.completion.is_open)
+            await pilot.press("tab")
+            await until(pilot, lambda: chat.prompt.text == "see @src/page_cache.py")
+
+    asyncio.run(flow())
+
+
+def test_sizes_that_come_late_are_not_shown_beside_commands(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text("one two", encoding="utf-8")
+    asked, counted = threading.Event(), threading.Event()
+
+    def size_late(_path: str, _count: object) -> str:
+        asked.set()
+        assert counted.wait(60)
+        return "2 tokens"
+
+    monkeypatch.setattr("tui.widgets.completion.size_of", size_late)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            completion = chat.prompt.completion
+            await pilot.press(*"@no")
+            await until(pilot, asked.is_set)
+            chat.prompt.put("/")
+            await until(pilot, lambda: completion.option_count > 5)
+            counted.set()
+            await pilot.pause(0.2)
+            assert str(completion.get_option_at_index(0).prompt).startswith("/help")
+
+    asyncio.run(flow())

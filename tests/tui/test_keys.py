@@ -1,9 +1,11 @@
 """keys.toml: parsing and checks; every action is known."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import tui
 from localllm.errors import SettingsError
 from tui.commands.table import COMMANDS
 from tui.start import actions, load_keys
@@ -36,3 +38,10 @@ def test_mistakes_are_named(tmp_path: Path, content: str, message: str) -> None:
 
 def test_every_command_with_a_key_is_an_action() -> None:
     assert {command.name for command in COMMANDS if command.key} <= set(actions())
+
+
+def test_every_binding_with_an_id_can_be_changed() -> None:
+    named: set[str] = set()
+    for file in Path(tui.__file__).parent.rglob("*.py"):
+        named |= set(re.findall(r'Binding\(.*\bid="([\w.]+)"', file.read_text(encoding="utf-8")))
+    assert {"approval.refuse", "scroll.up", "prompt.send"} < named <= set(actions())

@@ -122,11 +122,11 @@ def test_leaving_while_a_model_loads_is_no_error(make_app: MakeApp) -> None:
             chat = chat_of(pilot)
             await until(pilot, lambda: chat.status_line.facts.activity == ("loading weights", 0.5))
             worker = next(each for each in pilot.app.workers if each.group == "load")
-            chat.loader.leave(chat.place)
+            chat.loader.leave(chat)
             backend.gate.set()
             await until(pilot, lambda: worker.is_finished)
             assert worker.error is None
-            chat.loader.join(chat.place, pull=False)  # removed with its screen
+            chat.loader.join(chat, pull=False)  # removed with its screen
 
     asyncio.run(flow())
 

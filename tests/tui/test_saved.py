@@ -49,7 +49,7 @@ def test_a_persona_is_read_over_the_defaults_and_keeps_what_belongs_to_the_chat(
     [
         ("temperature = ", "is not valid TOML"),
         ("temprature = 0.2", "no parameter 'temprature'. Did you mean temperature?"),
-        ("temperature = 20", "temperature must be between 0 and 10"),
+        ("temperature = 200", "temperature must be between 0 and 100"),
         ("temperature = [1]", "temperature must be a text, a number"),
         ("model = 3", "model must be a name in quotes"),
     ],

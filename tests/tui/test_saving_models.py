@@ -8,15 +8,15 @@ import pytest
 from localllm.errors import RequestError
 from localllm.library.behaviour import behaviour_of
 from localllm.library.lookup import find
+from localllm.library.modelfile import Modelfile
 from localllm.settings import Settings
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import Recipe
 from tui.engine_backend import EngineBackend
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
-RECIPE = Recipe("You are terse.", {"temperature": 0.1, "num_predict": 7}, MESSAGES)
+RECIPE = Modelfile(system="You are terse.", parameters={"temperature": 0.1, "num_predict": 7}, messages=MESSAGES)
 
 
 def test_what_was_said_and_changed_is_saved(make_app: MakeApp) -> None:

@@ -14,11 +14,12 @@ from localllm.answer.event import PartKind, merged
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason, Progress
 from localllm.errors import RequestError
+from localllm.library.modelfile import Modelfile
 from localllm.remote.connection import RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.stream import NO_REASON
 from tests.tui.chatting import read
-from tui.backend import LoadStoppedError, Recipe
+from tui.backend import LoadStoppedError
 from tui.server_backend import OllamaBackend
 
 LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
@@ -30,6 +31,7 @@ class Script:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.loading: list[dict[str, Any]] = []
+        self.costs: object = None
         self.asked: list[dict[str, Any]] = []
         self.key = ""
         self.abilities = ["completion", "thinking"]
@@ -50,7 +52,7 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             tags = {"name": "tiny:latest", "size": 7, "details": {"parameter_size": "1M", "quantization_level": "Q8_0"}}
-            self._json({"models": [tags]})
+            self._json({"models": [tags], "costs": script.costs})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -115,7 +117,7 @@ def asked() -> AnswerRequest:
 def test_an_answer_with_thinking_and_the_servers_own_figures(backend: OllamaBackend, script: Script) -> None:
     script.lines = [{"message": {"thinking": "Hm."}}, {"message": {"content": "Hello"}}, {"message": {}, **LAST}]
     info = backend.load("tiny:latest", lambda what, share: None)
-    assert (info.context, info.can_think) == (512, True)
+    assert info.context == 512
     updates = read(backend.submit(asked()))
     assert [(part.kind, part.text) for update in updates for part in update.parts] == [
         (PartKind.REASONING, "Hm."),
@@ -253,7 +255,7 @@ def test_a_line_of_another_shape_ends_the_answer(backend: OllamaBackend, script:
 
 def test_a_model_is_saved_at_the_server(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
-    backend.save("tiny:latest", Recipe("", {"temperature": 0.1}, HI))
+    backend.save("tiny:latest", Modelfile(parameters={"temperature": 0.1}, messages=HI))
     assert script.asked[-1] == {
         "model": "tiny:latest",
         "from": "tiny:latest",
@@ -272,3 +274,11 @@ def test_models_and_addresses(backend: OllamaBackend) -> None:
             OllamaBackend(OllamaServer(f"127.0.0.1:{silent.getsockname()[1]}")).models(None)
     with pytest.raises(RemoteError, match="not a server's address"):
         OllamaServer("ftp://host")
+
+
+@pytest.mark.parametrize("costs", [{"parts": 1}, ["text"], "text"])
+def test_costs_of_another_form_are_an_error_to_show(backend: OllamaBackend, script: Script, costs: object) -> None:
+    script.costs = costs
+    backend.load("tiny:latest", lambda _what, _share: None)
+    with pytest.raises(RemoteError, match="does not show its engine"):
+        backend.costs()

@@ -141,6 +141,26 @@ def test_editing_an_earlier_message_begins_another_path(make_app: MakeApp, store
     assert [message.content for message in store.path(store.sessions()[0].id)] == ["A tree?", "Oak."]
 
 
+def test_an_edit_ends_with_the_chat_that_it_edits(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("Red."), ended()], [said("Blue."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "A colour?")
+            await pilot.press("ctrl+up", "up", "ctrl+e")
+            await until(pilot, lambda: "Editing" in str(chat.prompt.border_title))
+            await pilot.press("ctrl+n")
+            await until(pilot, lambda: contents(pilot) == [] == on_screen(pilot))
+            assert (chat.prompt.border_title, chat.prompt.text) == (None, "A colour?")
+            await pilot.press("enter")
+            await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Blue."])
+            await answered(pilot)
+
+    asyncio.run(flow())
+    assert len(store.sessions()) == 2
+
+
 def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One, two,"), ended(FinishReason.LENGTH)], [said(" three."), ended()])
 
@@ -361,3 +381,12 @@ def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, sto
     said_before = [(one["role"], one["content"]) for one in backend.requests[1].messages]
     assert said_before == [("system", "Be brief."), ("user", "First"), ("assistant", "One."), ("user", "Second")]
     assert len(store.sessions()) == 1
+
+
+def test_a_chat_takes_nothing_from_the_one_before_it(store: SessionStore) -> None:
+    """Versions before tools and folders stored chats without them."""
+    old = store.create("fake", {"temperature": 0.3})
+    conversation = Conversation(store, "fake", Parameters(top_k=7))
+    conversation.set_parameters(Parameters(tools=True, folder="/notes", system="Be brief."))
+    conversation.open(old)
+    assert conversation.parameters == Parameters(top_k=7, temperature=0.3)

@@ -6,7 +6,7 @@ from localllm.answer.event import AnswerEvent
 from localllm.engine.request import Counts, Progress, Timings
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.parameters import Parameters
+from tui.parameters import NAMES, Parameters
 from tui.status import SpeedMeter, Status, bar
 
 
@@ -102,3 +102,14 @@ def test_a_parameter_that_is_misspelt_is_told_the_nearest() -> None:
         Parameters().with_text("presense_penalty", "1", Parameters())
     with pytest.raises(RequestError, match=r"no parameter 'colour'. There are: system, temperature, .*mirostat_eta"):
         Parameters().with_text("colour", "1", Parameters())
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(top_k=-1, max_tokens=0), Settings(temperature=30, repeat_penalty=50, ctx=8, seed=2**40)]
+)
+def test_what_settings_may_say_the_panel_keeps(settings: Settings) -> None:
+    given = Parameters.from_settings(settings)
+    kept = Parameters()
+    for name in NAMES:
+        kept = kept.with_text(name, given.text(name), Parameters())
+    assert kept == given == Parameters.from_stored(given.stored(), Parameters())

@@ -171,6 +171,32 @@ def test_a_chat_is_open_in_one_tab_only_and_a_deleted_one_in_none(make_app: Make
     asyncio.run(flow())
 
 
+def test_a_chat_that_is_deleted_while_its_tool_asks_in_a_hidden_tab(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend(converses=True)
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(100, 24)) as pilot:
+            first = await loaded(pilot)
+            await say(pilot, "/tools on")
+            await say(pilot, "Alpha")
+            await until(pilot, lambda: len(backend.answers) == 1)
+            second = await open_tab(pilot)
+            call = ToolCall("run_command", {"command": "true"})
+            backend.answers[0].push(AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "", (call,)),)), ended())
+            await until(pilot, lambda: "1 ? Alpha" in row(pilot))
+            await listed(pilot)
+            await pilot.press("ctrl+d", "escape")
+            await until(pilot, lambda: first.conversation.session_id is None and not first.busy)
+            await until(pilot, lambda: pilot.app.screen is second)
+            await say(pilot, "Beta")
+            await until(pilot, lambda: len(backend.answers) == 2)
+            await pilot.press("f6")
+            await until(pilot, lambda: pilot.app.screen is first and not first.transcript.views)
+
+    asyncio.run(flow())
+    assert [session.title for session in store.sessions()] == ["Beta"]
+
+
 def test_a_model_is_loaded_for_all_tabs(make_app: MakeApp) -> None:
     backend = FakeBackend()
 

@@ -48,6 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "project"
     made.mkdir()
     (made / "a.txt").write_text("one\ntwo\n")
+    monkeypatch.chdir(made)
     return made
 
 
@@ -57,7 +58,7 @@ def play(make_app: MakeApp, folder: Path) -> Callable[[FakeBackend, Flow], None]
 
     def run(backend: FakeBackend, flow: Flow) -> None:
         async def whole() -> None:
-            async with make_app(backend, folder=folder).run_test() as pilot:
+            async with make_app(backend).run_test() as pilot:
                 await loaded(pilot)
                 await say(pilot, "/tools on")
                 await until(pilot, lambda: chat_of(pilot).query(".note"))
@@ -125,7 +126,7 @@ def test_without_tools_nothing_is_offered_or_run(make_app: MakeApp, folder: Path
     backend = model(calls(command("touch made")))
 
     async def flow() -> None:
-        async with make_app(backend, folder=folder).run_test() as pilot:
+        async with make_app(backend).run_test() as pilot:
             await loaded(pilot)
             await say(pilot, "Go")
             await answered(pilot)

@@ -79,8 +79,7 @@ async def edit(chat: ChatScreen, _argument: str) -> None:
     """Edit an earlier message in the prompt; sending it creates a variant."""
     view = _selected(chat, Role.USER)
     _require_idle(chat)
-    chat.editing = view.message
-    chat.prompt.begin_edit(view.message.content)
+    chat.prompt.begin_edit(view.message)
     chat.prompt.focus()
 
 
@@ -98,7 +97,7 @@ async def fork(chat: ChatScreen, _argument: str) -> None:
 
 async def find(chat: ChatScreen, argument: str) -> None:
     """Search the messages of this chat; repeating it goes to the previous match."""
-    chat.find.open(chat.conversation.messages, argument)
+    chat.find.open(argument)
 
 
 async def copy(chat: ChatScreen, _argument: str) -> None:

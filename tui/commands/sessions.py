@@ -25,16 +25,21 @@ async def new(chat: ChatScreen, _argument: str) -> None:
 async def browse(chat: ChatScreen, argument: str) -> None:
     from tui.screens.sessions import SessionsScreen
 
-    async def opened(session_id: int | None) -> None:
-        for tab in chat.tabs.all:  # their chats may have been deleted or renamed
-            if tab.conversation.is_deleted:
-                await new(tab, "")
-            else:
-                tab.show_title()
-        if session_id is not None:
-            await open_session(chat, session_id)
+    def closed(session_id: int | None) -> None:
+        chat.app.run_worker(chat.attempt(_after_list(chat, session_id)))  # stopping an answer would block the app
 
-    chat.app.push_screen(SessionsScreen(chat.conversation.store, argument), opened)
+    chat.app.push_screen(SessionsScreen(chat.conversation.store, argument), closed)
+
+
+async def _after_list(chat: ChatScreen, session_id: int | None) -> None:
+    """Update the tabs, whose chats may have been deleted or renamed in the list; then open the chosen chat, if any."""
+    for tab in [*chat.tabs.all]:
+        if tab.conversation.is_deleted:
+            await new(tab, "")
+        else:
+            tab.show_title()
+    if session_id is not None:
+        await open_session(chat, session_id)
 
 
 async def open_session(chat: ChatScreen, session_id: int) -> None:
@@ -161,7 +166,7 @@ def as_json(title: str, messages: Sequence[Message]) -> str:
 
 
 async def open_tab(chat: ChatScreen, _argument: str) -> None:
-    await chat.tabs.open()
+    await chat.tabs.show(chat.tabs.add())
 
 
 async def close_tab(chat: ChatScreen, _argument: str) -> None:

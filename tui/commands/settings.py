@@ -117,7 +117,7 @@ async def inspect(chat: ChatScreen, _argument: str) -> None:
         chat.conversation.set_parameters(replace(parameters, rivals=noted))
         chat.app.notify(f"Token probabilities: {'on' if noted else 'off'} from the next answer.")
 
-    chat.app.push_screen(InspectorScreen(chat.backend.inspect, chat.backend.costs, chat.latency, note_rivals))
+    chat.app.push_screen(InspectorScreen(chat.backend, chat.latency, note_rivals))
 
 
 async def notify(chat: ChatScreen, argument: str) -> None:

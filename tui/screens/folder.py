@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from localllm.errors import RequestError
 from localllm.text import counted
 from tui.attachments import find_attachments
-from tui.backend import Backend
 from tui.background import in_thread
-from tui.conversation import Conversation
+from tui.screens.chat_view import ChatView
 from tui.sessions import Attachment
-from tui.widgets.frame import Row, StatusLine
+from tui.widgets.frame import Row
 
 if TYPE_CHECKING:
     from localllm.documents.embeddings import MeaningSearch
@@ -39,8 +38,8 @@ class _Opened:
 class ChatFolder:
     """The folder set in the conversation's parameters, opened and indexed on first use. `close` frees it."""
 
-    def __init__(self, conversation: Conversation, backend: Backend, status_line: StatusLine) -> None:
-        self._conversation, self._backend, self._status_line = conversation, backend, status_line
+    def __init__(self, chat: ChatView) -> None:
+        self._conversation, self._backend, self._status_line = chat.conversation, chat.backend, chat.status_line
         self._opened: _Opened | None = None
         self._lock = threading.Lock()  # one thread at a time opens, and searches by meaning
         self._stop = threading.Event()

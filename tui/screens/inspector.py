@@ -5,7 +5,6 @@ import json
 import textwrap
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +22,8 @@ from localllm.measure.formulas.memory import F16_BYTES, KV_TYPES
 from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
+from tui.backend import Backend
+from tui.background import in_thread
 from tui.status import Latency
 from tui.widgets.frame import KeyBar, Notice
 
@@ -46,17 +47,24 @@ WIDE = 100  # minimum columns for two charts side by side
 # Minimum rows of a chart with its frame; a page with too little space scrolls.
 LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
 USUAL_ROWS = 9
-_FRAME = 2, 4  # rows and columns of a chart's frame
 _BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
-_MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
+_KV_TYPES = tuple(KV_TYPES)
+# How the laboratory's keys change the what-if setting.
+_CHANGES: Mapping[str, Callable[[Setting], Setting]] = {
+    "b": lambda now: replace(now, batch=min(now.batch * 2, 256)),
+    "B": lambda now: replace(now, batch=max(now.batch // 2, 1)),
+    "c": lambda now: replace(now, context=min(now.context * 2, 1 << 20)),
+    "C": lambda now: replace(now, context=max(now.context // 2, 1)),
+    "k": lambda now: replace(now, kv_type=_KV_TYPES[(_KV_TYPES.index(now.kv_type) + 1) % len(_KV_TYPES)]),
+    "w": lambda now: replace(now, bits=max((bits for bits in _BITS if bits < now.bits), default=now.bits)),
+    "W": lambda now: replace(now, bits=min((bits for bits in _BITS if bits > now.bits), default=now.bits)),
+    "d": lambda now: replace(now, draft=min(now.draft + 1, 16)),
+    "D": lambda now: replace(now, draft=max(now.draft - 1, 0)),
+}
 
 
 class InspectorScreen(Screen[None]):
-    """Redraws until it is closed.
-
-    ask: returns a future of a snapshot, or None if no engine can be inspected. costs: returns the costs of the model's
-    steps; may block.
-    """
+    """Redraws until it is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2,q", "app.pop_screen", "Back", id="inspector.back"),
@@ -66,28 +74,22 @@ class InspectorScreen(Screen[None]):
         Binding("4", "page('answers')", show=False, id="inspector.answers"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
         Binding("e", "export", "Export", id="inspector.export"),
-        Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),
-        Binding("B", "change('batch', 0.5)", show=False, id="inspector.batch_less"),
-        Binding("c", "change('context', 2)", "Context", id="inspector.context"),
-        Binding("C", "change('context', 0.5)", show=False, id="inspector.context_less"),
-        Binding("k", "kv_type", "KV type", id="inspector.kv_type"),
-        Binding("w", "bits(-1)", "Weights", id="inspector.bits"),
-        Binding("W", "bits(1)", show=False, id="inspector.bits_more"),
-        Binding("d", "draft(1)", "Draft", id="inspector.draft"),
-        Binding("D", "draft(-1)", show=False, id="inspector.draft_less"),
+        Binding("b", "change('b')", "Batch", id="inspector.batch"),
+        Binding("B", "change('B')", show=False, id="inspector.batch_less"),
+        Binding("c", "change('c')", "Context", id="inspector.context"),
+        Binding("C", "change('C')", show=False, id="inspector.context_less"),
+        Binding("k", "change('k')", "KV type", id="inspector.kv_type"),
+        Binding("w", "change('w')", "Weights", id="inspector.bits"),
+        Binding("W", "change('W')", show=False, id="inspector.bits_more"),
+        Binding("d", "change('d')", "Draft", id="inspector.draft"),
+        Binding("D", "change('D')", show=False, id="inspector.draft_less"),
     ]
 
-    def __init__(
-        self,
-        ask: Callable[[], "Future[EngineSnapshot] | None"],
-        costs: Callable[[], ModelCosts | None],
-        latency: Latency,
-        note_rivals: Callable[[], None],
-    ) -> None:
+    def __init__(self, backend: Backend, latency: Latency, note_rivals: Callable[[], None]) -> None:
+        """note_rivals: turns recording of the tokens' alternatives on or off."""
         super().__init__()
-        self._ask = ask
-        self._costs_of = costs
-        self._latency_of = latency
+        self._backend = backend
+        self._times = latency
         self._note_rivals = note_rivals
         self._snapshot: EngineSnapshot | None = None
         self._costs: ModelCosts | None = None
@@ -120,7 +122,7 @@ class InspectorScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Enable the laboratory's keys only on its page."""
-        if action in ("change", "kv_type", "bits", "draft"):
+        if action == "change":
             return self._page == "page-laboratory" and self._other is not None
         return True
 
@@ -145,37 +147,14 @@ class InspectorScreen(Screen[None]):
             return
         self.notify(f"Written to {path}", markup=False)
 
-    def action_change(self, field: str, factor: float) -> None:
-        if self._other is not None:
-            most = _MOST_BATCH if field == "batch" else _MOST_CONTEXT
-            value = min(max(int(getattr(self._other, field) * factor), 1), most)
-            changed = {"batch": self._other.batch, "context": self._other.context} | {field: value}
-            self._change(replace(self._other, batch=changed["batch"], context=changed["context"]))
-
-    def action_kv_type(self) -> None:
-        if self._other is not None:
-            types = list(KV_TYPES)
-            following = types[(types.index(self._other.kv_type) + 1) % len(types)]
-            self._change(replace(self._other, kv_type=following))
-
-    def action_bits(self, step: int) -> None:
-        if self._other is not None:
-            now = self._other.bits
-            beyond = [bits for bits in _BITS if (bits < now if step < 0 else bits > now)]
-            if beyond:
-                self._change(replace(self._other, bits=beyond[-1] if step < 0 else beyond[0]))
-
-    def action_draft(self, step: int) -> None:
-        if self._other is not None:
-            self._change(replace(self._other, draft=min(max(self._other.draft + step, 0), _MOST_DRAFT)))
+    def action_change(self, how: str) -> None:
+        assert self._other is not None
+        self._other = _CHANGES[how](self._other)
+        self._draw()
 
     @property
     def _page(self) -> str:
         return self.query_one(TabbedContent).active
-
-    def _change(self, setting: Setting) -> None:
-        self._other = setting
-        self._draw()
 
     def _arrange(self) -> None:
         """Lay out two columns if they fit; the rows fill the page, or it scrolls."""
@@ -198,7 +177,7 @@ class InspectorScreen(Screen[None]):
 
     async def _learn(self) -> None:
         try:
-            self._costs = await asyncio.to_thread(self._costs_of)
+            self._costs = await in_thread(self._backend.costs)
         except LocalLLMError as error:
             self._absent = str(error)
         if self._costs is not None:
@@ -207,7 +186,7 @@ class InspectorScreen(Screen[None]):
 
     async def _watch(self) -> None:
         while self.is_current:
-            asked = self._ask()
+            asked = self._backend.inspect()
             if asked is None:
                 self._snapshot = None
             else:
@@ -233,124 +212,113 @@ class InspectorScreen(Screen[None]):
         self._arrange()
 
     def _draw(self) -> None:
-        """Redraw the charts of the visible page."""
-        for name, picture in self._pictures.items():
-            box = picture.parent
-            if picture.size.width and isinstance(box, Vertical):
-                picture.update(getattr(self, f"_{name}")(picture.size.width, max(box.size.height, 2)))
+        """Redraw the charts of the visible page: a chart's method draws it in a number of columns and rows."""
+        for page, names in PAGES.items():
+            for place, name in enumerate(names):
+                picture = self._pictures[name]
+                width, box = picture.size.width, picture.parent
+                if not width or not isinstance(box, Vertical):
+                    continue
+                if self._snapshot is None and page != "Answers":
+                    picture.update(Content() if place else _note(self._absent, width))
+                else:
+                    picture.update(getattr(self, f"_{name}")(self._snapshot, width, max(box.size.height, 2)))
 
-    def _schedule(self, width: int, height: int) -> Content:
-        if self._snapshot is None:
-            return _note(self._absent, width)
-        last = self._snapshot.steps[-1] if self._snapshot.steps else None
+    def _schedule(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        last = snapshot.steps[-1] if snapshot.steps else None
         rate = None
         if self._costs is not None and last is not None and last.seconds and not last.prefill:
             rate = self._costs.shape.read_bytes(last.decode + last.drafted) / last.seconds
-        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2), rate)
+        return drawings.schedule(snapshot.steps, width, max(height - 2, 2), rate)
 
-    def _pages(self, width: int, height: int) -> Content:
-        if self._snapshot is None:
-            return Content()
+    def _pages(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
         costs = self._costs
         token_bytes = costs.shape.kv_bytes_per_token * KV_TYPES[costs.kv_type] / F16_BYTES if costs else 0.0
-        return drawings.pages(self._snapshot, width, max(height - 3, 2), token_bytes)
+        return drawings.pages(snapshot, width, max(height - 3, 2), token_bytes)
 
-    def _tree(self, _width: int, height: int) -> Content:
-        return Content() if self._snapshot is None else drawings.tree(self._snapshot.prefixes, max(height - 1, 3))
+    def _tree(self, snapshot: EngineSnapshot, _width: int, height: int) -> Content:
+        return drawings.tree(snapshot.prefixes, max(height - 1, 3))
 
-    def _requests(self, _width: int, height: int) -> Content:
-        return Content() if self._snapshot is None else drawings.requests(self._snapshot, height)
+    def _requests(self, snapshot: EngineSnapshot, _width: int, height: int) -> Content:
+        return drawings.requests(snapshot, height)
 
-    def _timeline(self, width: int, height: int) -> Content:
-        if self._snapshot is None:
-            return _note(self._absent, width)
-        return laboratory_drawings.timeline(self._snapshot, width, height)
+    def _timeline(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        return laboratory_drawings.timeline(snapshot, width, height)
 
-    def _last_request(self, width: int, height: int) -> Content:
-        if self._snapshot is None:
-            return Content()
-        return laboratory_drawings.last_request(self._snapshot, width, height)
+    def _last_request(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        return laboratory_drawings.last_request(snapshot, width, height)
 
-    def _roofline(self, width: int, height: int) -> Content:
-        if self._snapshot is None or self._costs is None:
-            return _note(self._absent if self._snapshot is None else NO_COSTS, width)
-        rates = self._rates()
-        if rates is None:
+    def _roofline(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        costs = self._costs
+        if costs is None:
+            return _note(NO_COSTS, width)
+        reached = Reached.by(costs, snapshot)
+        bandwidth, peak = costs.bandwidth, costs.peak  # as measured by `bench`, else the best that steps reached
+        if bandwidth is None or peak is None:
+            bandwidth, peak = _reached_rates(costs, reached)
+        if bandwidth is None or peak is None:
             return _note(NO_LIMITS, width)
-        found = points(self._costs, self._reached(), *rates)
-        benchmarked = self._costs.bandwidth is not None
-        return laboratory_drawings.roofline(found, *rates, benchmarked, width, height)
+        found = points(costs, reached, bandwidth, peak)
+        return laboratory_drawings.roofline(found, bandwidth, peak, costs.bandwidth is not None, width, height)
 
-    def _what_if(self, width: int, height: int) -> Content:
-        if (both := self._forecasts()) is None:
+    def _what_if(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        costs, forecasts = self._costs, self._forecasts(snapshot)
+        if costs is None or forecasts is None:
             return Content()
-        costs, rates, now, other = both
-        table = laboratory_drawings.what_if(costs, now, other, self._reached())
+        now, other, predict = forecasts
+        table = laboratory_drawings.what_if(costs, now, other, Reached.by(costs, snapshot))
         left = height - len(table.plain.splitlines()) - 2
         batches = [1 << power for power in range(min(left, 9))]
         if len(batches) < 3:
             return table
-        swept = [(batch, forecast(costs, replace(other[0], batch=batch), *rates)) for batch in batches]
+        swept = [(batch, predict(replace(other[0], batch=batch))) for batch in batches]
         return Content("\n").join([table, laboratory_drawings.by_batch(swept, width)])
 
-    def _parts(self, width: int, height: int) -> Content:
-        if (both := self._forecasts()) is None:
-            return Content()
-        _, _, now, other = both
-        return laboratory_drawings.parts(now, other, width, height)
+    def _parts(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        forecasts = self._forecasts(snapshot)
+        return laboratory_drawings.parts(*forecasts[:2], width, height) if forecasts else Content()
 
     def _forecasts(
-        self,
-    ) -> tuple[ModelCosts, tuple[float, float], tuple[Setting, Forecast], tuple[Setting, Forecast]] | None:
-        """Costs, rates, and both settings with their forecasts; None if costs or rates are unknown."""
-        rates = self._forecast_rates()
-        if self._costs is None or self._other is None or rates is None:
-            return None
-        now, other = ((each, forecast(self._costs, each, *rates)) for each in (self._now(), self._other))
-        return self._costs, rates, now, other
+        self, snapshot: EngineSnapshot
+    ) -> tuple[tuple[Setting, Forecast], tuple[Setting, Forecast], Callable[[Setting], Forecast]] | None:
+        """Both settings with their forecasts, and a function that forecasts others; None if costs or rates are unknown.
 
-    def _latency(self, width: int, _height: int) -> Content:
-        latency = self._latency_of
+        The current setting is the batch size of the last decoding steps, and the longest request's context.
+        """
+        costs, other = self._costs, self._other
+        if costs is None or other is None:
+            return None
+        reached = Reached.by(costs, snapshot)
+        bandwidth, peak = _reached_rates(costs, reached)
+        if bandwidth is None or peak is None:
+            return None
+
+        def predict(setting: Setting) -> Forecast:
+            return forecast(costs, setting, bandwidth, peak)
+
+        longest = max((request.tokens for request in snapshot.requests), default=0)
+        last = snapshot.timelines[-1:]
+        rows = sum(span.rows for timeline in last for span in timeline.spans) + sum(each.cached for each in last)
+        now = Setting(max(round(reached.rows), 1), max(longest, rows, 1), costs.kv_type, costs.bits)
+        return (now, predict(now)), (other, predict(other)), predict
+
+    def _latency(self, _snapshot: EngineSnapshot | None, width: int, _height: int) -> Content:
+        times = self._times
         return Content("\n").join(
             [
-                drawings.histogram("TTFT, to the first token", latency.ttft, width),
-                drawings.histogram("ITL, between tokens", latency.itl, width),
-                drawings.speculation(latency.drafted, latency.accepted),
+                drawings.histogram("TTFT, to the first token", times.ttft, width),
+                drawings.histogram("ITL, between tokens", times.itl, width),
+                drawings.speculation(times.drafted, times.accepted),
             ]
         )
 
-    def _choices(self, _width: int, height: int) -> Content:
-        return drawings.choices(tuple(self._latency_of.choices), max(height, 3))
+    def _choices(self, _snapshot: EngineSnapshot | None, _width: int, height: int) -> Content:
+        return drawings.choices(tuple(self._times.choices), max(height, 3))
 
-    def _reached(self) -> Reached:
-        assert self._costs is not None
-        return Reached.by(self._costs, self._snapshot) if self._snapshot else Reached(None, None)
 
-    def _now(self) -> Setting:
-        """The current setting: the batch size of the last decoding steps, and the longest request's context."""
-        assert self._costs is not None
-        requests = self._snapshot.requests if self._snapshot else ()
-        longest = max((request.tokens for request in requests), default=0)
-        last = self._snapshot.timelines[-1:] if self._snapshot else ()
-        rows = sum(span.rows for timeline in last for span in timeline.spans) + sum(each.cached for each in last)
-        return Setting(
-            max(round(self._reached().rows), 1), max(longest, rows, 1), self._costs.kv_type, self._costs.bits
-        )
-
-    def _rates(self) -> tuple[float, float] | None:
-        """Peak bytes and operations per second: as measured by `bench`, else the best that steps reached."""
-        assert self._costs is not None
-        if self._costs.bandwidth is not None and self._costs.peak is not None:
-            return self._costs.bandwidth, self._costs.peak
-        return self._forecast_rates()
-
-    def _forecast_rates(self) -> tuple[float, float] | None:
-        """Bytes and operations per second that steps reached, so that a forecast of the current load matches it."""
-        if self._costs is None:
-            return None
-        reached = self._reached()
-        bandwidth, peak = reached.decode or self._costs.bandwidth, reached.compute or self._costs.peak
-        return None if bandwidth is None or peak is None else (bandwidth, peak)
+def _reached_rates(costs: ModelCosts, reached: Reached) -> tuple[float | None, float | None]:
+    """Bytes and operations per second that steps reached, so that a forecast of the current load matches it."""
+    return reached.decode or costs.bandwidth, reached.compute or costs.peak
 
 
 def _note(text: str, width: int) -> Content:

@@ -3,111 +3,95 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from textual.app import App
-from textual.screen import Screen
-from textual.worker import Worker
 
 from localllm.errors import LocalLLMError
-from tui.answering import FLUSH_S
 from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo
 from tui.background import in_thread
-from tui.conversation import Conversation
 from tui.parameters import Parameters
-from tui.widgets.frame import StatusLine, TitleBar
-from tui.widgets.transcript import Transcript
+from tui.screens.chat_view import ChatView
 
 BUILT_IN = "built-in"  # a ModelChoice's source
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A chat, and the widgets that show there how a load progresses."""
-
-    screen: Screen[None]
-    conversation: Conversation
-    title_bar: TitleBar
-    transcript: Transcript
-    status_line: StatusLine
+FLUSH_S = 1 / 25  # between two drawings of an answer, or of a load's progress
 
 
 class ModelLoader:
-    """Loads one model at a time, for all places. Starting a load abandons the previous one; conversations stay."""
+    """Loads one model at a time, for all chats. Starting a load abandons the previous one; conversations stay."""
 
     def __init__(self, backend: Backend, app: App[None], remembered_as: str) -> None:
         """app: runs the work. remembered_as: the store's key for the last loaded model."""
         self._backend, self._app = backend, app
         self._remembered_as = remembered_as
-        self._places: list[Place] = []
-        self._place: Place | None = None  # where the load was requested
-        self._work: Worker[None] | None = None
+        self._chats: list[ChatView] = []
+        self._chat: ChatView | None = None  # where the load was requested
         self._stopped = threading.Event()
         self._name = ""
         self._fallback = ""
         self._loaded = ""  # the name under which the current model was loaded
         self.busy = False
 
-    def join(self, place: Place, pull: bool) -> None:
-        """Add a place. If no model is loaded, load its conversation's model, or let the user choose one.
+    def join(self, chat: ChatView, pull: bool) -> None:
+        """Add a chat. If no model is loaded, load its conversation's model, or let the user choose one.
 
         pull: whether to pull that model if it is not on this machine.
         """
-        self._places.append(place)
+        self._chats.append(chat)
         info = self._backend.info
         if self.busy:
             return  # it will show the next progress too
         if info is not None:
-            self._show_model(place, info)
-            self._use(place, self._loaded, info)
-        elif place.conversation.model:
-            self.begin(place.conversation.model, place, pull=pull)
+            self._show_model(chat, info)
+            self._use(chat, self._loaded, info)
+        elif chat.conversation.model:
+            self.begin(chat.conversation.model, chat, pull=pull)
         else:
-            place.screen.call_after_refresh(lambda: place.screen.run_worker(self.offer(place)))
+            chat.call_after_refresh(lambda: chat.run_worker(self.offer(chat)))
 
-    def leave(self, place: Place) -> None:
-        """Remove a place; a load that it requested continues unless it was the last place."""
-        self._places.remove(place)
-        if not self._places:
+    def leave(self, chat: ChatView) -> None:
+        """Remove a chat; a load that it requested continues unless it was the last chat."""
+        self._chats.remove(chat)
+        if not self._chats:
             self._stopped.set()
 
-    def begin(self, name: str, place: Place, fallback: str = "", pull: bool = True) -> None:
-        """Load a model. place: where errors are shown. fallback: loaded if the load fails and no model is loaded.
+    def begin(self, name: str, chat: ChatView, fallback: str = "", pull: bool = True) -> None:
+        """Load a model. chat: where errors are shown. fallback: loaded if the load fails and no model is loaded.
 
         pull: whether to pull a model that is not on this machine.
         """
         self._end()
-        self._name, self._place, self._fallback, self.busy = name, place, fallback, True
+        self._name, self._chat, self._fallback, self.busy = name, chat, fallback, True
         short = name.rpartition("/")[2]
-        for each in self._places:
-            each.title_bar.model = short
+        for each in self._chats:
+            each.title_bar.show_model(short)
         self._show_activity(f"loading {short}", 0.0)
-        place.screen.refresh_bindings()
+        chat.refresh_bindings()
         # The imports that loading triggers must not delay the first frame.
-        place.screen.call_after_refresh(self._start, place, pull, self._stopped)
+        load = partial(self._load, name, chat, pull, self._stopped)
+        chat.call_after_refresh(self._app.run_worker, load, group="load")
 
     def stop(self) -> None:
         """Abandon the load. The previous model stays, unless it has already been freed."""
         self._end()
         self._settle()
-        if self._place is not None:
-            self._fall_back(self._place, f"{self._name} was not loaded: stopped.", failed=False)
+        if self._chat is not None:
+            self._fall_back(self._chat, f"{self._name} was not loaded: stopped.", failed=False)
 
-    async def offer(self, place: Place) -> None:
+    async def offer(self, chat: ChatView) -> None:
         """Let the user choose a model; load the built-in one if they choose none."""
         from tui.screens.models import ModelsScreen
 
         try:
             choices = await in_thread(lambda: self._backend.models(None))
         except LocalLLMError as error:
-            place.transcript.show_error(str(error))
+            chat.show_error(str(error))
             return
         built_in = next((choice.name for choice in choices if choice.source == BUILT_IN), "")
 
         def chosen(name: str | None) -> None:
             if name or built_in:
-                self.begin(name or built_in, place, built_in)
+                self.begin(name or built_in, chat, built_in)
 
         self._app.push_screen(ModelsScreen(self._backend, None, _heading(choices)), chosen)
 
@@ -115,15 +99,12 @@ class ModelLoader:
         """Abandon the running load; its thread ends at its next progress call."""
         self._stopped.set()
         self._stopped = threading.Event()
-        if self._work is not None:
-            self._work.cancel()
+        self._app.workers.cancel_group(self._app, "load")
         self.busy = False
 
-    def _start(self, place: Place, pull: bool, stopped: threading.Event) -> None:
-        if not stopped.is_set():
-            self._work = self._app.run_worker(partial(self._load, self._name, place, pull, stopped), group="load")
-
-    async def _load(self, name: str, place: Place, pull: bool, stopped: threading.Event) -> None:
+    async def _load(self, name: str, chat: ChatView, pull: bool, stopped: threading.Event) -> None:
+        if stopped.is_set():
+            return
         said = ("", 0.0)
 
         def progress(what: str, share: float) -> None:
@@ -140,67 +121,67 @@ class ModelLoader:
         except LocalLLMError as error:
             self.busy = False
             self._settle()
-            self._fall_back(place, str(error), failed=True)
+            self._fall_back(chat, str(error), failed=True)
             return
         self.busy, self._loaded = False, name
         self._settle()
-        for each in self._places:
+        for each in self._chats:
             self._use(each, name, info)
         try:
-            place.conversation.store.remember(self._remembered_as, name)
+            chat.conversation.store.remember(self._remembered_as, name)
         except LocalLLMError as error:
-            place.transcript.show_error(str(error))
-        if info.notice and place in self._places:
-            place.transcript.tell(info.notice)
+            chat.show_error(str(error))
+        if info.notice and chat in self._chats:
+            chat.transcript.tell(info.notice)
 
     def _show_progress(self, stopped: threading.Event, what: str, share: float) -> None:
         if not stopped.is_set() and self.busy:
             self._show_activity(what, share)
 
     def _show_activity(self, what: str, share: float) -> None:
-        for place in self._places:
-            place.status_line.facts.activity = (what, share)
-            place.status_line.redraw()
+        for chat in self._chats:
+            chat.status_line.facts.activity = (what, share)
+            chat.status_line.redraw()
 
     def _settle(self) -> None:
-        for place in self._places:
-            place.status_line.facts.activity = None
-            self._show_model(place, self._backend.info)
+        for chat in self._chats:
+            chat.status_line.facts.activity = None
+            self._show_model(chat, self._backend.info)
 
-    def _show_model(self, place: Place, info: ModelInfo | None) -> None:
-        facts = place.status_line.facts
+    def _show_model(self, chat: ChatView, info: ModelInfo | None) -> None:
+        facts = chat.status_line.facts
         facts.model, facts.place, facts.context = (info.name, info.place, info.context) if info else ("", "", None)
-        place.title_bar.model = facts.model
-        place.status_line.redraw()
-        place.screen.refresh_bindings()
+        chat.title_bar.show_model(facts.model)
+        chat.status_line.redraw()
+        chat.refresh_bindings()
 
-    def _use(self, place: Place, name: str, info: ModelInfo) -> None:
+    def _use(self, chat: ChatView, name: str, info: ModelInfo) -> None:
         """Switch a conversation to the model that was loaded under this name."""
-        conversation = place.conversation
+        conversation = chat.conversation
         if info.settings is not None:
             conversation.set_defaults(Parameters.from_settings(info.settings))
         try:
             conversation.set_model(name)
         except LocalLLMError as error:
-            place.transcript.show_error(str(error))
+            chat.show_error(str(error))
         if not info.sees and conversation.picture_names:
             text = f"{info.name} reads text only: it answers without this chat's pictures."
-            place.screen.notify(text, markup=False)
+            chat.notify(text, markup=False)
 
-    def _fall_back(self, place: Place, why: str, failed: bool) -> None:
+    def _fall_back(self, chat: ChatView, why: str, failed: bool) -> None:
         """Show why the load failed; load the fallback if no model is loaded."""
-        if not self._places:
+        if not self._chats:
             return  # the user has quit
-        if place not in self._places:
-            place = self._places[0]  # its tab was closed
+        if chat not in self._chats:
+            chat = self._chats[0]  # its tab was closed
         fallback = self._fallback
         if fallback and fallback != self._name and self._backend.info is None:
-            place.transcript.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
-            self.begin(fallback, place)
+            chat.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
+            self.begin(fallback, chat)
         elif failed:
-            place.transcript.show_error(why)
+            chat.show_error(why)
         else:
-            place.screen.notify(why, markup=False)
+            chat.notify(why, markup=False)
 
 
 def _heading(choices: Sequence[ModelChoice]) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from textual.screen import Screen
-
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
@@ -20,14 +18,11 @@ from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 from tui.backend import ModelInfo
 from tui.background import in_thread
-from tui.conversation import Conversation
 from tui.screens.approval import ApprovalScreen, Decision
+from tui.screens.chat_view import ChatView
 from tui.sessions import Message
-from tui.tabs import TabChanged
-from tui.widgets.frame import Note, StatusLine
+from tui.widgets.frame import Note
 from tui.widgets.messages import AnswerView
-from tui.widgets.prompt import Prompt
-from tui.widgets.transcript import Transcript
 
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."
@@ -37,26 +32,16 @@ AskModel = Callable[[AnswerView | None, str | None], Awaitable[Message | None]]
 
 
 class ChatTools:
-    """The tools of a folder and of the MCP servers, opened on first use. `close` ends the servers.
+    """The tools of the current folder and of the MCP servers, opened on first use. `close` ends the servers.
 
     Call methods that ask the user from a worker. problems: why servers did not start.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        conversation: Conversation,
-        screen: Screen[None],
-        mode: str,
-        shown: tuple[Transcript, StatusLine, Prompt],
-    ) -> None:
-        """folder: None is the current directory. mode: the application mode in which the user is asked."""
-        self.folder = Folder(folder or _current_folder())
+    def __init__(self, chat: ChatView) -> None:
+        self.folder = Folder(_current_folder())
         self.problems: list[str] = []
         self.rounds = 0  # rounds of tool calls since the user's last message
-        self.asking = False  # whether an approval dialog is open, perhaps in a hidden tab
-        self._conversation, self._screen, self._mode = conversation, screen, mode
-        self._transcript, self._status_line, self._prompt = shown
+        self._chat, self._conversation = chat, chat.conversation
         self._lock = threading.Lock()
         self._servers: McpServers | None = None
         self._toolbox: Toolbox | None = None
@@ -100,7 +85,7 @@ class ChatTools:
         if self._servers is not None:
             self._servers.close()
 
-    async def answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
+    async def answer(self, ask_model: AskModel, view: AnswerView | None) -> Message | None:
         """Ask the model and run its tool calls, until it makes no more calls or MAX_ROUNDS are reached.
 
         A malformed call is repeated, constrained by its tool's schema. Errors are shown. Returns the last answer, None
@@ -108,23 +93,23 @@ class ChatTools:
         """
         self.rounds = 0
         try:
-            return await self._answer(ask_model, view, stop)
+            return await self._answer(ask_model, view)
         except LocalLLMError as error:
-            self._transcript.show_error(str(error))
+            self._chat.show_error(str(error))
             return None
 
-    async def _answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
+    async def _answer(self, ask_model: AskModel, view: AnswerView | None) -> Message | None:
         # An answer that stopped at MAX_ROUNDS continues with its pending calls.
         waits = view is not None and self._calls(view.message)
         message = view.message if view is not None and waits else await ask_model(view, None)
         while message is not None and self._calls(message):
             if self.rounds >= MAX_ROUNDS:
                 again = f"Stopped after {MAX_ROUNDS} rounds of tools. /continue allows {MAX_ROUNDS} more."
-                await self._transcript.note(Note(again))
+                await self._chat.transcript.note(Note(again))
                 return None
             self.rounds += 1
-            must_call = await self._answer_calls(message, stop)
-            message = None if stop.is_set() else await ask_model(None, must_call)
+            must_call = await self._answer_calls(message)
+            message = None if self._chat.stopping.is_set() else await ask_model(None, must_call)
         return message
 
     async def undo(self) -> str:
@@ -152,28 +137,29 @@ class ChatTools:
         ended = message.finish_reason == FinishReason.STOP
         return ended and bool(message.calls) and self._conversation.parameters.tools
 
-    async def _answer_calls(self, message: Message, stop: threading.Event) -> str | None:
+    async def _answer_calls(self, message: Message) -> str | None:
         """Append a result for each call; returns the name of a tool whose call was malformed, if any."""
-        facts, must_call = self._status_line.facts, None
+        facts, must_call = self._chat.status_line.facts, None
         toolbox = await in_thread(self.open)
         self._journal.owner = self._owner
         try:
             for call in self._conversation.unanswered_calls(message):
                 facts.tool = f"{call.name[:32]}, round {self.rounds} of {MAX_ROUNDS}"
-                self._status_line.redraw()
+                self._chat.status_line.redraw()
                 try:
-                    result = await self._carried_out(toolbox, call, stop)
+                    result = await self._carried_out(toolbox, call)
                 except MalformedCallError as error:
                     must_call, result = toolbox.must_call(call), failure(error)
                 except ToolError as error:
                     result = failure(error)
-                await self._transcript.append(self._conversation.add_result(call, result))
+                await self._chat.transcript.append(self._conversation.add_result(call, result))
         finally:
             facts.tool = ""
-            self._status_line.redraw()
+            self._chat.status_line.redraw()
         return must_call
 
-    async def _carried_out(self, toolbox: Toolbox, call: ToolCall, stop: threading.Event) -> str:
+    async def _carried_out(self, toolbox: Toolbox, call: ToolCall) -> str:
+        stop = self._chat.stopping
         if stop.is_set():
             raise ToolError(STOPPED)
         action = await in_thread(lambda: toolbox.plan(call))
@@ -185,19 +171,17 @@ class ChatTools:
                 try:
                     self.approvals.add(action, lasting=decision is Decision.ALWAYS)
                 except LocalLLMError as error:
-                    self._transcript.show_error(str(error))
+                    self._chat.show_error(str(error))
         return await in_thread(lambda: action.result(stop))
 
     async def _ask(self, action: Action, stop: threading.Event) -> Decision:
         """Show an action and wait for the decision; setting `stop` refuses it."""
-        self.asking = True
-        self._screen.post_message(TabChanged())
+        chat = self._chat
+        chat.asking = True
         try:
-            question = ApprovalScreen(action, stop, self._prompt.insert)
-            return await self._screen.app.push_screen_wait(question, mode=self._mode)
+            return await chat.app.push_screen_wait(ApprovalScreen(action, stop, chat.prompt.insert), mode=chat.mode)
         finally:
-            self.asking = False
-            self._screen.post_message(TabChanged())
+            chat.asking = False
 
 
 def _current_folder() -> Path:

@@ -1,46 +1,34 @@
-"""Requests one answer of the model, and draws and saves it while it streams."""
+"""Requests one answer of the model, and draws and saves it at a fixed rate while it streams, however fast it is."""
 
 import asyncio
-import threading
+import contextlib
 import time
+from collections.abc import Sequence
 from typing import cast
 
-from textual.screen import Screen
-
-from localllm.answer.event import AnswerStream
+from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.answering import FLUSH_S, follow, note_end
-from tui.backend import Backend, ModelInfo
+from tui.backend import ModelInfo
 from tui.background import in_thread
-from tui.screens.loading import ModelLoader, Place
+from tui.screens.chat_view import ChatView
+from tui.screens.loading import FLUSH_S, ModelLoader
 from tui.screens.tools import ChatTools
 from tui.sessions import Message
-from tui.status import Latency, joined
+from tui.sessions.database import SessionError
+from tui.status import Latency, SpeedMeter, joined
 from tui.widgets.messages import AnswerView
+
+SAVE_EVERY_S = 1.0
 
 
 class AnswerWriter:
     """Writes the answers of one chat, one at a time."""
 
-    def __init__(
-        self,
-        place: Place,
-        backend: Backend,
-        loader: ModelLoader,
-        tools: ChatTools,
-        latency: Latency,
-        stopping: threading.Event,
-    ) -> None:
-        """latency: records the times of all answers. stopping: set when the user stops the answer."""
-        self._screen: Screen[None] = place.screen
-        self._conversation, self._transcript, self._status_line = (
-            place.conversation,
-            place.transcript,
-            place.status_line,
-        )
-        self._backend, self._loader, self._tools, self._stopping = backend, loader, tools, stopping
-        self._latency = latency
+    def __init__(self, chat: ChatView, loader: ModelLoader, tools: ChatTools, latency: Latency) -> None:
+        """latency: records the times of all answers."""
+        self._chat, self._conversation, self._facts = chat, chat.conversation, chat.status_line.facts
+        self._loader, self._tools, self._latency = loader, tools, latency
         self._answer: AnswerStream | None = None
         self._message: Message | None = None
         self._heard_at = 0.0  # when the running answer last produced data
@@ -58,30 +46,28 @@ class AnswerWriter:
 
     async def write(self, view: AnswerView | None, tool_choice: str | None = None) -> Message | None:
         """Write an answer, or continue that of a view. Returns the saved answer, None if there is none."""
-        facts, conversation, stopping = self._status_line.facts, self._conversation, self._stopping
+        chat, facts, conversation = self._chat, self._facts, self._conversation
         facts.answering, facts.speed, facts.progress = True, 0.0, None
         self._heard()
-        self._screen.refresh_bindings()
+        chat.refresh_bindings()
         continues, before = view is not None, dict(view.message.stats) if view else {}
         try:
             if view is None:
-                view = cast("AnswerView", await self._transcript.append(conversation.begin_answer()))
+                view = cast("AnswerView", await chat.transcript.append(conversation.begin_answer()))
             view.message.finish_reason = None
             self._message = view.message
             info = await self._model_loaded()
             unseen = () if info.sees else conversation.picture_names
             tools = await self._tools.offered(info)
             request = conversation.request(continues, info.sees, tools, tool_choice)
-            self._answer = await in_thread(lambda: self._backend.submit(request))
-            if stopping.is_set():
+            self._answer = await in_thread(lambda: chat.backend.submit(request))
+            if chat.stopping.is_set():
                 self._answer.cancel()
-            update = await follow(self._answer, view, conversation, facts, self._latency, self._heard)
-            note_end(view, update, unseen)
-            view.message.stats = joined(before, view.message.stats)
+            _note_end(view.message, await self._follow(self._answer, view), before, unseen)
             facts.speed = view.message.stats["speed"]
         except LocalLLMError as error:
             if view is None:
-                self._transcript.show_error(str(error))
+                chat.show_error(str(error))
                 return None
             view.message.error = str(error)
             view.message.finish_reason = FinishReason.ERROR
@@ -90,7 +76,7 @@ class AnswerWriter:
             self._answer = self._message = None
             facts.answering, facts.progress = False, None
             self._heard()
-            self._screen.refresh_bindings()
+            chat.refresh_bindings()
         return await self._end(view)
 
     def keep(self) -> None:
@@ -102,21 +88,41 @@ class AnswerWriter:
         try:
             self._conversation.save(message)
         except LocalLLMError as error:  # the screen can no longer show it
-            self._screen.log.error(str(error))
+            self._chat.log.error(str(error))
 
     def _heard(self) -> None:
         """Record that the running answer has produced data."""
-        self._heard_at, self._status_line.facts.silent_s = time.monotonic(), 0.0
-        self._status_line.redraw()
+        self._heard_at, self._facts.silent_s = time.monotonic(), 0.0
+        self._chat.status_line.redraw()
 
     async def _model_loaded(self) -> ModelInfo:
         """Wait for a model that is loading. Raises RequestError if the load fails or the answer was stopped."""
-        while self._loader.busy and not self._stopping.is_set():
+        while self._loader.busy and not self._chat.stopping.is_set():
             await asyncio.sleep(FLUSH_S)
-        info = self._backend.info
+        info = self._chat.backend.info
         if self._loader.busy or info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
         return info
+
+    async def _follow(self, answer: AnswerStream, view: AnswerView) -> AnswerEvent:
+        """Draw and save an answer until it ends; returns the last event."""
+        facts, meter, saved = self._facts, SpeedMeter(), time.monotonic()
+        while True:
+            if events := answer.poll():
+                event = merged(events)
+                facts.counts, facts.timings, facts.progress = event.counts, event.timings, event.progress
+                facts.speed = meter.observe(event)
+                self._latency.observe(event)
+                self._heard()
+                await view.add(event.parts)
+                if event.finish_reason is not None:
+                    return event
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                # A busy database is retried later; the final save reports errors.
+                with contextlib.suppress(SessionError):
+                    self._conversation.save(view.message)
+                saved = time.monotonic()
+            await asyncio.sleep(FLUSH_S)
 
     async def _end(self, view: AnswerView) -> Message | None:
         await view.finish()
@@ -124,6 +130,29 @@ class AnswerWriter:
             self._conversation.save(view.message)
             view.show_end(self._conversation.variant(view.message))
         except LocalLLMError as error:
-            self._transcript.show_error(str(error))
+            self._chat.show_error(str(error))
             return None
         return view.message
+
+
+def _note_end(message: Message, last: AnswerEvent, before: dict[str, object], unseen: Sequence[str]) -> None:
+    """Record how the answer ended and its statistics.
+
+    before: the statistics of the part that it continues. unseen: names of pictures that were not sent.
+    """
+    counts, timings = last.counts, last.timings
+    decoded = counts.generated - 1
+    message.finish_reason = last.finish_reason
+    message.error = last.error if last.finish_reason is FinishReason.ERROR else None
+    stats = {
+        "prompt": counts.prompt,
+        "cached": counts.cached,
+        "generated": counts.generated,
+        "ttft_s": timings.ttft_s,
+        "prefill_s": timings.prefill_s,
+        "decode_s": timings.decode_s,
+        "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
+        "seed": last.seed,
+        "unseen": list(unseen),
+    }
+    message.stats = joined(before, stats)

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from localllm.answer.tool_calls import ToolCall
 from localllm.documents.excerpt import Excerpt, as_file
@@ -50,14 +50,8 @@ class Attachment:
     def stored(cls, values: Mapping[str, Any]) -> Self:
         """Read a stored attachment. Raises ValueError, TypeError or KeyError if it is damaged."""
         attachment = cls(**values)
-        for value, kind in (
-            (attachment.name, str),
-            (attachment.text, str),
-            (attachment.tokens, int | None),
-            (attachment.line, int),
-            (attachment.page, int),
-        ):
-            _check(value, kind)
+        for field_name, kind in get_type_hints(cls).items():
+            _check(getattr(attachment, field_name), kind)
         base64.b64decode(attachment.picture, validate=True)
         return attachment
 

@@ -60,11 +60,11 @@ class SessionStore:
             if db is not None:
                 db.close()
 
-    def create(self, model: str, parameters: dict[str, Any], title: str = "New chat") -> int:
+    def create(self, model: str, parameters: dict[str, Any]) -> int:
         """Create a session and return its id."""
         now, identity = time.time(), self._new_id("session")
         columns = "id, title, model, parameters, created, updated"
-        values = (identity, title, model, json.dumps(parameters), now, now)
+        values = (identity, "New chat", model, json.dumps(parameters), now, now)
         self._write((f"INSERT INTO session ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
         return identity
 
@@ -296,22 +296,15 @@ _SUMMARY = """
     FROM session
 """
 
-# Columns of a message that change while its answer streams, in the order of _changing.
+# Columns of a message that change while its answer streams, and those of them that are stored as JSON.
 _CHANGING = ("content", "reasoning", "finish_reason", "error", "model", "stats", "attachments", "calls", "summary")
+_JSON = ("stats", "attachments", "calls")
 
 
-def _changing(message: Message) -> tuple[Any, ...]:
-    return (
-        message.content,
-        message.reasoning,
-        message.finish_reason,
-        message.error,
-        message.model,
-        json.dumps(message.stats),
-        json.dumps([asdict(file) for file in message.attachments]),
-        json.dumps([asdict(call) for call in message.calls]),
-        message.summary,
-    )
+def _changing(message: Message) -> list[Any]:
+    """The values of _CHANGING."""
+    values = asdict(message)
+    return [json.dumps(values[name]) if name in _JSON else values[name] for name in _CHANGING]
 
 
 def _writable(value: Any) -> Any:

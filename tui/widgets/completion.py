@@ -5,14 +5,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from textual import work
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
-from textual.worker import Worker
 
 from localllm.files import user_path
 from localllm.text import counted, harmless, human_bytes
@@ -53,37 +52,38 @@ class Completion(OptionList, can_focus=False):
         self.display = False
         self._values: list[str] = []
         self._length = 0
+        self._offered = "", ""  # the last arguments of `offer`
         self._files: Sequence[str] = ()  # the folder's files, listed at time _listed
         self._listed = -LISTED_S
-        self._listing: Worker[None] | None = None
-        self._counting: Worker[None] | None = None
 
     def offer(self, before: str, whole: str) -> None:
         """Show matching completions. before: the line up to the cursor. whole: the field's text."""
-        self._values, self._length = [], len(before)
-        rows: list[Content] = []
+        self._offered = before, whole
+        self.workers.cancel_group(self, "count")
+        found: list[tuple[str, Content]] = []  # what is inserted, and how it is shown
         if whole.startswith("/") and before == whole and " " not in whole:
+            self._length = len(whole)
             fitting = [each for each in self._commands if each[0].startswith(whole[1:])][: 2 * MOST_SHOWN]
             if [name for name, _, _ in fitting] != [whole[1:]]:
-                self._values = [f"/{name}{' ' if argument else ''}" for name, argument, _ in fitting]
-                rows = [
-                    Content.assemble((f"/{name} {argument}".ljust(COMMAND_COLUMNS), "bold"), (title, MUTED))
-                    for name, argument, title in fitting
-                ]
+                for name, argument, title in fitting:
+                    shown = f"/{name} {argument}".ljust(COMMAND_COLUMNS)
+                    row = Content.assemble((shown, "bold"), (title, MUTED))
+                    found.append((f"/{name}{' ' if argument else ''}", row))
         elif named := _SAVED.fullmatch(whole):
             self._length = len(named[2])
-            self._values = [name for name in saved_names(named[1]) if name.startswith(named[2]) and name != named[2]]
-            rows = [Content(name) for name in self._values]
+            names = [name for name in saved_names(named[1]) if name.startswith(named[2]) and name != named[2]]
+            found = [(name, Content(name)) for name in names]
         elif mention := _PATH.search(before):
             self._length = len(mention[0]) - 1
-            rows = self._offer_files(mention[1] or mention[2] or "", mention[1] is not None, before, whole)
-        self.display = bool(self._values)
+            found = self._files_for(mention[1] or mention[2] or "", mention[1] is not None)
+        self._values = [value for value, _ in found]
+        self.display = bool(found)
         self.clear_options()
-        if self._values:
-            self.add_options(Option(row) for row in rows)
+        if found:
+            self.add_options(Option(row) for _, row in found)
             self.highlighted = 0
 
-    def _offer_files(self, begun: str, quoted: bool, before: str, whole: str) -> list[Content]:
+    def _files_for(self, begun: str, quoted: bool) -> list[tuple[str, Content]]:
         """Paths that start with the typed text, then fuzzy matches among the folder's files."""
         found = [FileChoice(path) for path in matching_paths(begun, MOST_SHOWN)]
         if begun and not begun.startswith(("/", "~", ".")):
@@ -91,19 +91,19 @@ class Completion(OptionList, can_focus=False):
             found += [choice for choice in ranked(self._files, begun, MOST_SHOWN) if choice.path not in paths]
             if time.monotonic() - self._listed > LISTED_S:
                 self._listed = time.monotonic()
-                listing = partial(self._list, before, whole)
-                self._listing = self.run_worker(listing, exclusive=True, group="list")
+                self._list()
         found = found[:MOST_SHOWN]
-        if quoted or begun not in [choice.path for choice in found]:  # else it is complete
-            self._values = [_mentioned(choice.path, quoted) for choice in found]
-            self._counting = self.run_worker(partial(self._count, found), exclusive=True, group="count")
-        return [_file_row(choice, self.size.width) for choice in found]
+        if not quoted and begun in [choice.path for choice in found]:
+            return []  # it is complete
+        self._count(found)
+        return [(_mentioned(choice.path, quoted), _file_row(choice, self.size.width)) for choice in found]
 
-    async def _list(self, before: str, whole: str) -> None:
+    @work(exclusive=True, group="list")
+    async def _list(self) -> None:
         self._files = await in_thread(list_files)
-        if self.display or not self._values:
-            self.offer(before, whole)
+        self.offer(*self._offered)
 
+    @work(group="count")
     async def _count(self, found: Sequence[FileChoice]) -> None:
         """Show each file's size in tokens, one file after the other."""
         for place, choice in enumerate(found):

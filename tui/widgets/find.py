@@ -1,9 +1,9 @@
 """Search within a chat: a find bar above the prompt, with matches highlighted in the messages."""
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -11,9 +11,7 @@ from textual.content import Content
 from textual.geometry import Region
 from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
-from textual.worker import Worker
 
-from tui.sessions import Message
 from tui.widgets.frame import MATCH
 from tui.widgets.messages import MessageView
 from tui.widgets.transcript import Transcript
@@ -27,15 +25,6 @@ Place = tuple[int, int]
 """A match: the index of its message, and its index among the matches in that message."""
 
 
-def find_all(messages: Sequence[Message], pattern: re.Pattern[str]) -> list[Place]:
-    """All matches in the contents of messages and tool results, first message first."""
-    return [
-        (number, count)
-        for number, message in enumerate(messages)
-        for count, _ in enumerate(pattern.finditer(message.content))
-    ]
-
-
 class FindBar(Horizontal):
     """Takes the search text, shows the number of matches, and steps through them."""
 
@@ -47,13 +36,11 @@ class FindBar(Horizontal):
     def __init__(self, transcript: Transcript) -> None:
         super().__init__(id="find")
         self._transcript = transcript
-        self._messages: Sequence[Message] = ()
         self._field = Input(placeholder="Search in this chat", compact=True)
         self._count = Static("", id="count")
         self._pattern: re.Pattern[str] | None = None
         self._places: list[Place] = []
         self._at = 0
-        self._work: Worker[None] | None = None
         self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # original content, and with matches highlighted
         self._tables: list[FittedTable] = []  # tables with matches
@@ -63,13 +50,12 @@ class FindBar(Horizontal):
         yield self._field
         yield self._count
 
-    def open(self, messages: Sequence[Message], text: str = "", then: Widget | None = None) -> None:
-        """Open the bar to search these messages. If it is already open, go to the previous match.
+    def open(self, text: str = "", then: Widget | None = None) -> None:
+        """Open the bar. If it is already open, go to the previous match.
 
         then: gets the focus when Enter is pressed. None keeps the focus here, and Enter goes to the previous match.
         """
         self._then = then
-        self._messages = messages
         if self.display and not text:
             self.action_step(-1)
         self.display = True
@@ -87,9 +73,13 @@ class FindBar(Horizontal):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Search while the user types, starting at the last match."""
-        text = event.value
-        self._pattern = re.compile(re.escape(text), re.IGNORECASE) if text else None
-        self._places = find_all(self._messages, self._pattern) if self._pattern else []
+        pattern = re.compile(re.escape(event.value), re.IGNORECASE)
+        self._pattern = pattern if event.value else None
+        self._places = [
+            (number, count)
+            for number, message in enumerate(self._transcript.messages if event.value else ())
+            for count, _ in enumerate(pattern.finditer(message.content))
+        ]
         self._at = len(self._places) - 1
         self._go()
 
@@ -109,8 +99,9 @@ class FindBar(Horizontal):
     def _go(self) -> None:
         count = len(self._places)
         self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
-        self._work = self.run_worker(self._show, exclusive=True, group="find")
+        self._show()
 
+    @work(exclusive=True, group="find")
     async def _show(self) -> None:
         """Highlight the matches in mounted messages, and scroll the current one into view."""
         self._unmark()

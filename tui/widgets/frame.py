@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from textual.app import ComposeResult
 from textual.containers import Center, Horizontal, Vertical
 from textual.content import Content
-from textual.reactive import reactive
 from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import Footer, Static
@@ -43,12 +42,10 @@ class TabMark:
 class TitleBar(Horizontal):
     """The conversation's title and the model's name; with several chats open, the titles of all instead."""
 
-    title = reactive("New chat", init=False)
-    model = reactive("", init=False)
-    tags: reactive[tuple[str, ...]] = reactive((), init=False)
-
     def __init__(self) -> None:
         super().__init__()
+        self.title, self.model = "New chat", ""
+        self._tags: Sequence[str] = ()
         self._title = Static("New chat", id="title", markup=False)
         self._model = Static("", id="model", markup=False)
         self._marks: Sequence[TabMark] = ()
@@ -64,18 +61,17 @@ class TitleBar(Horizontal):
         self._marks, self._current = marks, current
         self._redraw()
 
-    def watch_title(self) -> None:
+    def show_title(self, title: str, tags: Sequence[str]) -> None:
+        self.title, self._tags = title, tags
         self._redraw()
 
-    def watch_tags(self) -> None:
-        self._redraw()
+    def show_model(self, model: str) -> None:
+        self.model = model
+        self._model.update(harmless(model))
+        self.call_after_refresh(self._redraw)
 
     def on_resize(self) -> None:
         """Fit the tabs to the new width, which is known after the next layout."""
-        self.call_after_refresh(self._redraw)
-
-    def watch_model(self, model: str) -> None:
-        self._model.update(harmless(model))
         self.call_after_refresh(self._redraw)
 
     def _redraw(self) -> None:
@@ -86,7 +82,7 @@ class TitleBar(Horizontal):
         if several:
             self._title.update(_tab_row(self._marks, self._current, self._title.size.width))
         else:
-            tags = "".join(f"  #{tag}" for tag in self.tags)
+            tags = "".join(f"  #{tag}" for tag in self._tags)
             self._title.update(Content.assemble(harmless(self.title), (harmless(tags), "$accent")))
 
 
@@ -130,20 +126,12 @@ class KeyBar(Footer):
     While a panel covers the screen, it keeps showing the keys from before.
     """
 
-    def __init__(self, show_command_palette: bool = True) -> None:
-        super().__init__(show_command_palette=show_command_palette)
-        self._keys: list[FooterKey] = []
-
     def compose(self) -> ComposeResult:
         """The keys in order, with the palette's key on the right."""
         keys = [key for key in super().compose() if isinstance(key, FooterKey)]
-        if self.screen.is_active:
-            self._keys = keys
-        else:
-            keys = [_copy(key) for key in self._keys]
         room = self.size.width
         if palette := next((key for key in keys if key.has_class(_PALETTE)), None):
-            keys = [key for key in keys if key is not palette]
+            keys.remove(palette)
             if room >= USUAL_COLUMNS:
                 room -= _columns(palette)
                 yield palette
@@ -153,16 +141,17 @@ class KeyBar(Footer):
                 return
             yield key
 
+    async def recompose(self) -> None:
+        if not self.is_attached or not self.screen.is_active:
+            return
+        keys = list(self.compose())  # before awaiting, because a panel may open meanwhile
+        async with self.batch():
+            await self.remove_children()
+            if self.is_attached:
+                await self.mount_all(keys)
+
     def on_resize(self) -> None:
         self.call_after_refresh(self.recompose)
-
-
-def _copy(key: FooterKey) -> FooterKey:
-    """The same key as a new widget, because a removed widget cannot be mounted again."""
-    classes = _PALETTE if key.has_class(_PALETTE) else ""
-    copy = FooterKey(key.key, key.key_display, key.description, key.action, classes=classes)
-    copy.compact = key.compact
-    return copy
 
 
 def _columns(key: FooterKey) -> int:

@@ -12,7 +12,7 @@ from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
-from tui.sessions import Message, Role
+from tui.sessions import Message
 from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
 
@@ -145,9 +145,9 @@ class AnswerView(MessageView):
 
     async def finish(self) -> None:
         """Draw pending text and the statistics."""
-        if self._stream is not None and (rest := self._checked("", whole=True)):
-            await self._stream.write(harmless(rest))
         if self._stream is not None:
+            if rest := self._checked("", whole=True):
+                await self._stream.write(harmless(rest))
             await self._stream.stop()
             self._stream = None
         self._show_thinking(done=True)
@@ -246,9 +246,3 @@ def _verdict(checker: "QuotationChecker") -> Content:
 def without(pictures: Sequence[str]) -> str:
     """The names of the pictures, or their count if there are more than MAX_NAMED."""
     return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
-
-
-def view_of(message: Message, variant: tuple[int, int], checker: "QuotationChecker | None" = None) -> MessageView:
-    if message.role is Role.ASSISTANT:
-        return AnswerView(message, variant, checker)
-    return (UserView if message.role is Role.USER else ToolView)(message, variant)

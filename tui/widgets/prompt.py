@@ -4,19 +4,19 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
-from textual.worker import Worker
 
 from localllm.text import counted
 from tui.attachments import mention_of
 from tui.background import in_thread
 from tui.sessions import Attachment
+from tui.sessions import Message as ChatMessage
 from tui.widgets.completion import Completion, Suggestion
 
 # Longer pasted texts become attachments: they would push the question out of the field.
@@ -56,9 +56,7 @@ class Prompt(TextArea):
 
         what: str
 
-    def __init__(
-        self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
-    ) -> None:
+    def __init__(self, commands: Sequence[Suggestion], count_tokens: Callable[[str], int | None]) -> None:
         """commands: offered when the text starts with a slash. count_tokens: the text's count, shown on the border."""
         super().__init__(
             id="prompt",
@@ -74,28 +72,33 @@ class Prompt(TextArea):
         self._place: int | None = None
         self._draft = ""
         self._written = False
-        self._work: Worker[None] | None = None
-        self._edits = False  # whether an earlier message is being edited
-        self._vim: NormalMode | None = None
+        self.editing: ChatMessage | None = None  # the earlier message that the text will replace
+        self._vim = False
+        self._begun = ""  # the first letter of an incomplete two-letter command of vim's normal mode
         self.inserts = True  # False in vim's normal mode
 
     def use_vim(self, wanted: bool) -> None:
         """Turn vim keys on or off; starts in insert mode."""
-        self._vim, self.inserts = NormalMode() if wanted else None, True
+        self._vim, self._begun, self.inserts = wanted, "", True
         self._show_mode()
 
     @property
     def takes_escape(self) -> bool:
         """Whether Esc leaves insert mode."""
-        return self._vim is not None and self.inserts and self.has_focus
+        return self._vim and self.inserts and self.has_focus
 
     def press(self, key: str) -> None:
         """Handle a key in normal mode."""
-        assert self._vim is not None
-        self.inserts, wanted = self._vim.press(self, key)
-        self._show_mode()
-        if wanted:
-            self.post_message(self.Wanted(wanted))
+        whole, self._begun = self._begun + key, ""
+        if whole in _FIRST:
+            self._begun = whole
+        elif whole in _WANTED:
+            self.post_message(self.Wanted(_WANTED[whole]))
+        elif whole in _EDITS:
+            if name := _EDITS[whole]:
+                getattr(self, name)()
+            self.inserts = whole in _INSERTS
+            self._show_mode()
 
     def action_normal(self) -> None:
         self.call_later(self._leave_insert)
@@ -107,8 +110,8 @@ class Prompt(TextArea):
 
     def _show_mode(self) -> None:
         """Show vim's mode and a running edit on the border."""
-        mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
-        editing = "Editing an earlier message · Enter sends, Esc gives up" if self._edits else ""
+        mode = "" if not self._vim else "INSERT" if self.inserts else "NORMAL"
+        editing = "Editing an earlier message · Enter sends, Esc gives up" if self.editing else ""
         self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
@@ -151,10 +154,11 @@ class Prompt(TextArea):
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
         if self.text.strip() and not self.text.startswith("/"):
-            self._work = self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
+            self._count(self.text)
         else:
             self.border_subtitle = None
 
+    @work(exclusive=True, group="count")
     async def _count(self, text: str) -> None:
         await asyncio.sleep(PAUSE_S)
         count = await in_thread(lambda: self._count_tokens(text))
@@ -199,15 +203,15 @@ class Prompt(TextArea):
         """Restore a text that could not be sent, before anything typed since."""
         self.put(f"{text}\n{self.text}" if self.text else text)
 
-    def begin_edit(self, text: str) -> None:
+    def begin_edit(self, message: ChatMessage) -> None:
         """Start editing an earlier message, and show that on the border."""
-        self._edits = True
+        self.editing = message
         self._show_mode()
-        self.put(text)
+        self.put(message.content)
 
     def end_edit(self, empty: bool = False) -> None:
         """Leave editing. empty: the edit was abandoned, so clear the text."""
-        self._edits = False
+        self.editing = None
         self._show_mode()
         self._place = None
         if empty:
@@ -279,21 +283,3 @@ _WANTED = {
 }
 _FIRST = frozenset({"g", "d", "c"})  # first letters of two-letter commands
 KEYS = frozenset({key for key in (*_EDITS, *_WANTED) if len(key) == 1} | _FIRST | {"ctrl+d", "ctrl+u"})
-
-
-@dataclass(slots=True)
-class NormalMode:
-    """vim's normal mode. begun: the first letter of an incomplete two-letter command."""
-
-    begun: str = ""
-
-    def press(self, field: TextArea, key: str) -> tuple[bool, str]:
-        """Handle a key. Returns whether to switch to insert mode, and an action outside the field, "" for none."""
-        whole, self.begun = self.begun + key, ""
-        if whole in _FIRST:
-            self.begun = whole
-        elif whole in _EDITS:
-            if name := _EDITS[whole]:
-                getattr(field, name)()
-            return whole in _INSERTS, ""
-        return False, _WANTED.get(whole, "")

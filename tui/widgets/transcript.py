@@ -1,44 +1,37 @@
 """The scrolling list of messages. Only a window of a long conversation is mounted, so its length costs nothing."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
 
 from localllm.text import harmless
+from tui.conversation import Conversation
 from tui.sessions import Message, Role
 from tui.widgets.frame import Note, Welcome
-from tui.widgets.messages import MessageView, view_of
+from tui.widgets.messages import AnswerView, MessageView, ToolView, UserView
 
 if TYPE_CHECKING:
     from textual.widgets import Markdown
-
-    from localllm.documents.quotations import QuotationChecker
 
 WINDOW = 24
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """Shows the end of a conversation and follows it until the user scrolls; scrolling up mounts earlier messages.
+    """Shows the end of a conversation and follows it until the user scrolls; scrolling up mounts earlier messages."""
 
-    variant: returns a message's 1-based position among its variants, and their count. checker: returns the checker of
-    an answer's quotations, if any.
-    """
-
-    def __init__(
-        self,
-        variant: Callable[[Message], tuple[int, int]],
-        checker: Callable[[Message], "QuotationChecker | None"] = lambda _message: None,
-    ) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         super().__init__(id="transcript")
-        self._variant = variant
-        self._checker = checker
-        self._messages: Sequence[Message] = ()
+        self._conversation = conversation
         self._first = self._last = 0  # the mounted range of messages, end exclusive
         self._growing = False
         self._following = False
         self._changing = asyncio.Lock()  # serializes changes of the mounted messages
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self._conversation.messages
 
     @property
     def views(self) -> list[MessageView]:
@@ -63,17 +56,19 @@ class Transcript(VerticalScroll, can_focus=False):
         views[index].focus()
         return True
 
-    async def show(self, messages: Sequence[Message]) -> None:
-        """Replace the messages and go to their end. Keeps a reference, to mount earlier ones on demand."""
+    async def show(self) -> None:
+        """Mount the conversation's last messages and go to their end; show the welcome if there are none."""
         async with self._changing:
-            self._messages = messages
-            await self._mount_window(max(len(messages) - WINDOW, 0), len(messages))
-            self._follow()
+            await self._mount_window(max(len(self.messages) - WINDOW, 0), len(self.messages))
+            if self.messages:
+                self._follow()
+            else:
+                await self.mount(Welcome())
 
     async def _mount_window(self, first: int, last: int) -> None:
         self._first, self._last = first, last
         await self.remove_children()
-        await self.mount_all(self._view(message) for message in self._messages[first:last])
+        await self.mount_all(self._view(message) for message in self.messages[first:last])
 
     async def reveal(self, number: int) -> MessageView:
         """Mount a message with some around it, if it is not mounted. Does not scroll to it."""
@@ -82,7 +77,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self._following = False
             if not self._first <= number < self._last:
                 begin = max(number - WINDOW // 2, 0)
-                await self._mount_window(begin, min(begin + WINDOW, len(self._messages)))
+                await self._mount_window(begin, min(begin + WINDOW, len(self.messages)))
             return self.views[number - self._first]
 
     async def append(self, message: Message) -> MessageView:
@@ -91,8 +86,8 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self._changing:
             await self.query(Welcome).remove()
             await self.query(Note).remove()  # a note is dismissed by the next message
-            if self._last + 1 < len(self._messages):  # the window is in an earlier part
-                end = len(self._messages) - 1
+            if self._last + 1 < len(self.messages):  # the window is in an earlier part
+                end = len(self.messages) - 1
                 await self._mount_window(max(end - WINDOW, 0), end)
             await self.mount(view)
             self._last += 1
@@ -115,21 +110,16 @@ class Transcript(VerticalScroll, can_focus=False):
         self.run_worker(self.note(Note(text, failure=True)))
 
     def _view(self, message: Message) -> MessageView:
-        checker = self._checker(message) if message.role is Role.ASSISTANT else None
-        return view_of(message, self._variant(message), checker)
+        variant = self._conversation.variant(message)
+        if message.role is Role.ASSISTANT:
+            return AnswerView(message, variant, self._conversation.checker(message))
+        return (UserView if message.role is Role.USER else ToolView)(message, variant)
 
     def _go_to(self, note: Note) -> None:
         if note.size.height > self.size.height:  # anchored at the end, only its end would be visible
             self.anchor(False)
             self._following = False
         note.scroll_visible(top=True, animate=False, immediate=True)
-
-    async def welcome(self, messages: Sequence[Message]) -> None:
-        """Show the welcome until the first message is appended."""
-        async with self._changing:
-            await self.remove_children()
-            self._messages, self._first, self._last = messages, 0, 0
-            await self.mount(Welcome())
 
     def tell(self, notice: str) -> None:
         """Show a notice: within the welcome if there are no messages yet, else as a note."""
@@ -172,14 +162,14 @@ class Transcript(VerticalScroll, can_focus=False):
         if new <= 0 < old and self._first:
             self._growing = True
             self.run_worker(self._grow())
-        elif old < new >= self.max_scroll_y and self._last < len(self._messages):
+        elif old < new >= self.max_scroll_y and self._last < len(self.messages):
             self._growing = True
             self.run_worker(self._grow_down())
 
     async def _grow_down(self) -> None:
         async with self._changing:
-            end = min(self._last + WINDOW, len(self._messages))
-            await self.mount_all(self._view(message) for message in self._messages[self._last : end])
+            end = min(self._last + WINDOW, len(self.messages))
+            await self.mount_all(self._view(message) for message in self.messages[self._last : end])
             self._last = end
             self._growing = False
 
@@ -189,7 +179,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 self._growing = False
                 return
             begin = max(self._first - WINDOW, 0)
-            earlier = [self._view(message) for message in self._messages[begin : self._first]]
+            earlier = [self._view(message) for message in self.messages[begin : self._first]]
             height = self.virtual_size.height
             await self.mount_all(earlier, before=0)
             self._first = begin

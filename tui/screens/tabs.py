@@ -1,39 +1,16 @@
 """Several chats at once: each is a screen in its own mode. One is visible; the others keep running."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from textual.app import App
-from textual.message import Message
 
 from localllm.errors import RequestError
-from tui.widgets.frame import TabMark, TitleBar
+from tui.screens.chat_view import ChatView
 
 MOST = 9
 
-
-class TabChanged(Message):
-    """A tab's title or state has changed."""
-
-
-class Tab(Protocol):
-    """What Tabs requires of a screen; `mode` is the name of its mode."""
-
-    mode: str
-    title_bar: TitleBar
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is running."""
-
-    def mark(self) -> TabMark:
-        """Its title and its state."""
-
-    def seen(self) -> None:
-        """Called when the tab was brought to the front."""
-
-
-TabT = TypeVar("TabT", bound=Tab)
+TabT = TypeVar("TabT", bound=ChatView)
 
 
 class Tabs(Generic[TabT]):
@@ -50,10 +27,6 @@ class Tabs(Generic[TabT]):
         """The visible tab, or the one under the visible screen."""
         return next(tab for tab in self.all if tab.mode == self._app.current_mode)
 
-    @property
-    def busy(self) -> list[TabT]:
-        return [tab for tab in self.all if tab.busy]
-
     def add(self) -> TabT:
         """Append a new tab and its mode. Raises RequestError if MOST tabs are open."""
         if len(self.all) >= MOST:
@@ -61,18 +34,13 @@ class Tabs(Generic[TabT]):
         self._made += 1
         tab = self._make(f"tab-{self._made}")
         self.all.append(tab)
-        self._app.add_mode(tab.mode, lambda: tab)  # type: ignore[arg-type, return-value]
-        return tab
-
-    async def open(self) -> TabT:
-        tab = self.add()
-        await self.show(tab)
+        self._app.add_mode(tab.mode, lambda: tab)
         return tab
 
     async def show(self, tab: TabT) -> None:
         """Bring a tab to the front."""
         await self._app.switch_mode(tab.mode)
-        tab.seen()
+        tab.unread = False
         self.redraw()
 
     async def step(self, step: int) -> None:
