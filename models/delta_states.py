@@ -137,6 +137,11 @@ class DeltaStates:
             self._page[slot], self._rows[slot], self._used[slot] = -1, 0, 0
         self.slot_of_page[page] = -1
 
+    def cut(self, page: int, rows: int) -> None:
+        """Forget what a page's slot holds of rows from `rows` on, whose tokens are replaced."""
+        if (slot := self._of(page)) >= 0:
+            self._rows[slot] = min(self._rows[slot], rows)
+
     def read(self, page: int, rows: int) -> bytes:
         """The bytes of a page's slot if it covers the page's first `rows` rows, else empty."""
         slot = self._of(page)

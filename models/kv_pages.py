@@ -306,6 +306,8 @@ class PageStore:
                     plane.put(self._page(pages, self._number(sequence, start // PAGE_TOKENS)), slots, tokens)
             pages[group[begin:], :, :, slot[begin:]] = copies[begin:]
         sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
+        if self.delta and first:
+            self.delta.cut(self._number(sequence, start // PAGE_TOKENS), first)
 
     def read_state(self, sequence: Sequence, length: int) -> bytes:
         """The bytes of the slot with the state after the first `length` positions, empty if there is none."""

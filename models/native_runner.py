@@ -300,6 +300,8 @@ class NativeRunner:
         if self._store.needed(target, stop - start) > self._store.free:
             raise ValueError(f"no pages left for {stop - start} tokens")
         self._latest.pop(sequence, None)
+        if self._store.delta:
+            self._store.delta.begin(1)  # a copied page takes a slot
         self._store.append(target, stop - start)
         try:
             self._store.write(target, start, stop, data)
