@@ -10,7 +10,6 @@ Within a step, a page that does not keep its slot passes it on to the next page,
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 
 import numpy as np
 
@@ -112,11 +111,8 @@ class DeltaStates:
             self.slot_of_page[page] = -1
         self._written.clear()
 
-    def repeat(self, pages: Ordered[int]) -> None:
-        """Let the latest step, which wrote these pages, run again for a measurement; its states are lost."""
-        for page in pages:
-            if (slot := self._of(page)) >= 0:
-                self._rows[slot] = 0
+    def repeat(self) -> None:
+        """Let the latest step run again for a measurement: it updates states in place once more."""
         for page, slot in self._passed_on:
             self.slot_of_page[page] = slot
 
