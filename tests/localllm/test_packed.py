@@ -1,5 +1,6 @@
 """Packed weights on disk: found again, bounded, private, and never used for another model, processor or version."""
 
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +24,10 @@ from localllm.errors import OutOfMemoryError
 from localllm.library.own_store import OwnStore
 from localllm.memory import native_memory
 from localllm.settings import Settings
+from models import packed_file
 from models.native_runner import NativeRunner
 from models.packed_file import PackedWeights
+from models.steps import LoadProgress
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.waiting import PATIENCE_S
@@ -225,6 +229,17 @@ def test_a_model_that_is_larger_than_the_bound_or_the_disk_is_not_kept(
     assert load.packed == 2 and not stored()
 
 
+def test_a_full_disk_evicts_nothing(home: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [write(MODELS["llama"], home / f"{number}.gguf", seed=number) for number in range(2)]
+    load(models[0])
+    size = packed.packed_files()[0].bytes
+    monkeypatch.setattr(packed, "limit_bytes", lambda _: size)
+    usage = shutil.disk_usage(home)
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: usage._replace(free=size // 2))
+    load(models[1])
+    assert [Path(each.files[0][0]).stem for each in packed.packed_files()] == ["0"]
+
+
 def test_nothing_is_written_where_memory_is_short(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "available_memory", lambda: 2**20)
     load(model)
@@ -268,11 +283,10 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
 
 def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
     script = (
-        "import os, signal\nfrom pathlib import Path\nfrom localllm.packed import _place_for, packed_folder\n"
-        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', 1, 100) as fd:\n"
-        "    os.write(fd, b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nfrom gguf_io import open_model\nfrom localllm.packed import _writer_for\n"
+        "with open_model(sys.argv[1]) as file, _writer_for(file, 1, 100):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", script, model], check=False).returncode == -signal.SIGKILL
     assert [path.name for path in packed.packed_folder().iterdir() if path.name.startswith(".localllm-")]
     (theirs := packed.packed_folder() / ".localllm-notes").write_text("somebody's")
     load(model)
@@ -308,7 +322,7 @@ def test_the_default_bound_follows_the_disk() -> None:
     assert packed.limit_bytes(5) == 5 * 2**20
 
 
-def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
+def from_disk(path: Path, limit_mib: int = PLENTY, progress: LoadProgress | None = None) -> np.ndarray:
     """Logits of a token from weights that were never completely in memory."""
     with open_model(path) as file:
         runner = packed.open_from_disk(
@@ -317,7 +331,7 @@ def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
             limit_mib,
             1 << 20,
             lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready),
-            None,
+            progress,
         )
     logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
     runner.close()
@@ -345,6 +359,43 @@ def test_a_damaged_file_is_packed_to_the_disk_again(model: Path, load: Loads) ->
     data[1000] ^= 1
     path.write_bytes(data)
     np.testing.assert_array_equal(from_disk(model), expected)
+
+
+def test_what_cannot_be_read_is_packed_to_the_disk_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = from_disk(model)
+    before = stored()[0].stat().st_ino
+
+    check, failed = packed_file._check_pieces, []
+
+    def fail_once(*arguments: Any) -> None:
+        if not failed:
+            failed.append(arguments)
+            raise OSError(errno.EIO, "the disk fails")
+        check(*arguments)
+
+    monkeypatch.setattr(packed_file, "_check_pieces", fail_once)
+    np.testing.assert_array_equal(from_disk(model), expected)
+    assert stored()[0].stat().st_ino != before
+
+
+def test_a_model_from_disk_waits_for_another_writer(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may have packed the same model meanwhile."""
+    monkeypatch.setattr(packed, "_POLL_S", 0.0)
+    expected = load(model)
+    (path,) = stored()
+    path.rename(kept := path.with_suffix(".kept"))
+    lock = FileLock(packed.packed_folder() / ".lock")
+    lock.acquire()
+    waited = []
+
+    def progress(what: str, _: float) -> None:
+        if what.startswith("waiting"):
+            waited.append(what)
+            kept.rename(path)
+            lock.release()
+
+    np.testing.assert_array_equal(from_disk(model, progress=progress), expected)
+    assert len(waited) == 1 and load.packed == 1
 
 
 def test_a_model_that_fits_nowhere_says_what_to_do(model: Path) -> None:
