@@ -24,6 +24,7 @@ from localllm.memory import (
     kv_bytes_in_file,
     native_memory,
     plan_from_disk,
+    plan_memory,
 )
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
@@ -104,11 +105,13 @@ def _native_plan(file: ModelFile, settings: Settings, room: int, draft: ModelFil
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
     memory = native_memory(file, kv_types, settings.threads, native_drafts(settings, draft))
-    beside = draft_bytes(draft)
-    tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
-    longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP
+    beside, tokens = draft_bytes(draft), 0
+    with_draft = replace(memory, weights=memory.weights + beside)
+    with suppress(OutOfMemoryError):
+        tokens = plan_memory(with_draft, trained, available=room).kv_tokens
+    longest = trained if tokens >= trained else tokens // CONTEXT_STEP * CONTEXT_STEP
     context = context_limit(file, settings.ctx) or min(longest or CONTEXT_STEP, USUAL_CONTEXT)
-    kv, compute = context * memory.kv_per_token, memory.buffers + context * memory.position_bytes
+    kv, compute = memory.kv(context), memory.buffers + context * memory.position_bytes
     use = MemoryUse("main memory", memory.weights, kv, compute, beside, RESERVE_BYTES, room)
     notes = [f"{context} tokens of context with {kv_types[0]} keys and {kv_types[1]} values"]
     if table := file.weights_bytes - file.loaded_bytes:
@@ -116,7 +119,7 @@ def _native_plan(file: ModelFile, settings: Settings, room: int, draft: ModelFil
     from_disk = not use.fits and settings.from_disk
     if from_disk:
         with suppress(OutOfMemoryError):  # then it does not fit
-            disk = plan_from_disk(replace(memory, weights=memory.weights + beside), context, kv, room)
+            disk = plan_from_disk(with_draft, context, kv, room)
             use = MemoryUse("main memory", disk.weights, kv, compute, 0, RESERVE_BYTES, room)
             notes += disk_notes(file, disk)
             longest = context

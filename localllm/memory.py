@@ -37,7 +37,14 @@ class ModelMemory:
 
     def total(self, tokens: int) -> int:
         """Bytes with one sequence of `tokens` tokens."""
-        return self.weights + self.buffers + self.states(0) + tokens * (self.kv_per_token + self.position_bytes)
+        return self.weights + self.buffers + self.kv(tokens) + tokens * self.position_bytes
+
+    def kv(self, tokens: int) -> int:
+        """The least KV budget that holds `tokens` tokens beside the states that a budget of this size has."""
+        budget = 0
+        while budget < (needed := tokens * self.kv_per_token + self.states(budget)):
+            budget = needed
+        return budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,8 @@ def plan_memory(
     plan = MemoryPlan(available, memory.weights, memory.buffers + tables, kv, memory.kv_per_token, states=states)
     if plan.kv > left - tables or plan.kv_tokens < LEAST_TOKENS:
         if kv_bytes is None:  # show the least that would be enough
-            least = memory.states(0)
-            plan = replace(plan, kv=LEAST_TOKENS * memory.kv_per_token + least, states=least)
+            least = memory.kv(LEAST_TOKENS)
+            plan = replace(plan, kv=least, states=memory.states(least))
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
@@ -122,7 +129,7 @@ def plan_from_disk(
     """
     available = available_memory() if available is None else available
     positions = min(context, DISK_TOKENS if kv_bytes is None else kv_bytes // memory.kv_per_token)
-    kv = memory.states(0) + positions * memory.kv_per_token if kv_bytes is None else kv_bytes
+    kv = memory.kv(positions) if kv_bytes is None else kv_bytes
     buffers = memory.buffers + positions * memory.position_bytes
     inside = min(memory.weights, available - RESERVE_BYTES - buffers - kv)
     states, outside = memory.states(kv), memory.weights - max(inside, 0)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ LEAST_BYTES = 64 * 2**20  # smaller models pack about as fast as they are read
 FREE_TIMES = 2  # a file is written only if this many times its size is free
 LEAST_MEMORY = 2**30
 _WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # the load's own work comes first
+_POLL_S = 0.5
 _SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # how much an ending process still writes, and how long it waits for that
 # A file changed this recently may change again with the same modification time.
 _SETTLED_NS = 2 * 10**9
@@ -100,8 +102,9 @@ def open_from_disk(
 ) -> "NativeRunner":
     """A runner that `opened` makes with mapped weights, which are first packed to disk if they are missing there.
 
-    ready: find_packed's result. size: bytes of the packed weights. Packing takes a few MiB of memory. Raises
-    OutOfMemoryError if the disk has no space for them, OSError, and what `opened` raises.
+    ready: find_packed's result. size: bytes of the packed weights. Packing takes a few MiB of memory, and waits while
+    another process writes packed weights. Raises OutOfMemoryError if the disk has no space for them, OSError, and what
+    `opened` raises.
     """
     for _ in range(2):  # retry once if the file on disk is damaged
         if ready is None:
@@ -110,7 +113,7 @@ def open_from_disk(
             break
         try:
             ready.check()
-        except DamagedError as error:
+        except (DamagedError, OSError) as error:
             _remove_damaged(_path(file), error)
             ready = None
         else:
@@ -124,14 +127,19 @@ def _pack_to_disk(
     from models.packing import pack_to  # imports the compiler
 
     time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
-    path, files = _path(file), _states(file)
-    try:
-        with _place_for(path, size, limit_mib) as fd:
-            writer = PackedWriter(fd)
-            pack_to(file, writer, progress)
-            writer.finish({"key": path.stem, "files": files})
-    except _GivenUpError as reason:
-        raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
+    while True:
+        try:
+            with _writer_for(file, size, limit_mib) as writer:
+                pack_to(file, writer, progress)
+            return
+        except _BusyError as reason:
+            if progress is not None:
+                progress(f"waiting: {reason}", 0.0)
+            time.sleep(_POLL_S)
+            if _path(file).exists():  # it packed the same model
+                return
+        except _GivenUpError as reason:
+            raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
 
 
 def is_kept(file: ModelFile, limit_mib: int | None) -> bool:
@@ -148,18 +156,19 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
         return None
     path = _path(file)
     try:
-        fd = _opened(path)
-        if fd is None:
-            return None
-        try:
-            found = map_packed(fd, usable_cores())
+        with _opened(path) as stored:
+            state = os.fstat(stored.fileno())
+            if not (stat.S_ISREG(state.st_mode) and _is_private(state) and _is_private(os.stat(path.parent))):
+                log.warning("%s is not used: others could have written it", path)
+                return None
+            found = map_packed(stored.fileno(), usable_cores())
             if found.about.get("key") != path.stem:
                 raise DamagedError("it belongs to another model")
             with contextlib.suppress(OSError):  # the folder is read-only
-                os.utime(fd)
+                os.utime(stored.fileno())
             return found
-        finally:
-            os.close(fd)
+    except FileNotFoundError:
+        pass
     except DamagedError as error:
         _remove_damaged(path, error)
     except OSError as error:
@@ -174,8 +183,7 @@ class PackedKeeper:
         """packed: matrices by name, see WeightLoader.packed."""
         self._stopped, self._hurried = threading.Event(), threading.Event()
         self.bytes = sum(each.nbytes for each in packed.values())
-        self._path = _path(file)
-        self._files = _states(file)
+        self._file = file
         self._packed = dict(packed)
         self._limit_mib = limit_mib
         self._thread = threading.Thread(target=self._keep, name="packed-keeper", daemon=True)
@@ -189,7 +197,7 @@ class PackedKeeper:
         self._thread.join()
         _keepers.discard(self)
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, seconds: float) -> None:
         """Write without delay, and wait until everything is written or abandoned, for at most `seconds`."""
         self._hurried.set()
         self._thread.join(seconds)
@@ -202,11 +210,9 @@ class PackedKeeper:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            with _place_for(self._path, self.bytes, self._limit_mib) as fd:
-                writer = PackedWriter(fd)
+            with _writer_for(self._file, self.bytes, self._limit_mib) as writer:
                 for name, matrix in self._packed.items():
                     writer.put(name, parts_of(matrix, self._go_on))
-                writer.finish({"key": self._path.stem, "files": self._files})
         except (_GivenUpError, OSError) as reason:
             log.info("The packed weights are not kept: %s", reason)
         finally:
@@ -280,16 +286,11 @@ def packed_files() -> list[StoredWeights]:
 
 def remove_orphans() -> list[StoredWeights]:
     """Remove the packed files of missing or changed models; return the remaining ones, ordered as packed_files."""
-    left = []
     for each in packed_files():
         if each.orphaned:
-            try:
+            with contextlib.suppress(OSError):
                 each.path.unlink()
-                continue
-            except OSError:
-                pass
-        left.append(each)
-    return left
+    return packed_files()
 
 
 def _remove_damaged(path: Path, reason: DamagedError | OSError) -> None:
@@ -302,14 +303,19 @@ class _GivenUpError(Exception):
     """Why packed weights are not written."""
 
 
-@contextlib.contextmanager
-def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
-    """A new file open for writing, renamed to `path` if the block succeeds. Older files are evicted to make room.
+class _BusyError(_GivenUpError):
+    """Another writer holds the lock."""
 
-    Raises _GivenUpError if there is no space or another process is writing; OSError.
+
+@contextlib.contextmanager
+def _writer_for(file: ModelFile, size: int, limit_mib: int | None) -> Iterator[PackedWriter]:
+    """A writer of a model's packed file, which exists if the block succeeds. Older files are evicted to make room.
+
+    Raises _BusyError if another process is writing, _GivenUpError if there is no space; OSError.
     """
     from filelock import FileLock, Timeout  # not above: most loads do not write
 
+    path = _path(file)
     folder = path.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(os.stat(folder)):
@@ -322,7 +328,9 @@ def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
             _make_room(path, size, limit_mib)
             fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
             try:
-                yield fd
+                writer = PackedWriter(fd)
+                yield writer
+                writer.finish({"key": path.stem, "files": _states(file)})
                 os.replace(name, path)
                 sync_folder(folder)
             except BaseException:
@@ -332,18 +340,20 @@ def _place_for(path: Path, size: int, limit_mib: int | None) -> Iterator[int]:
             finally:
                 os.close(fd)
     except Timeout:
-        raise _GivenUpError("another process is writing packed weights") from None
+        raise _BusyError("another process is writing packed weights") from None
 
 
 def _make_room(path: Path, size: int, limit_mib: int | None) -> None:
     limit = limit_bytes(limit_mib)
     if size > limit:
         raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
-    stored = remove_orphans()
+    stored, evicted = remove_orphans(), list[StoredWeights]()
     while sum(each.bytes for each in stored) + size > limit:
-        stored.pop(0).path.unlink(missing_ok=True)
-    if shutil.disk_usage(path.parent).free < FREE_TIMES * size:
+        evicted.append(stored.pop(0))
+    if shutil.disk_usage(path.parent).free + sum(each.bytes for each in evicted) < FREE_TIMES * size:
         raise _GivenUpError("the disk is nearly full")
+    for each in evicted:
+        each.path.unlink(missing_ok=True)
 
 
 def _path(file: ModelFile) -> Path:
@@ -369,18 +379,11 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _opened(path: Path) -> int | None:
-    """Open a packed file for reading; None if there is none, or another user may have written it. Raises OSError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    state = os.fstat(fd)
-    if stat.S_ISREG(state.st_mode) and _is_private(state) and _is_private(os.stat(path.parent)):
-        return fd
-    os.close(fd)
-    log.warning("%s is not used: others could have written it", path)
-    return None
+def _opened(path: Path) -> FileIO:
+    """Open a packed file for reading, which may turn out not to be a regular file. Raises OSError."""
+    return open(
+        path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    )
 
 
 def _is_private(state: os.stat_result) -> bool:
@@ -391,10 +394,7 @@ def _is_private(state: os.stat_result) -> bool:
 def _files_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
     """The states of the model's files that a packed file was made from; () if it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return tuple(tuple(each) for each in read_about(fd)["files"])
-        finally:
-            os.close(fd)
+        with _opened(path) as stored:
+            return tuple(tuple(each) for each in read_about(stored.fileno())["files"])
     except (OSError, DamagedError, KeyError, TypeError):
         return ()

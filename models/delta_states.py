@@ -10,7 +10,6 @@ Within a step, a page that does not keep its slot passes it on to the next page,
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 
 import numpy as np
 
@@ -112,11 +111,8 @@ class DeltaStates:
             self.slot_of_page[page] = -1
         self._written.clear()
 
-    def repeat(self, pages: Ordered[int]) -> None:
-        """Let the latest step, which wrote these pages, run again for a measurement; its states are lost."""
-        for page in pages:
-            if (slot := self._of(page)) >= 0:
-                self._rows[slot] = 0
+    def repeat(self) -> None:
+        """Let the latest step run again for a measurement: it updates states in place once more."""
         for page, slot in self._passed_on:
             self.slot_of_page[page] = slot
 
@@ -136,6 +132,11 @@ class DeltaStates:
         if (slot := self._of(page)) >= 0:
             self._page[slot], self._rows[slot], self._used[slot] = -1, 0, 0
         self.slot_of_page[page] = -1
+
+    def cut(self, page: int, rows: int) -> None:
+        """Forget what a page's slot holds of rows from `rows` on, whose tokens are replaced."""
+        if (slot := self._of(page)) >= 0:
+            self._rows[slot] = min(self._rows[slot], rows)
 
     def read(self, page: int, rows: int) -> bytes:
         """The bytes of a page's slot if it covers the page's first `rows` rows, else empty."""

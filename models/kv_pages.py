@@ -39,8 +39,6 @@ _GROUP = 8
 """Pages of a group. More pages make longer streams, but a first token takes a whole group of memory."""
 TABLE_STEP = 64
 """Initial capacity of a page table in pages, and the least by which it grows."""
-LOST = -1
-"""The `state` of a sequence whose last page must be computed again."""
 _MOST_PAGES = 1 << 20  # for models without attention, whose pages hold only token ids
 
 
@@ -51,8 +49,7 @@ class Sequence:
     An entry is a page's place: its distance from the first page of a layer's head, in pages of one head, or of all
     layers of a kind if there are several kinds (LayerPages.place_bytes). written: the position up to which its last
     page holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the
-    position after the rows that its last page keeps for short convolutions, if the page is not full; LOST if its last
-    row was recomputed from the wrong state.
+    position after the rows that its last page keeps for short convolutions, if the page is not full.
     """
 
     length: int = 0
@@ -201,7 +198,7 @@ class PageStore:
             return self.computed_of(sequence, length)
         if self.states is None or sequence.state == length:
             return length
-        return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
+        return length // PAGE_TOKENS * PAGE_TOKENS
 
     def computed_of(self, sequence: Sequence, length: int) -> int:
         """Like `computed` for the first `length` positions, in models whose states are kept in slots."""
@@ -228,13 +225,6 @@ class PageStore:
         self.delta.begin_step()
         for sequence, start, count in segments:
             self.delta.prepare(partial(self._number, sequence), start, start + count)
-
-    def repeat(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Allow the step that wrote these positions to run again for a measurement; the sequence's state is lost."""
-        sequence.state = LOST  # a repeated row is no longer preceded by the rows before it
-        if self.delta:
-            places = sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]
-            self.delta.repeat(self._numbers(places).tolist())
 
     def note_tokens(self, sequence: Sequence, start: int, tokens: Ordered[int]) -> None:
         """Store the token ids of positions from `start` on, whose pages exist, if rows may have to be recomputed."""
@@ -306,6 +296,8 @@ class PageStore:
                     plane.put(self._page(pages, self._number(sequence, start // PAGE_TOKENS)), slots, tokens)
             pages[group[begin:], :, :, slot[begin:]] = copies[begin:]
         sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
+        if self.delta and first:
+            self.delta.cut(self._number(sequence, start // PAGE_TOKENS), first)
 
     def read_state(self, sequence: Sequence, length: int) -> bytes:
         """The bytes of the slot with the state after the first `length` positions, empty if there is none."""

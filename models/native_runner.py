@@ -280,9 +280,12 @@ class NativeRunner:
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
-        """The latest `run`, for measurements; valid until the next call that changes a sequence."""
-        for handle, (_, start, stop) in self._latest.items():
-            self._store.repeat(self._sequences[handle], start, stop)
+        """The latest `run`, for measurements; valid until the next call that changes a sequence.
+
+        Running it again changes the states of its sequences, which may then be used for measurements only.
+        """
+        if self._store.delta:
+            self._store.delta.repeat()
         return self._steps.last_step()
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -300,6 +303,8 @@ class NativeRunner:
         if self._store.needed(target, stop - start) > self._store.free:
             raise ValueError(f"no pages left for {stop - start} tokens")
         self._latest.pop(sequence, None)
+        if self._store.delta:
+            self._store.delta.begin(1)  # a copied page takes a slot
         self._store.append(target, stop - start)
         try:
             self._store.write(target, start, stop, data)

@@ -212,14 +212,10 @@ def plan_native(
     draft model. If the setting from_disk allows it, part of the weights may stay on the disk. Raises OutOfMemoryError,
     with the amounts and with llama.cpp's if that could be chosen; UnsupportedModelError.
     """
-    from models.config import read_config
-    from models.kv_layout import bytes_of_tokens, stored_types
-
     memory = native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings, draft))
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
-        config = read_config(file)
-        budget = bytes_of_tokens(config, stored_types(config, native_kv_types(settings)), kv_tokens)
+        budget = memory.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
     memory = replace(memory, weights=memory.weights + beside)
     try:

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpu_kernels.limits import available_memory
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
-from localllm.errors import LocalLLMError, OutOfMemoryError
+from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel
 from localllm.library.suggestions import CHAT_TOKENS
 from localllm.library.summary import ModelSummary, summarize
-from localllm.memory import plan_memory
+from localllm.memory import LEAST_TOKENS, RESERVE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,7 @@ def _fits(summary: ModelSummary) -> bool | None:
     """Whether the model and a short conversation fit into main memory; None for a file without layers."""
     if summary.memory is None:
         return None
-    try:
-        plan_memory(summary.memory, summary.context or 0)
-    except OutOfMemoryError:
-        return False
-    return True
+    return summary.memory.total(LEAST_TOKENS) + RESERVE_BYTES <= available_memory()
 
 
 def file_type(file: ModelFile) -> str | None:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,29 +15,21 @@ import pytest
 from filelock import FileLock
 
 from gguf_io import open_model
-from localllm import advice, memory, packed
-from localllm.engine.backends import open_runner, plan_native
-from localllm.errors import OutOfMemoryError
+from localllm import packed
+from localllm.engine.backends import open_runner
 from localllm.library.own_store import OwnStore
 from localllm.memory import native_memory
 from localllm.settings import Settings
 from models.native_runner import NativeRunner
-from models.packed_file import PackedWeights
+from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.waiting import PATIENCE_S
 
-PLENTY = 1000  # MiB
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate home, in which small and new models are also packed, immediately."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
-    monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
-    monkeypatch.setattr(packed, "_WAIT_S", 0.0)
-    monkeypatch.setattr(packed, "_PATIENCE_S", PATIENCE_S)
+    pack_at_once(tmp_path / "home", monkeypatch)
     return tmp_path
 
 
@@ -47,33 +38,10 @@ def model(home: Path) -> Path:
     return write(MODELS["llama"], home / "model.gguf")
 
 
-class Loads:
-    """Loads a model like the engine, and counts how often its weights were packed."""
-
-    packed = 0
-
-    def __call__(self, path: Path, limit_mib: int | None = PLENTY) -> np.ndarray:
-        """Logits of a token; the packed file is complete afterwards."""
-        with open_model(path) as file:
-
-            def opened(ready: PackedWeights | None) -> NativeRunner:
-                self.packed += ready is None
-                return NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
-
-            runner = packed.open_with_packed(file, packed.find_packed(file, limit_mib), limit_mib, opened)
-        with closing(runner):
-            packed.finish_keeping()
-            return runner.run([5], [0], [runner.create_sequence()], [0]).copy()
-
-
 @pytest.fixture
 def load() -> Iterator[Loads]:
     yield Loads()
     assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
-
-
-def stored() -> list[Path]:
-    return [each.path for each in packed.packed_files()]
 
 
 def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
@@ -225,6 +193,17 @@ def test_a_model_that_is_larger_than_the_bound_or_the_disk_is_not_kept(
     assert load.packed == 2 and not stored()
 
 
+def test_a_full_disk_evicts_nothing(home: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [write(MODELS["llama"], home / f"{number}.gguf", seed=number) for number in range(2)]
+    load(models[0])
+    size = packed.packed_files()[0].bytes
+    monkeypatch.setattr(packed, "limit_bytes", lambda _: size)
+    usage = shutil.disk_usage(home)
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: usage._replace(free=size // 2))
+    load(models[1])
+    assert [Path(each.files[0][0]).stem for each in packed.packed_files()] == ["0"]
+
+
 def test_nothing_is_written_where_memory_is_short(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "available_memory", lambda: 2**20)
     load(model)
@@ -268,11 +247,10 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
 
 def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
     script = (
-        "import os, signal\nfrom pathlib import Path\nfrom localllm.packed import _place_for, packed_folder\n"
-        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', 1, 100) as fd:\n"
-        "    os.write(fd, b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nfrom gguf_io import open_model\nfrom localllm.packed import _writer_for\n"
+        "with open_model(sys.argv[1]) as file, _writer_for(file, 1, 100):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", script, model], check=False).returncode == -signal.SIGKILL
     assert [path.name for path in packed.packed_folder().iterdir() if path.name.startswith(".localllm-")]
     (theirs := packed.packed_folder() / ".localllm-notes").write_text("somebody's")
     load(model)
@@ -306,82 +284,3 @@ def test_the_default_bound_follows_the_disk() -> None:
     free = shutil.disk_usage("/").free
     assert 0 < packed.limit_bytes(None) <= min(packed.DEFAULT_BYTES, free)
     assert packed.limit_bytes(5) == 5 * 2**20
-
-
-def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
-    """Logits of a token from weights that were never completely in memory."""
-    with open_model(path) as file:
-        runner = packed.open_from_disk(
-            file,
-            packed.find_packed(file, limit_mib),
-            limit_mib,
-            1 << 20,
-            lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready),
-            None,
-        )
-    logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
-    runner.close()
-    return logits
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt-oss", "glm4moe", "lfm2", "deepseek2", "qwen35moe"])
-def test_what_is_packed_to_the_disk_tensor_by_tensor_is_the_same(name: str, home: Path, load: Loads) -> None:
-    path = write(MODELS[name], home / "model.gguf")
-    expected = load(path, 0)
-    np.testing.assert_array_equal(from_disk(path), expected)
-    (file,) = stored()
-    streamed = file.read_bytes()
-    file.unlink()
-    load(path)
-    assert file.read_bytes() == streamed
-    np.testing.assert_array_equal(load(path), expected)
-    assert load.packed == 2
-
-
-def test_a_damaged_file_is_packed_to_the_disk_again(model: Path, load: Loads) -> None:
-    expected = from_disk(model)
-    (path,) = stored()
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
-    np.testing.assert_array_equal(from_disk(model), expected)
-
-
-def test_a_model_that_fits_nowhere_says_what_to_do(model: Path) -> None:
-    with pytest.raises(OutOfMemoryError, match="packed_mib"):
-        from_disk(model, 0)
-
-
-def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
-    monkeypatch.setattr(memory, "RESERVE_BYTES", 0)
-    with open_model(model) as file:
-        needs = native_memory(file, ("f16", "f16"), 1)
-        whole = plan_native(file, settings, room=2**40)
-        room = whole.needed - needs.weights // 2
-        with pytest.raises(OutOfMemoryError, match="from_disk"):
-            plan_native(file, settings, room=room)
-        allowed = replace(settings, from_disk=True)
-        plan = plan_native(file, allowed, room=room)
-        assert plan.on_disk == needs.weights - plan.weights == needs.weights // 2
-        assert plan.needed == room and "on disk" in str(plan)
-        assert plan_native(file, allowed, room=2**40).on_disk == 0
-        with pytest.raises(OutOfMemoryError, match="from disk either"):
-            plan_native(file, allowed, room=whole.needed - needs.weights)
-        runner, choice = open_runner(file, allowed, None, room)
-    assert stored() and "from disk" in choice.why
-    runner.close()
-
-
-def test_a_plan_tells_what_stays_on_the_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(backend="native", ctx=64, threads=1, from_disk=True)
-    with open_model(model) as file:
-        needs = native_memory(file, ("f16", "f16"), 1)
-        room = advice.RESERVE_BYTES + needs.total(64) - needs.weights // 2
-        monkeypatch.setattr(advice, "available_memory", lambda: room)
-        monkeypatch.setattr(memory, "LEAST_TOKENS", 64)
-        told = advice.advise(file, settings)
-        refused = advice.advise(file, replace(settings, from_disk=False))
-    assert told.plan.fits and told.longest_context == 64 and told.expected is None
-    assert any("from disk" in note for note in told.plan.notes)
-    assert not refused.plan.fits and any("from_disk" in note for note in refused.plan.notes)

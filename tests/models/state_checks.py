@@ -85,8 +85,10 @@ def check_any_order_of_operations(runner: Counting, fresh: Counting, seed: int, 
                 held[copy] = list(tokens)
             case 5 if tokens:
                 extend(runner, sequence, [5])
-                runner.last_step().run()
-                tokens.append(5)
+                runner.last_step().run()  # which spoils the sequence, but no fork of it
+                runner.free_sequence(sequence)
+                del held[sequence]
+                held[runner.create_sequence()] = []
         while len(held) > 6:
             gone = pick()
             runner.free_sequence(gone)

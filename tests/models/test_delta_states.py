@@ -222,6 +222,37 @@ def test_what_was_restored_goes_on_at_once(path: Path, runner: Counting, stop: i
     other.close()
 
 
+@pytest.mark.parametrize("stop", [45, 48, 60])
+def test_imported_tokens_replace_what_their_page_had(path: Path, runner: Counting, stop: int) -> None:
+    """Even without the state after them: that of the tokens before them is used."""
+    first, second = tokens_of(5, 43), tokens_of(6, 80)
+    sequence, other = runner.create_sequence(), runner.create_sequence()
+    extend(runner, sequence, first)
+    runner.truncate_sequence(sequence, 35)
+    extend(runner, other, first[:35] + second)
+    runner.import_kv(sequence, 35, stop, runner.export_kv(other, 35, stop))
+    rows = extend(runner, sequence, second[stop - 35 :])
+    np.testing.assert_array_equal(rows, whole(runner, first[:35] + second)[stop:])
+
+
+def test_many_forks_are_restored_in_few_slots(path: Path, runner: Counting) -> None:
+    tokens = tokens_of(5, 60)
+    source = runner.create_sequence()
+    extend(runner, source, tokens)
+    data = runner.export_kv(source, 40, 60)
+    other = opened(path, few_slots(path))
+    assert other._store.delta is not None
+    sequence = other.create_sequence()
+    extend(other, sequence, tokens[:40])
+    forks = [other.fork_sequence(sequence, 40) for _ in range(len(other._store.delta._page) + 1)]
+    for fork in forks:
+        other.import_kv(fork, 40, 60, data)
+    expected = whole(runner, [*tokens, 7])[-1]
+    for fork in forks:
+        np.testing.assert_array_equal(extend(other, fork, [7])[-1], expected)
+    other.close()
+
+
 def test_what_is_no_number_stays_with_its_sequence(path: Path) -> None:
     """NaN states left by another sequence do not affect later users of their slots."""
     runner = opened(path, AMPLE)

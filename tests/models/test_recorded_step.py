@@ -11,7 +11,9 @@ from gguf_io import open_model
 from models.native_runner import NativeRunner
 from models.weights import padded
 from tests.models.architecture_models import MODELS
+from tests.models.state_checks import opened
 from tests.models.synthetic import write
+from tests.models.test_determinism import extend, tokens_of
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
@@ -52,3 +54,17 @@ def test_products_and_profile(name: str, tmp_path: Path) -> None:
             runner.last_step().products()
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "mamba2"])
+def test_a_repeated_step_leaves_nothing_to_compute_again(name: str, tmp_path: Path) -> None:
+    """Otherwise measuring a decoding step would slow the next one."""
+    runner = opened(write(MODELS[name], tmp_path / f"{name}.gguf"), 8 << 20)
+    sequence = runner.create_sequence()
+    extend(runner, sequence, tokens_of(1, 40))
+    for _ in range(3):
+        runner.last_step().run()
+        runner.passes.clear()
+        assert np.isfinite(extend(runner, sequence, [5])).all()
+        assert runner.passes == [1]
+    runner.close()

@@ -10,12 +10,13 @@ from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
+from localllm import advice
 from localllm.engine import backends
 from localllm.engine.backends import choose_backend, open_runner, plan_native, plan_request
 from localllm.engine.companions import for_draft
 from localllm.engine.loaded_model import load_model
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import ModelMemory, native_memory, trained_context
+from localllm.memory import RESERVE_BYTES, ModelMemory, native_memory, trained_context
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
@@ -218,6 +219,23 @@ def test_a_pool_of_some_tokens_has_room_for_states_beside_them(tmp_path: Path) -
             runner = open_runner(file, settings, None, kv_tokens=tokens)[0]
             assert tokens <= runner.info.pages_total * runner.info.page_size <= 1.5 * tokens + 16
             runner.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_advice_promises_the_context_that_a_load_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(backend="native", threads=1)
+    with open_model(write(replace(MODELS[name], context=2**20), tmp_path / "model.gguf")) as file:
+        needs = native_memory(file, ("f16", "f16"), 1)
+        room = RESERVE_BYTES + needs.weights + needs.buffers + 100 * 2**20
+        monkeypatch.setattr(advice, "available_memory", lambda: room)
+        longest = advice.advise(file, settings).longest_context
+        assert 0 <= plan_native(file, settings, room=room).kv_tokens - longest < advice.CONTEXT_STEP
+        told = advice.advise(file, replace(settings, ctx=longest)).plan
+        assert told.fits
+        kv_mib = -(-told.uses[0].kv >> 20)
+        assert plan_native(file, replace(settings, ctx=longest, kv_mib=kv_mib), room=room + 2**20).kv_tokens >= longest
 
 
 def test_heads_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from localllm.engine.constraint import ConstraintKind
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import ModelMemory, plan_memory
+from localllm.memory import LEAST_TOKENS, ModelMemory, plan_from_disk, plan_memory
 from localllm.settings import Settings
 from tests.localllm.engine.real_runners import KINDS
 
@@ -86,3 +86,5 @@ def test_the_memory_plan_counts_states() -> None:
     assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", str(plan))
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+1,024 MiB\n\s+states\s+1,024 MiB"):
         plan_memory(replace(memory, states=lambda _: 2**30), 1024, kv_bytes=2**30, available=4 * 2**30)
+    from_disk = plan_from_disk(memory, LEAST_TOKENS, available=2**30)
+    assert from_disk.kv_tokens == LEAST_TOKENS and from_disk.kv == LEAST_TOKENS * 2**14 * 4 // 3

@@ -14,6 +14,8 @@ from localllm.library.lookup import find, users_models
 from localllm.server.catalog import Catalog
 from localllm.settings import Settings
 from tests.localllm.library.conftest import write_file, write_hugging_face_model, write_ollama_model
+from tests.models.encoders import ENCODERS
+from tests.models.synthetic import write
 
 SETTINGS = Settings()
 
@@ -226,6 +228,18 @@ def test_list_shows_all_and_changes_nothing(
     ]
     assert len(lines) == 9
     assert snapshot(full_home) == before
+
+
+def test_list_shows_embedding_models(
+    full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They store no keys and values."""
+    folder = full_home / ".lmstudio/models/a/bert"
+    folder.mkdir(parents=True)
+    write(ENCODERS["bert"], folder / "bert-F32.gguf")
+    assert command("list", "--json") == 0
+    row = next(row for row in json.loads(capsys.readouterr().out) if row["architecture"] == "bert")
+    assert row["fits"] is True and row["memory"] > 0 and row["problem"] is None
 
 
 def test_show_takes_names_and_tells_what_the_manifest_adds(

@@ -1,0 +1,157 @@
+"""Models that do not fit into memory: packed to the disk, mapped, waited for, planned."""
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from gguf_io import open_model
+from localllm import advice, memory, packed
+from localllm.engine.backends import open_runner, plan_native
+from localllm.errors import OutOfMemoryError
+from localllm.memory import native_memory
+from localllm.settings import Settings
+from models import packed_file
+from models.native_runner import NativeRunner
+from models.steps import LoadProgress
+from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pack_at_once(tmp_path / "home", monkeypatch)
+    return tmp_path
+
+
+@pytest.fixture
+def model(home: Path) -> Path:
+    return write(MODELS["llama"], home / "model.gguf")
+
+
+@pytest.fixture
+def load() -> Iterator[Loads]:
+    yield Loads()
+    assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
+
+
+def from_disk(path: Path, limit_mib: int = PLENTY, progress: LoadProgress | None = None) -> np.ndarray:
+    """Logits of a token from weights that were never completely in memory."""
+    with open_model(path) as file:
+        runner = packed.open_from_disk(
+            file,
+            packed.find_packed(file, limit_mib),
+            limit_mib,
+            1 << 20,
+            lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready),
+            progress,
+        )
+    logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
+    runner.close()
+    return logits
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "glm4moe", "lfm2", "deepseek2", "qwen35moe"])
+def test_what_is_packed_to_the_disk_tensor_by_tensor_is_the_same(name: str, home: Path, load: Loads) -> None:
+    path = write(MODELS[name], home / "model.gguf")
+    expected = load(path, 0)
+    np.testing.assert_array_equal(from_disk(path), expected)
+    (file,) = stored()
+    streamed = file.read_bytes()
+    file.unlink()
+    load(path)
+    assert file.read_bytes() == streamed
+    np.testing.assert_array_equal(load(path), expected)
+    assert load.packed == 2
+
+
+def test_a_damaged_file_is_packed_to_the_disk_again(model: Path, load: Loads) -> None:
+    expected = from_disk(model)
+    (path,) = stored()
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    np.testing.assert_array_equal(from_disk(model), expected)
+
+
+def test_what_cannot_be_read_is_packed_to_the_disk_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = from_disk(model)
+    before = stored()[0].stat().st_ino
+
+    check, failed = packed_file._check_pieces, []
+
+    def fail_once(*arguments: Any) -> None:
+        if not failed:
+            failed.append(arguments)
+            raise OSError(errno.EIO, "the disk fails")
+        check(*arguments)
+
+    monkeypatch.setattr(packed_file, "_check_pieces", fail_once)
+    np.testing.assert_array_equal(from_disk(model), expected)
+    assert stored()[0].stat().st_ino != before
+
+
+def test_a_model_from_disk_waits_for_another_writer(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may have packed the same model meanwhile."""
+    monkeypatch.setattr(packed, "_POLL_S", 0.0)
+    expected = load(model)
+    (path,) = stored()
+    path.rename(kept := path.with_suffix(".kept"))
+    lock = FileLock(packed.packed_folder() / ".lock")
+    lock.acquire()
+    waited = []
+
+    def progress(what: str, _: float) -> None:
+        if what.startswith("waiting"):
+            waited.append(what)
+            kept.rename(path)
+            lock.release()
+
+    np.testing.assert_array_equal(from_disk(model, progress=progress), expected)
+    assert len(waited) == 1 and load.packed == 1
+
+
+def test_a_model_that_fits_nowhere_says_what_to_do(model: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="packed_mib"):
+        from_disk(model, 0)
+
+
+def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
+    monkeypatch.setattr(memory, "RESERVE_BYTES", 0)
+    with open_model(model) as file:
+        needs = native_memory(file, ("f16", "f16"), 1)
+        whole = plan_native(file, settings, room=2**40)
+        room = whole.needed - needs.weights // 2
+        with pytest.raises(OutOfMemoryError, match="from_disk"):
+            plan_native(file, settings, room=room)
+        allowed = replace(settings, from_disk=True)
+        plan = plan_native(file, allowed, room=room)
+        assert plan.on_disk == needs.weights - plan.weights == needs.weights // 2
+        assert plan.needed == room and "on disk" in str(plan)
+        assert plan_native(file, allowed, room=2**40).on_disk == 0
+        with pytest.raises(OutOfMemoryError, match="from disk either"):
+            plan_native(file, allowed, room=whole.needed - needs.weights)
+        runner, choice = open_runner(file, allowed, None, room)
+    assert stored() and "from disk" in choice.why
+    runner.close()
+
+
+def test_a_plan_tells_what_stays_on_the_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(backend="native", ctx=64, threads=1, from_disk=True)
+    with open_model(model) as file:
+        needs = native_memory(file, ("f16", "f16"), 1)
+        room = advice.RESERVE_BYTES + needs.total(64) - needs.weights // 2
+        monkeypatch.setattr(advice, "available_memory", lambda: room)
+        monkeypatch.setattr(memory, "LEAST_TOKENS", 64)
+        told = advice.advise(file, settings)
+        refused = advice.advise(file, replace(settings, from_disk=False))
+    assert told.plan.fits and told.longest_context == 64 and told.expected is None
+    assert any("from disk" in note for note in told.plan.notes)
+    assert not refused.plan.fits and any("from_disk" in note for note in refused.plan.notes)
