@@ -111,14 +111,15 @@ class MemoryLoader:
     def _native_grant(
         self, settings: Settings, file: ModelFile, draft: ModelFile | None, room: int, others_load: bool
     ) -> Grant:
-        """Grant a KV cache budget: the memory left, halved if more models may be loaded.
+        """Grant a KV cache budget: the memory left, halved if more models may be loaded, but not below AMPLE_TOKENS.
 
         While others load, the sums are rough, so a small budget is refused and the model waits for the loads to end.
         """
         fixed = settings.kv_mib is not None
         plan = plan_native(file, settings, room=room, draft=draft, beside=draft_bytes(draft))
-        kv = plan.kv // 2 if not fixed and self._settings.max_models > 1 else plan.kv
-        if others_load and not fixed and kv < AMPLE_TOKENS * plan.kv_bytes_per_token:
+        ample = AMPLE_TOKENS * plan.kv_bytes_per_token
+        kv = min(plan.kv, max(plan.kv // 2, ample)) if not fixed and self._settings.max_models > 1 else plan.kv
+        if others_load and not fixed and kv < ample:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
         kv_mib = max(kv // MIB, 1)
         return Grant(replace(settings, kv_mib=kv_mib), plan.needed - plan.kv + kv_mib * MIB)
