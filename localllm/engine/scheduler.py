@@ -149,11 +149,11 @@ class Scheduler:
 
     def remove(self, generation: Generation) -> None:
         """Remove a generation that has ended, and release its KV."""
-        del self._order[generation]
         if generation in self.running:
             self._stop(generation)
         else:
             self.waiting.remove(generation)
+        del self._order[generation]
 
     def schedule(self) -> Plan:
         """Return the next step's rows; an empty plan if nothing can run now."""
@@ -364,8 +364,8 @@ class Scheduler:
 
     def _stop(self, generation: Generation) -> None:
         """Remove a generation from the running ones. Its KV stays in the cache until the pages are needed."""
-        self.running.remove(generation)
-        del self._admitted[generation]
         self._kv.release(generation.sequence)
         if self._drafter is not None:
             self._drafter.forget(generation.sequence)
+        self.running.remove(generation)  # last: if the runner fails above, its reader still gets the error
+        del self._admitted[generation]
