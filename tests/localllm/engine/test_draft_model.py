@@ -17,6 +17,7 @@ from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 
 PROMPT = tuple(range(1, 30))
+GREEDY = GenerationRequest(PROMPT, SamplingParams(temperature=0), max_tokens=40)
 
 
 def poor(history: list[int], row: NDArray[np.float32]) -> None:
@@ -66,8 +67,21 @@ def test_answers_do_not_depend_on_the_guesses(draft: FakeRunner) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_a_perfect_guesser_is_always_accepted() -> None:
-    (done,) = answers(FakeRunner(pages=400), GenerationRequest(PROMPT, SamplingParams(temperature=0), max_tokens=40))
+    (done,) = answers(FakeRunner(pages=400), GREEDY)
     assert done.last.counts.accepted == done.last.counts.drafted >= 30
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_ends_at_the_draft_models_context(caplog: pytest.LogCaptureFixture) -> None:
+    (done,) = answers(FakeRunner(pages=400, max_context=47), GREEDY)
+    assert 0 < done.last.counts.accepted and "no longer used" not in caplog.text
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_text_that_the_draft_model_cannot_read_keeps_no_other_from_being_drafted() -> None:
+    unreadable = request((63, *PROMPT), max_tokens=200)
+    _, done = answers(FakeRunner(pages=400, vocab_size=63), unreadable, request(max_tokens=10))
+    assert done.last.counts.drafted > 0
 
 
 @pytest.mark.usefixtures("eager")
