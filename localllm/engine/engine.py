@@ -200,8 +200,8 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
-        if not self._failure and not self._closed:
-            self._kv.close()
+        if not self._closed:
+            self._kv.close(finish=not self._failure)
         self.runner.close()
         if self._drafter is not None:
             self._drafter.close()

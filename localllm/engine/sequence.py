@@ -32,8 +32,8 @@ class ImageSpans:
         return next((rows for start, _, rows in self._spans if start == index), None)
 
     def text_end(self, index: int, length: int) -> int:
-        """The end of the text that starts at an index: the start of the next image, or `length`."""
-        return min([start for start, _, _ in self._spans if start >= index], default=length)
+        """The end of the text that starts at an index: the start of the next image, at most `length`."""
+        return min([length, *(start for start, _, _ in self._spans if start >= index)])
 
     def whole(self, length: int) -> int:
         """The longest prefix of at most this length that does not split an image."""

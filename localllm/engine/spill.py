@@ -100,9 +100,12 @@ class Spiller:
             return True
         return False
 
-    def close(self) -> None:
-        """Finish all disk writes, then end the thread."""
+    def close(self, finish: bool) -> None:
+        """Finish all disk writes, of what is exported or, if `finish`, of everything that waits; end the thread."""
         self._copies = None
+        if not finish:
+            self._prefixes.clear()
+            self._undigested.clear()
         if self._undigested and self._undigested[0].disk is not None:
             self._undigested[0].disk.digest.wait(DIGEST_S)
         while self.spill(wait=True):

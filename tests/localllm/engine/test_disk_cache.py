@@ -214,6 +214,22 @@ def test_a_writer_without_memory_does_not_keep_the_engine_from_closing(
     assert "was not written" in caplog.text and runner.closed
 
 
+def test_an_engine_that_failed_ends_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    runner = FakeRunner(pages=800, max_rows=64)
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**20))
+    engine.start()
+    assert engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1)).collect().token_ids
+    monkeypatch.setattr(runner, "run", fail)
+    monkeypatch.setattr(runner, "export_kv", fail)
+    failed = engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1)).collect()
+    assert "the device is lost" in str(failed.last.error)
+    engine.close()
+    assert engine._kv.spiller and not engine._kv.spiller._thread.is_alive()
+
+
 def test_a_trunk_that_was_removed_is_written_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, "model", 2**20)
     cache.pin(LONG)
