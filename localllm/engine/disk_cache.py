@@ -118,12 +118,14 @@ class DiskCache:
 
     @property
     def _folder(self) -> Path:
-        """The folder of the segments, created on first use. Raises OSError."""
+        """The folder of the segments, created if `cache --free kv` has removed it. Raises OSError."""
         if self._opened is None:
             name = hashlib.blake2b(f"{self._identity}/{self.digest.value}".encode(), digest_size=_DIGEST).hexdigest()
-            (self._root / name).mkdir(mode=0o700, exist_ok=True)
             self._opened = self._root / name
-            self._remove_stale()
+            for path in self._opened.glob(f"{TEMPORARY}*.tmp"):
+                if stale(path):
+                    path.unlink(missing_ok=True)
+        self._opened.mkdir(mode=0o700, exist_ok=True)
         return self._opened
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
@@ -162,7 +164,6 @@ class DiskCache:
     def _read(self, segment: Segment, read: Callable[[], memoryview]) -> memoryview | None:
         try:
             data = read()
-            os.utime(segment.path)
         except OSError as error:
             log.info("A KV segment cannot be read: %s", error)
             return None
@@ -171,6 +172,8 @@ class DiskCache:
             with contextlib.suppress(OSError):  # the folder is read-only
                 segment.path.unlink()
             return None
+        with contextlib.suppress(OSError):
+            os.utime(segment.path)
         return data
 
     def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -184,10 +187,10 @@ class DiskCache:
     def store(self, tokens: Sequence[int], start: int, kv: bytes, state: bytes = b"") -> None:
         """Write the KV of tokens[start:] as a segment, with the state after them, then evict down to the limit.
 
-        Does nothing if the preceding segment is missing, for example evicted.
+        Does nothing if the preceding segment is missing, for example evicted, or if this one alone exceeds the limit.
         """
         parent = _digest(tokens[:start]) if start else ROOT
-        if not self.enabled or not self.ready:
+        if not self.enabled or not self.ready or len(kv) + len(state) > self._limit:
             return
         try:
             if start and not any(self._folder.glob(f"*.{parent}.kv")):
@@ -257,12 +260,8 @@ class DiskCache:
             if excess <= 0:
                 return
             path.unlink(missing_ok=True)
+            path.with_name(f"{path.name.split('.')[1]}.trunk").unlink(missing_ok=True)
             excess -= size
-
-    def _remove_stale(self) -> None:
-        for path in self._folder.glob(f"{TEMPORARY}*.tmp"):
-            if stale(path):
-                path.unlink(missing_ok=True)
 
     def _turn_off(self, error: OSError) -> None:
         if self._works:

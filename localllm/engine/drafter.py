@@ -113,7 +113,9 @@ class DraftModel(Drafter):
         self._followed: dict[TokenSequence, _Followed] = {}
 
     def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
-        ready = [(sequence, count) for sequence, count in wanted if self._follow(sequence)]
+        # The last drafted token takes no position.
+        most = self._runner.info.max_context + 1
+        ready = [(each, min(count, most - len(each.tokens))) for each, count in wanted if self._follow(each)]
         guesses |= {sequence: [] for sequence, _ in ready}
         for at in range(max((count for _, count in ready), default=0)):
             began = self._clock()
@@ -153,11 +155,13 @@ class DraftModel(Drafter):
             return False
         followed = self._followed.get(sequence) or self._start(sequence)
         self._cut_wrong(followed, tokens)
-        missing = len(tokens) - len(followed.tokens)
-        if missing <= CATCH_UP_ROWS:
-            return True
-        self._append([(followed, tokens[len(followed.tokens) :][:CATCH_UP_ROWS])], wanted=False)
-        return False
+        missing = tokens[len(followed.tokens) :]
+        ahead = missing[:CATCH_UP_ROWS]
+        if max(ahead) >= self._runner.info.vocab_size:  # an image, or a token that only the large model has
+            return False
+        if len(missing) > len(ahead):
+            self._append([(followed, ahead)], wanted=False)
+        return len(missing) == len(ahead)
 
     def _start(self, sequence: TokenSequence) -> _Followed:
         space, tokens = _space(sequence), sequence.tokens
@@ -195,7 +199,7 @@ class DraftModel(Drafter):
         """Append tokens to each sequence and return the most likely next one of each; None if there is no room."""
         runner = self._runner
         rows = [token for _, tokens in parts for token in tokens]
-        if len(rows) > runner.info.max_rows or max(rows) >= runner.info.vocab_size:
+        if len(rows) > runner.info.max_rows:
             return None
         needed = sum(runner.pages_needed(followed.handle, len(tokens)) for followed, tokens in parts)
         while (free := runner.pages_free()) < needed:

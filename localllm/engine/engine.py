@@ -200,8 +200,8 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
-        if not self._failure and not self._closed:
-            self._kv.close()
+        if not self._closed:
+            self._kv.close(finish=not self._failure)
         self.runner.close()
         if self._drafter is not None:
             self._drafter.close()
@@ -302,8 +302,9 @@ class Engine:
             if not generation.generated:
                 continue
             # The last token's row is never reused: its logits are needed to continue the sequence.
-            first = sequence.computed - len(part.drafts)
-            self._kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
+            if part.drafts:
+                first = sequence.computed - len(part.drafts)
+                self._kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
             window = generation.roll_if_full() if generation.finish_reason is None else None
             if window is not None:
                 self._kv.discard(sequence)

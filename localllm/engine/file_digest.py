@@ -100,7 +100,7 @@ class FileDigest:
     def _keep(self, file: FileState, digest: str) -> None:
         kept = _read(self._store)
         kept.pop(str(file.path), None)
-        kept = {path: entry for path, entry in kept.items() if Path(path).exists()}
+        kept = {path: entry for path, entry in kept.items() if os.path.exists(path)}  # never raises
         kept[str(file.path)] = [*file.stamp, digest]
         newest = dict([*kept.items()][-MOST_KEPT:])
         try:

@@ -115,7 +115,7 @@ class KVManager:
         """Pending tokens before the next image, or before the next mark where the state is kept."""
         computed, end = sequence.computed, len(sequence.tokens)
         end = next((mark for mark in self._marks.get(sequence, ()) if mark > computed), end)
-        return min(sequence.images.text_end(computed, end), end) - computed
+        return sequence.images.text_end(computed, end) - computed
 
     def advance(self, sequence: TokenSequence, rows: int) -> None:
         """Record that rows were computed, and keep a copy of the state if the sequence has reached a mark."""
@@ -165,10 +165,10 @@ class KVManager:
         if (handle := self._detached(sequence)) is not None:
             self._runner.free_sequence(handle)
 
-    def close(self) -> None:
-        """Finish writes to the disk tier, and end its threads."""
+    def close(self, finish: bool) -> None:
+        """End the disk tier's threads; if `finish`, export and write everything that waits first."""
         if self.spiller is not None:
-            self.spiller.close()
+            self.spiller.close(finish)
         if self._disks:
             self._disks[""].digest.stop()
 

@@ -18,7 +18,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import BackendChoice, open_runner
 from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
-from localllm.engine.drafter import DraftModel, SelfDrafter
+from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
@@ -142,43 +142,37 @@ def load_model(
     plan with; None is the machine's free memory. Raises ModelFileError, TokenizerError, TemplateError, what open_runner
     raises, and RequestError if the draft's vocabulary differs.
     """
-    file = open_model(path)
-    if note := context_note(file, settings.ctx):
-        log.warning("%s", note)
-    draft_model = None
-    try:
+    with contextlib.ExitStack() as opened:  # closes everything if something fails
+        file = opened.enter_context(open_model(path))
+        if note := context_note(file, settings.ctx):
+            log.warning("%s", note)
+        drafter: Drafter | None = None
         # The tokenizer is read while the weights are packed, which does not hold the GIL.
         with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings) as draft:
             loading = executor.submit(load_tokenizer, file)
             chat_template = load_chat_template(file, template)
-            if draft is not None:
-                draft_model = _load_draft(draft, loading.result(), settings, progress)
+            if draft is not None and (drafter := _load_draft(draft, loading.result(), settings, progress)):
+                opened.callback(drafter.close)
             runner, backend = open_runner(file, settings, _failing_with(loading, progress), main_memory, draft=draft)
-            try:
-                tokenizer = loading.result()
-            except BaseException:
-                runner.close()
-                raise
+            opened.callback(runner.close)
+            tokenizer = loading.result()
         files = usual_adapters(settings)
         chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
-    except BaseException:
-        file.close()
-        if draft_model is not None:
-            draft_model.close()
-        raise
-    itself = SelfDrafter(runner) if runner.info.can_draft and isinstance(runner, DraftsItself) else None
-    engine = Engine(
-        runner,
-        tokenizer,
-        context_limit=settings.ctx,
-        max_running=settings.parallel,
-        max_waiting=2 * settings.max_queue,  # of all clients; the server limits each one's share
-        disk=disk,
-        drafter=draft_model or itself,
-        adapters=adapters,
-    )
+        if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
+            drafter = SelfDrafter(runner)
+        engine = Engine(
+            runner,
+            tokenizer,
+            context_limit=settings.ctx,
+            max_running=settings.parallel,
+            max_waiting=2 * settings.max_queue,  # of all clients; the server limits each one's share
+            disk=disk,
+            drafter=drafter,
+            adapters=adapters,
+        )
+        opened.pop_all()
     engine.start()
     return LoadedModel(file, tokenizer, chat_template, engine, backend, files)
 
@@ -217,4 +211,8 @@ def _load_draft(
     # Packed, not mapped: the next model's plan would count mapped weights as free memory.
     alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
     runner, _ = open_runner(draft, alone, progress)
-    return DraftModel(runner)
+    try:
+        return DraftModel(runner)
+    except RequestError:
+        runner.close()
+        raise

@@ -15,6 +15,8 @@ from localllm.errors import OutOfMemoryError
 
 # Limit for the logits of a step's scored rows, those of prompts with requested log-probabilities.
 SCORED_BYTES = 32 * 2**20
+# Prompts get at least this part of a step's rows, as a divisor, however many decode.
+LEAST_SHARE = 4
 # How long a generation may run while others wait for its slot in the batch.
 TURN_S = 2.0
 # If its KV may be evicted, a turn is extended by this multiple of the time that recomputing the KV would take.
@@ -149,11 +151,11 @@ class Scheduler:
 
     def remove(self, generation: Generation) -> None:
         """Remove a generation that has ended, and release its KV."""
-        del self._order[generation]
         if generation in self.running:
             self._stop(generation)
         else:
             self.waiting.remove(generation)
+        del self._order[generation]
 
     def schedule(self) -> Plan:
         """Return the next step's rows; an empty plan if nothing can run now."""
@@ -311,7 +313,8 @@ class Scheduler:
             rows = self.chunk.rows_patient(max(self._kv.rows_ahead(prefilling[0].sequence), 1))
         else:
             rows = self.chunk.rows_alone if alone else self.chunk.rows
-        budget = min(rows, self._runner.info.max_rows) - len(plan)
+        # Long drafts may fill the step, for as long as an answer copies text.
+        budget = min(max(rows - len(plan), rows // LEAST_SHARE), self._runner.info.max_rows - len(plan))
         scored = 0
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             reading: list[tuple[Generation, int]] = []  # each with the number of its next rows to score
@@ -364,8 +367,8 @@ class Scheduler:
 
     def _stop(self, generation: Generation) -> None:
         """Remove a generation from the running ones. Its KV stays in the cache until the pages are needed."""
-        self.running.remove(generation)
-        del self._admitted[generation]
         self._kv.release(generation.sequence)
         if self._drafter is not None:
             self._drafter.forget(generation.sequence)
+        self.running.remove(generation)  # last: if the runner fails above, its reader still gets the error
+        del self._admitted[generation]

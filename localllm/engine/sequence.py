@@ -32,8 +32,8 @@ class ImageSpans:
         return next((rows for start, _, rows in self._spans if start == index), None)
 
     def text_end(self, index: int, length: int) -> int:
-        """The end of the text that starts at an index: the start of the next image, or `length`."""
-        return min([start for start, _, _ in self._spans if start >= index], default=length)
+        """The end of the text that starts at an index: the start of the next image, at most `length`."""
+        return min([length, *(start for start, _, _ in self._spans if start >= index)])
 
     def whole(self, length: int) -> int:
         """The longest prefix of at most this length that does not split an image."""
@@ -80,6 +80,7 @@ class TokenSequence:
         self.from_memory: int | None = None
         self.from_disk = 0
         self._prompt = len(self.tokens)
+        self._counts = True  # whether reused tokens are counted: not after a preemption, which would count them twice
 
     @property
     def pending(self) -> int:
@@ -89,15 +90,17 @@ class TokenSequence:
     def attach(self, handle: int, computed: int) -> None:
         """Attach a runner's sequence that already stores the first `computed` tokens."""
         self.handle, self.computed = handle, computed
-        if self.from_memory is None:
-            self.from_memory = computed
+        self._counts = self.from_memory is None
+        if self._counts:
+            self.from_memory = min(computed, self._prompt)
 
     def restored(self, length: int, from_disk: bool) -> None:
         """Record that the runner's sequence was filled up to `length` tokens, from the disk or copies in memory."""
-        gained, self.computed = length - self.computed, length
-        if len(self.tokens) == self._prompt and from_disk:
+        gained = min(length, self._prompt) - min(self.computed, self._prompt)
+        self.computed = length
+        if self._counts and from_disk:
             self.from_disk += gained
-        elif len(self.tokens) == self._prompt:
+        elif self._counts:
             self.from_memory = (self.from_memory or 0) + gained
 
     def replace(self, tokens: list[int]) -> None:

@@ -1,5 +1,6 @@
 """Copies cached prefixes to main memory and to the disk in the background, a segment at a time."""
 
+import logging
 import queue
 import threading
 from collections import deque
@@ -12,6 +13,8 @@ from localllm.engine.prefix_cache import PrefixCache
 from localllm.engine.runner import KeepsStates, Runner
 from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import StateCache
+
+log = logging.getLogger(__name__)
 
 # Fewer tokens than this are not worth a file, or a copy in main memory.
 LEAST_TOKENS, LEAST_COPIED = 64, 16
@@ -97,9 +100,12 @@ class Spiller:
             return True
         return False
 
-    def close(self) -> None:
-        """Finish all disk writes, then end the thread."""
+    def close(self, finish: bool) -> None:
+        """Finish all disk writes, of what is exported or, if `finish`, of everything that waits; end the thread."""
         self._copies = None
+        if not finish:
+            self._prefixes.clear()
+            self._undigested.clear()
         if self._undigested and self._undigested[0].disk is not None:
             self._undigested[0].disk.digest.wait(DIGEST_S)
         while self.spill(wait=True):
@@ -138,5 +144,8 @@ class Spiller:
     def _write(self) -> None:
         while (job := self._writes.get()) is not None:
             disk, tokens, start, kv, state = job
-            disk.store(tokens, start, kv, state)
+            try:
+                disk.store(tokens, start, kv, state)
+            except Exception:  # such as MemoryError; without this thread, close would wait forever
+                log.exception("A KV segment was not written")
             self._wake_engine()

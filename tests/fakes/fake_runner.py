@@ -113,6 +113,8 @@ class FakeRunner:
             raise ValueError("the rows of one sequence must be contiguous")
         logits = {}
         for row, (token, position, sequence) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            if position >= self.info.max_context:
+                raise ValueError(f"row {row}: position {position} is beyond the context")
             if not 0 <= token < self.info.vocab_size or position != self._lengths[sequence]:
                 raise ValueError(f"row {row}: token {token} at {position}, length {self._lengths[sequence]}")
             self._append(sequence, token)

@@ -39,8 +39,9 @@ class TokenHistory:
 
 
 def add_bias(logits: NDArray[np.float32], bias: Mapping[int, float]) -> None:
-    """Add each token's bias; minus infinity bans the token."""
-    logits[list(bias)] += np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+    """Add each token's bias, at most MAX_PENALTY; minus infinity bans the token."""
+    values = np.fromiter(bias.values(), dtype=np.float64, count=len(bias))
+    logits[list(bias)] += np.minimum(values, MAX_PENALTY).astype(np.float32)
 
 
 def penalise_repeats(

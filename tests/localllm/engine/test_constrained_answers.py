@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, roll
 from localllm.engine.sampling import Sampler
@@ -42,11 +44,12 @@ def make_runner() -> FakeRunner:
     return FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size)
 
 
-def answers(runner: FakeRunner, *wanted: GenerationRequest) -> list[Completion]:
-    engine = Engine(runner, VOCABULARY)
+def answers(runner: FakeRunner, *wanted: GenerationRequest, disk: DiskCache | None = None) -> list[Completion]:
+    engine = Engine(runner, VOCABULARY, disk=disk)
     streams = [engine.submit(request) for request in wanted]
     while engine.step():
         engine.check_integrity()
+    engine.close()
     return [stream.collect() for stream in streams]
 
 
@@ -123,6 +126,21 @@ def test_a_stop_string_inside_forced_text_ends_the_answer() -> None:
     form = constraint("gbnf", FORM)
     (done,) = answers(make_runner(), GenerationRequest(PROMPT, constraint=form, stop=("name of",)))
     assert (done.text, done.last.finish_reason) == ("The ", FinishReason.STOP)
+
+
+def test_forced_text_counts_neither_as_prompt_nor_against_what_is_reused(tmp_path: Path) -> None:
+    """The first answer's forced text is cached behind the prompt; another process reads both from the disk."""
+    wanted = GenerationRequest(PROMPT * 20, SamplingParams(temperature=0), constraint=constraint("gbnf", FORM))
+    engine = Engine(make_runner(), VOCABULARY, disk=DiskCache(tmp_path, "fake", 2**20))
+    for _ in range(2):
+        stream = engine.submit(wanted)
+        while engine.step():
+            pass
+        counts = stream.collect().last.counts
+    engine.close()
+    assert counts.cached_memory == counts.prompt == len(wanted.prompt)
+    (done,) = answers(make_runner(), wanted, disk=DiskCache(tmp_path, "fake", 2**20))
+    assert done.last.counts.cached_disk == len(wanted.prompt)
 
 
 def test_an_answer_that_is_all_forced_needs_no_model() -> None:

@@ -3,10 +3,12 @@
 import errno
 import logging
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 LONG = tuple((at * 7) % 63 + 1 for at in range(600))
 
@@ -155,6 +157,77 @@ def test_a_folder_that_is_gone_when_a_trunk_is_pinned_turns_it_off(
     cache.pin(LONG)
     assert not cache.enabled
     assert "no longer kept on disk" in caplog.text
+
+
+def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    cache = DiskCache(tmp_path, "model", 2**20)
+    cache.store(LONG[:100], 0, bytes(1000))
+    monkeypatch.setattr(disk_cache.os, "utime", read_only)
+    (segment,) = cache.find(LONG)
+    assert cache.load(segment) == bytes(1000)
+
+
+def test_a_folder_that_another_process_has_freed_is_created_again(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 2**20)
+    for _ in range(2):
+        assert not cache.find(LONG)
+        cache.store(LONG[:100], 0, bytes(1000))
+        assert cache.find(LONG)
+        shutil.rmtree(next(tmp_path.iterdir()))
+
+
+def test_a_segment_larger_than_the_limit_evicts_nothing(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 20_000)
+    cache.store(LONG[:100], 0, bytes(1000))
+    cache.store(LONG[100:300], 0, bytes(30_000))
+    assert cache.find(LONG) and not cache.find(LONG[100:300])
+
+
+def test_a_trunk_goes_with_the_segments_that_it_pins(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 20_000)
+    for first in range(1, 9):
+        tokens = [first] * SEGMENT_TOKENS
+        cache.store(tokens, 0, bytes(5000))
+        cache.pin(tokens)
+    ends = {path.name.split(".")[1] for path in tmp_path.glob("*/*.kv")}
+    assert {path.stem for path in tmp_path.glob("*/*.trunk")} <= ends
+
+
+def test_a_writer_without_memory_does_not_keep_the_engine_from_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(disk_cache, "write_segment", fail)
+    runner = FakeRunner(pages=800, max_rows=64)
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**20))
+    stream = engine.submit(GenerationRequest(LONG * 4, SamplingParams(temperature=0), max_tokens=1))
+    while not any(event.finish_reason for event in stream.poll()):
+        engine.step()
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    eventually(lambda: not closing.is_alive(), "close waits for the writer")
+    assert "was not written" in caplog.text and runner.closed
+
+
+def test_an_engine_that_failed_ends_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    runner = FakeRunner(pages=800, max_rows=64)
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**20))
+    engine.start()
+    assert engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1)).collect().token_ids
+    monkeypatch.setattr(runner, "run", fail)
+    monkeypatch.setattr(runner, "export_kv", fail)
+    failed = engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1)).collect()
+    assert "the device is lost" in str(failed.last.error)
+    engine.close()
+    assert engine._kv.spiller and not engine._kv.spiller._thread.is_alive()
 
 
 def test_a_trunk_that_was_removed_is_written_again(tmp_path: Path) -> None:

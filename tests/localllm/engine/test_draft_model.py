@@ -10,13 +10,14 @@ from localllm.engine.drafter import CATCH_UP_ROWS, DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength, ModelDraftLength
-from localllm.engine.step_costs import StepCosts
+from localllm.engine.step_costs import ChunkSize, StepCosts
 from localllm.engine.stream import Completion
 from localllm.errors import OutOfMemoryError, RequestError
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 
 PROMPT = tuple(range(1, 30))
+GREEDY = GenerationRequest(PROMPT, SamplingParams(temperature=0), max_tokens=40)
 
 
 def poor(history: list[int], row: NDArray[np.float32]) -> None:
@@ -66,8 +67,37 @@ def test_answers_do_not_depend_on_the_guesses(draft: FakeRunner) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_a_perfect_guesser_is_always_accepted() -> None:
-    (done,) = answers(FakeRunner(pages=400), GenerationRequest(PROMPT, SamplingParams(temperature=0), max_tokens=40))
+    (done,) = answers(FakeRunner(pages=400), GREEDY)
     assert done.last.counts.accepted == done.last.counts.drafted >= 30
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_ends_at_the_draft_models_context(caplog: pytest.LogCaptureFixture) -> None:
+    (done,) = answers(FakeRunner(pages=400, max_context=47), GREEDY)
+    assert done.last.counts.accepted > 0 and "no longer used" not in caplog.text
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_text_that_the_draft_model_cannot_read_keeps_no_other_from_being_drafted() -> None:
+    unreadable = request((63, *PROMPT), max_tokens=200)
+    _, done = answers(FakeRunner(pages=400, vocab_size=63), unreadable, request(max_tokens=10))
+    assert done.last.counts.drafted > 0
+
+
+def test_long_drafts_leave_rows_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that copies a long text, on a machine whose steps have the fewest rows."""
+    monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(limit, 0))
+    monkeypatch.setattr(ChunkSize, "observe", lambda *_: None)
+    text = tuple(int(token) for token in np.random.default_rng(0).integers(1, 64, 200))
+    runner = FakeRunner(pages=400, bias=lambda history, row: row.__setitem__(history[-len(text) :][0], 20))
+    engine = Engine(runner, FakeVocabulary())
+    copying = engine.submit(GenerationRequest(text * 2, SamplingParams(temperature=0), max_tokens=1000))
+    while not runner.batches or runner.batches[-1] < ChunkSize.SMALLEST or not copying.poll()[-1].token_ids:
+        engine.step()
+    other = engine.submit(GenerationRequest(PROMPT, SamplingParams(temperature=0), max_tokens=1))
+    for _ in range(len(PROMPT)):
+        engine.step()
+    assert any(event.finish_reason for event in other.poll()), "the prompt waits for the end of the other answer"
 
 
 @pytest.mark.usefixtures("eager")

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,26 @@ def test_threads_and_tasks_get_their_answers(tmp_path: Path) -> None:
             future.result()
     engine.close()
     assert runner.closed and runner.batches and max(runner.batches) > 1
+
+
+def test_a_runner_that_fails_while_an_answer_ends_leaves_no_reader_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("the device is lost")
+
+    runner = FakeRunner()
+    monkeypatch.setattr(runner, "free_sequence", fail)
+    engine = Engine(runner, FakeVocabulary())
+    engine.start()
+    stream = engine.submit(replace(request(0), background=True))  # its sequence is freed when it ends
+    events = []
+
+    def ended() -> bool:
+        events.extend(stream.poll())
+        return bool(events and events[-1].finish_reason)
+
+    eventually(ended, "the reader waits forever")
+    assert events[-1].finish_reason is FinishReason.ERROR and "the device is lost" in str(events[-1].error)
+    engine.close()
 
 
 def test_an_idle_engine_checks_its_bookkeeping(

@@ -1,6 +1,7 @@
 """Digests of model files: computed once; and what the disk tier does before the digest is known."""
 
 import hashlib
+import json
 import os
 import threading
 from pathlib import Path
@@ -48,6 +49,14 @@ def test_it_is_sha_256_of_all_parts_and_kept(tmp_path: Path) -> None:
     for file in files:
         file.path.unlink()
     assert FileDigest(files, store).value == hashlib.sha256(parts.encode()).hexdigest()  # nothing left to read
+
+
+def test_another_models_file_that_cannot_be_examined_spoils_nothing(tmp_path: Path) -> None:
+    """As on a network drive that is gone; here its name is too long."""
+    file, store = written(tmp_path / "model", b"weights"), tmp_path / "digests.json"
+    store.write_text(json.dumps({"/" + "long" * 100: [1, 2, 3, 4, "0" * 64]}))
+    assert value([file], store) is not None
+    assert list(json.loads(store.read_bytes())) == [str(file.path)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a": 3}', b"\xff"])

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from localllm.answer.rendering import render
+from localllm.engine import loaded_model
+from localllm.engine.backends import BackendChoice
 from localllm.engine.constraint import ConstraintKind
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import LEAST_TOKENS, ModelMemory, plan_from_disk, plan_memory
 from localllm.settings import Settings
+from tests.fakes.fake_runner import FakeRunner
 from tests.localllm.engine.real_runners import KINDS
 
 
@@ -23,6 +26,27 @@ def model(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[LoadedMode
     settings = Settings(backend=request.param, gpu_layers=0, ctx=400, threads=1, kv_mib=64, disk_cache=False)
     with load_model(path, settings) as loaded:
         yield loaded
+
+
+def test_a_load_that_fails_after_its_weights_frees_them(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no home folder")
+
+    runner = FakeRunner()
+    monkeypatch.setattr(loaded_model, "open_runner", lambda *_, **__: (runner, BackendChoice("native", "")))
+    monkeypatch.setattr(loaded_model, "disk_cache_of", fail)
+    with pytest.raises(OSError, match="no home folder"):
+        load_model(data_dir / "models" / "gguf" / "stories260K-F32.gguf", Settings())
+    assert runner.closed
+
+
+def test_a_draft_model_that_cannot_draft_is_freed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    runner = FakeRunner(can_truncate=False)
+    monkeypatch.setattr(loaded_model, "open_runner", lambda *_, **__: (runner, BackendChoice("native", "")))
+    with pytest.raises(RequestError, match="cannot be cut back"):
+        load_model(path, Settings(draft=str(path)))
+    assert runner.closed
 
 
 def conversation(turns: int) -> list[dict[str, str]]:

@@ -189,3 +189,10 @@ def test_wrong_shapes_are_refused() -> None:
         Sampler(SamplingParams(), 4).sample(row(1, 2))
     with pytest.raises(ValueError, match="token_text"):
         Sampler(SamplingParams(dry_multiplier=1), 4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_beyond_32_bits_is_a_large_one(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, logit_bias={5: 1e39, 6: -1e39}, seed=1)
+    token, _ = Sampler(params, 8).sample(np.zeros(8, np.float32))
+    assert token == 5

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import TAIL_TOKENS, StateCache, mark_places
 from localllm.engine.stream import Completion
@@ -81,6 +83,19 @@ def test_a_background_request_keeps_no_state() -> None:
     engine = new_engine(whole_runner())
     answer(engine, LONG, background=True)
     assert engine.stats().cached_prefixes == 0
+
+
+def test_a_failed_answer_leaves_the_engine_running() -> None:
+    """Its last row is computed and has no token after it; the state cannot be truncated to take the row back."""
+
+    def broken(history: list[int], row: NDArray[np.float32]) -> None:
+        row[:] = np.nan if len(history) == len(LONG) + 2 else row
+
+    runner = FakeRunner(can_truncate=False, pages=1000, max_rows=64, bias=broken)
+    engine = new_engine(runner)
+    failed = answer(engine, LONG)
+    assert failed.last.finish_reason is FinishReason.ERROR and len(failed.token_ids) == 2
+    assert answer(engine, LONG[:100]).last.finish_reason is FinishReason.LENGTH
 
 
 def test_handles_and_pages_are_bounded_and_what_is_continued_goes_first() -> None:
