@@ -47,7 +47,8 @@ class EventStream(Generic[EventT]):
 
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
     Back-pressure: a reader CAPACITY events behind pauses its own request's generation until it catches up.
-    Leaving a loop early does not cancel; `cancel()` does, from any thread. Reading after the end gives nothing.
+    Leaving an `async for` early cancels, leaving a `for` does not; `cancel()` does, from any thread. Reading after the
+    end gives nothing.
     cancelled: whether `cancel` was called. full: whether the reader is so far behind that generation must pause.
     """
 

@@ -8,6 +8,7 @@ import pytest
 from gguf_io import open_model
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.planner import DEFAULT_RESERVE
+from localllm.engine.backends import plan_native
 from localllm.engine.text_encoders import choose_text_encoder, encoder_bytes
 from localllm.errors import OutOfMemoryError
 from localllm.library.entry import LibraryModel, Source
@@ -107,3 +108,19 @@ def test_the_loader_hands_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch, 
         loader.plan(entry, False, [], [first])
     elsewhere = LoadPlan(entry, Grant(SETTINGS, MIB), False, True, MAIN)
     assert loader.plan(entry, False, [], [elsewhere]).grant.devices == (needed,)
+
+
+def test_a_native_model_shares_its_memory_only_if_much_is_left(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    settings = Settings(backend="native", max_models=2)
+    loader, entry = MemoryLoader(settings), CatalogEntry("story", LibraryModel(("story",), Source.PATH, path))
+    with open_model(path) as file:
+        ample = loading.AMPLE_TOKENS * plan_native(file, settings, room=2**40).kv_bytes_per_token // MIB
+    for left in (ample + 2, 4 * ample):
+        kv = 0
+        for room in range(530, 530 + 8 * ample):  # from the least memory on that leaves this much
+            monkeypatch.setattr(loading, "available_memory", lambda room=room: room * MIB)
+            with open_model(path) as file:
+                if plan_native(file, settings, room=room * MIB).kv // MIB >= left:
+                    kv = loader.plan(entry, False, [], []).grant.settings.kv_mib or 0
+                    break
+        assert kv == max(ample, left // 2)
