@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,12 @@ class TextEncoder:
         self._team.close()
         if self._inputs:
             self._inputs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _compute(self, texts: Ordered[Ordered[int]], out: NDArray[np.float32]) -> None:
         """Compute texts in one pass, each as a sequence, and pool their states."""

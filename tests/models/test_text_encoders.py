@@ -1,7 +1,6 @@
 """Pooled rows of every encoder equal llama.cpp's, and are bit-exact alone, in batches, and on any number of threads."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def encoder(path: Path) -> Iterator[TextEncoder]:
-    with open_model(path) as file, closing(TextEncoder(file)) as encoder:
+    with open_model(path) as file, TextEncoder(file) as encoder:
         yield encoder
 
 
@@ -60,7 +59,7 @@ def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
     plain = write(GEMMA, tmp_path / "plain.gguf")
     dense = {"dense_2.weight": "both inner, width", "dense_3.weight": "width, both inner"}
     path = write(replace(GEMMA, beside=dense), tmp_path / "dense.gguf")
-    with open_model(path) as file, closing(TextEncoder(file)) as encoder:
+    with open_model(path) as file, TextEncoder(file) as encoder:
         found = encoder.pooled(TEXTS)
         inner, outer = (file.dequantize(name) for name in dense)
     states = np.stack([llama_oracle.pooled(plain, text, 256) for text in TEXTS])
@@ -73,7 +72,7 @@ def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(path: Pat
     np.testing.assert_array_equal(np.concatenate([encoder.pooled([text]) for text in TEXTS]), together)
     np.testing.assert_array_equal(encoder.pooled(TEXTS[::-1]), together[::-1])
     for threads in (1, 2):
-        with open_model(path) as file, closing(TextEncoder(file, threads=threads)) as other:
+        with open_model(path) as file, TextEncoder(file, threads=threads) as other:
             np.testing.assert_array_equal(other.pooled(TEXTS), together)
 
 
@@ -98,7 +97,7 @@ class TestHalfPrecision:
     @llama_oracle.needs_llama
     def test_rows_are_llama_cpps(self, halves: Path) -> None:
         """Of the same values in single precision: llama.cpp rounds activations to the type of the weights."""
-        with open_model(halves) as file, closing(TextEncoder(file)) as encoder:
+        with open_model(halves) as file, TextEncoder(file) as encoder:
             found = encoder.pooled(TEXTS)
         plain = in_type(halves, halves.with_stem("plain"), "F32")
         expected = np.stack([llama_oracle.pooled(plain, text, encoder.dimensions) for text in TEXTS])
@@ -107,23 +106,23 @@ class TestHalfPrecision:
     def test_rows_are_near_those_computed_as_floats(self, halves: Path) -> None:
         rows = []
         for each in (halves, in_type(halves, halves.with_stem("plain"), "F32")):
-            with open_model(each) as file, closing(TextEncoder(file)) as encoder:
+            with open_model(each) as file, TextEncoder(file) as encoder:
                 rows.append(encoder.pooled(TEXTS))
         found, expected = rows
         assert 0 < np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
 
     def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(self, halves: Path) -> None:
-        with open_model(halves) as file, closing(TextEncoder(file, threads=1)) as encoder:
+        with open_model(halves) as file, TextEncoder(file, threads=1) as encoder:
             together = encoder.pooled(TEXTS)
             np.testing.assert_array_equal(np.concatenate([encoder.pooled([text]) for text in TEXTS]), together)
             np.testing.assert_array_equal(encoder.pooled(TEXTS[::-1]), together[::-1])
-        with open_model(halves) as file, closing(TextEncoder(file, threads=2)) as other:
+        with open_model(halves) as file, TextEncoder(file, threads=2) as other:
             np.testing.assert_array_equal(other.pooled(TEXTS), together)
 
 
 def test_texts_that_cannot_be_computed(tmp_path: Path) -> None:
     path = write(ENCODERS["bert"], tmp_path / "model.gguf")
-    with open_model(path) as file, closing(TextEncoder(file)) as encoder:
+    with open_model(path) as file, TextEncoder(file) as encoder:
         assert (encoder.max_tokens, encoder.dimensions) == (512, 256)
         assert encoder.pooled([]).shape == (0, 256)
         for text, problem in [([], "0 tokens"), ([1] * 513, "513 tokens"), ([320], "outside"), ([-1], "outside")]:
