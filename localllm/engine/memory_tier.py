@@ -7,6 +7,7 @@ that starts with them. Copies are segments in a tree like the disk tier's, compa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, missing_segments
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
@@ -72,7 +73,9 @@ class MemoryTier:
 
     def missing(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the segments that must be stored so that all tokens have copies."""
-        yield from missing_segments(((one.stop, one.useful) for one in self.find(space, tokens)), len(tokens))
+        chain = [*self._follow(space, tokens)]
+        stops = accumulate(len(node.tokens) for node, _ in chain)
+        yield from missing_segments(zip(stops, (useful for _, useful in chain), strict=True), len(tokens))
 
     def store(self, space: KeySpace, tokens: Sequence[int], start: int, kv: bytes) -> None:
         """Store the KV of tokens[start:] if all tokens before have copies and there is room."""
