@@ -1,6 +1,7 @@
 """The child process of cpu_kernels.compile_children: compiles kernels, checks them, and sends the code back.
 
-A request is a line on standard input: a module and the name of a kernel that importing it declares. The reply is a line
+A request is a line on standard input: a module, the name of a kernel that importing it declares, and "portable" if it
+is to be built without this processor's special instructions. The reply is a line
 of JSON, followed by the object file if the JSON has its number of bytes.
 """
 
@@ -30,13 +31,14 @@ class _WrongKernelError(Exception):
     """A build whose results differ from its source's."""
 
 
-def build(kernel: Kernel) -> CachedKernel | None:
+def build(kernel: Kernel, only_portable: bool = False) -> CachedKernel | None:
     """Compile a kernel and check it on its samples.
 
-    If the build is wrong, build again without this processor's special instructions. Returns None if that is wrong too.
+    If the build is wrong, or only a portable one is wanted, build without this processor's special instructions.
+    Returns None if that is wrong too.
     """
     function = kernel.make()
-    for target in (TARGET, plain_target(Isa.PORTABLE)):
+    for target in (TARGET, plain_target(Isa.PORTABLE))[only_portable:]:
         try:
             code = compile_kernel(function, kernel.symbol, target)
             _check(kernel, function, code)
@@ -67,7 +69,7 @@ def serve() -> None:
     log.addHandler(QueueHandler(warnings))
     cache = cache_directory().name
     for line in sys.stdin:
-        module, name = line.split()
+        module, name, *how = line.split()
         reply: dict[str, Any] = {"cache": cache}
         code = b""
         try:
@@ -76,7 +78,7 @@ def serve() -> None:
         except (ImportError, KeyError):
             reply["error"] = f"importing {module} does not declare the kernel {name}, so it cannot be compiled."
         else:
-            built = build(kernel)
+            built = build(kernel, only_portable=bool(how))
             if built is None:
                 reply["error"] = f"no build of the kernel {name} computes what its source says on this processor."
             else:

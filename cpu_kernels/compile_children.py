@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory, write_kernel
@@ -26,6 +27,11 @@ CompileProgress = Callable[[int, int], None]
 
 # Importing Numba takes a child as long as compiling two kernels.
 _KERNELS_PER_CHILD = 3
+# Signals of wrong code and of LLVM's failed assertions. On Windows, exit codes from here on are such exceptions.
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
+_LEAST_EXCEPTION = 0xC0000000
+_PORTABLE = "portable"
+"""The word that asks a child for a build without this processor's special instructions."""
 _WAIT_S = 0.1
 _IDLE_S = 3.0
 _ADVICE = "Use --backend llama, and please report it with what localllm doctor prints."
@@ -36,10 +42,23 @@ class KernelError(Exception):
     """A kernel that could not be compiled, or of which every build gives wrong results."""
 
 
+class _CrashError(Exception):
+    """A child that ended before it answered. crashed: whether it did something illegal, as wrong code does."""
+
+    def __init__(self, how: str, crashed: bool) -> None:
+        super().__init__(how)
+        self.crashed = crashed
+
+
 class _Child:
-    """A process that compiles one kernel after another."""
+    """A process that compiles one kernel after another, and another process when that one has crashed."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._killed = False
+        self._start()
+
+    def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
         start = "import sys; sys.path[:] = sys.argv[1:]; from cpu_kernels.compile_child import serve; serve()"
         self._process = subprocess.Popen(
@@ -50,19 +69,21 @@ class _Child:
         )
 
     def compile(self, module: str, name: str) -> CachedKernel:
-        """Compile the kernel of this name, which importing the module declares. Raises KernelError."""
-        commands, replies = self._process.stdin, self._process.stdout
-        assert commands is not None and replies is not None
+        """Compile the kernel of this name, which importing the module declares. Raises KernelError.
+
+        If the compiler or the check of its code crashes, e.g. at an instruction that the processor lacks, the kernel is
+        built without this processor's special instructions.
+        """
         try:
-            commands.write(f"{module} {name}\n".encode())
-            commands.flush()
-            head = replies.readline()
-            reply = json.loads(head) if head else {}
-            code = replies.read(reply.get("bytes", 0))
-        except (OSError, ValueError):
-            reply, code = {}, b""
-        if not reply or len(code) < reply.get("bytes", 0):
-            raise KernelError(f"compiling the kernel {name} failed: {self._end()}. {_ADVICE}")
+            try:
+                reply, code = self._ask(module, name)
+            except _CrashError as crash:
+                if not (crash.crashed and self._restart()):
+                    raise
+                log.warning("compiling the kernel %s failed: %s. A portable build is tried.", name, crash)
+                reply, code = self._ask(module, name, _PORTABLE)
+        except _CrashError as crash:
+            raise KernelError(f"compiling the kernel {name} failed: {crash}. {_ADVICE}") from None
         for warning in reply["warnings"]:
             log.warning(warning)
         if reply["cache"] != cache_directory().name:
@@ -74,19 +95,49 @@ class _Child:
             raise KernelError(f"{reply['error']} {_ADVICE}")
         return CachedKernel(code, reply["portable"])
 
-    def _end(self) -> str:
-        """How the process ended, and the last line of its error output."""
+    def _ask(self, *words: str) -> tuple[dict[str, Any], bytes]:
+        """Send a request; return the reply and the object file. Raises _CrashError."""
+        commands, replies = self._process.stdin, self._process.stdout
+        assert commands is not None and replies is not None
+        try:
+            commands.write(f"{' '.join(words)}\n".encode())
+            commands.flush()
+            head = replies.readline()
+            reply = json.loads(head) if head else {}
+            code = replies.read(reply.get("bytes", 0))
+        except (OSError, ValueError):
+            reply, code = {}, b""
+        if not reply or len(code) < reply.get("bytes", 0):
+            raise _CrashError(*self._end())
+        return reply, code
+
+    def _end(self) -> tuple[str, bool]:
+        """How the process ended with the last line of its error output, and whether it crashed."""
         code = self._process.wait()
         self._errors.seek(-min(4096, self._errors.seek(0, os.SEEK_END)), os.SEEK_END)
         words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         how = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-        return f"{how} ({words})" if words else how
+        crashed = -code in _CRASHES or code >= _LEAST_EXCEPTION
+        return f"{how} ({words})" if words else how, crashed
 
-    def kill(self) -> None:
-        """End the process."""
+    def _restart(self) -> bool:
+        """Start another process, unless the child has been killed meanwhile; returns whether it did."""
+        with self._lock:
+            if not self._killed:
+                self._close()
+                self._start()
+            return not self._killed
+
+    def _close(self) -> None:
         self._process.kill()
         with self._process:  # closes its pipes and waits
             self._errors.close()
+
+    def kill(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._killed = True
+            self._close()
 
 
 class _Pool:

@@ -24,7 +24,7 @@ from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
 from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
-from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
+from cpu_kernels.isa import POLICIES, Isa, Target, emitted_isa, emitting
 
 # External functions that kernels may call: memory, math functions without an instruction, and sleeping.
 SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
@@ -35,6 +35,7 @@ _UNDEFINED = re.compile(
     r"|^ *unreachable|@llvm\.(?:ubsan)?trap",
     re.MULTILINE,
 )
+_ATTRIBUTES = re.compile(r"^attributes #\d+ = \{", re.MULTILINE)
 
 
 class CompileError(Exception):
@@ -254,6 +255,10 @@ def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str, 
     machine = binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=_OPTIMISATION, reloc="pic", codemodel="small"
     )
+    tuned_for = POLICIES[target.isa].tuned_for
+    if tuned_for:
+        # llvmlite has no other way to say it. Every function has attributes, since _module adds one.
+        module = binding.parse_assembly(_ATTRIBUTES.sub(rf'\g<0> "tune-cpu"="{tuned_for}"', str(module)))
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     options = binding.create_pipeline_tuning_options(_OPTIMISATION)
     options.loop_vectorization, options.slp_vectorization = True, False

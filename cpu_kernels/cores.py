@@ -10,10 +10,13 @@ import platform
 from pathlib import Path
 
 from cpu_kernels.limits import processor_quota
+from cpu_kernels.system_facts import sysctl
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
 _USUAL_CACHE = 32 << 20
+# The fields of /proc/cpuinfo that identify a core of 64-bit ARM, in their order.
+_MIDR = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
 def usable_cores() -> int:
@@ -30,12 +33,25 @@ def usable_processors() -> int:
 
 
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:
-    """The processor's model name, as reported by the system."""
+    """The processor's model name as the system reports it, different for different processors.
+
+    Linux has no names for 64-bit ARM, so there it is made of the numbers of the designers and kinds of all cores.
+    """
     if cpu_info.is_file():
-        for line in cpu_info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        fields = [line.partition(":") for line in cpu_info.read_text(errors="replace").splitlines()]
+        found = [(name.strip(), value.strip()) for name, _, value in fields]
+        for name, value in found:
+            if name == "model name":
+                return value
+        # Every processor's lines begin with its designer's number.
+        starts = [i for i, (name, _) in enumerate(found) if name == "CPU implementer"]
+        cores = {
+            "/".join(value for name, value in found[start : start + len(_MIDR)] if name in _MIDR) for start in starts
+        }
+        if cores:
+            return f"{platform.machine()} {' + '.join(sorted(cores))}"
+    brand = sysctl("machdep.cpu.brand_string")
+    return brand.rstrip(b"\0").decode() if brand else platform.processor() or platform.machine()
 
 
 def largest_cache(folder: Path = _CPUS / "cpu0/cache") -> int:

@@ -13,8 +13,12 @@ from enum import StrEnum
 from llvmlite import binding
 
 from cpu_kernels import UnusableIsaError
+from cpu_kernels.system_facts import arm_features
 
 ISA_VARIABLE = "LOCALLLM_ISA"
+_TRIPLE = binding.get_process_triple()
+IS_ARM64 = _TRIPLE.startswith(("aarch64", "arm64"))
+"""Whether this process runs on 64-bit ARM."""
 
 
 class Isa(StrEnum):
@@ -35,9 +39,13 @@ class Policy:
     requires: features that a processor must have, by LLVM's names. cpu, extras: LLVM's name of a baseline processor
     with the set, and the features of the set that it lacks; the target if the set is forced.
 
+    tuned_for: LLVM's name of the processor whose timing it assumes, "" for the target's own. It brings no features.
+
     vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
     hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
     accumulators in a register tile of attention, limited for the same reason.
+
+    byte_offset: added to signed bytes as they are stored, 128 if products take unsigned weights and 0 if signed ones.
 
     int16_accumulators: products of small bytes are summed in 16-bit lanes (pmaddubsw) before they are widened, because
     no instruction adds them to 32-bit lanes. converts_halves: whether an instruction converts half precision.
@@ -56,9 +64,11 @@ class Policy:
     requires: frozenset[str]
     cpu: str
     extras: str = ""
+    tuned_for: str = ""
     vector_parts: int
     tile_widths: tuple[int, ...]
     attention_vectors: int
+    byte_offset: int = 128
     int16_accumulators: bool = False
     converts_halves: bool = True
     panel_tiles: int | None = None
@@ -97,13 +107,16 @@ POLICIES: Mapping[Isa, Policy] = {
         interleaved_tiles=4,
         prefetch=_FAR,
     ),
-    Isa.AVX512: replace(_AVX512_VNNI, requires=_AVX512, extras="", int16_accumulators=True, multiplies_words=False),
+    Isa.AVX512: replace(
+        _AVX512_VNNI, requires=_AVX512, extras="", byte_offset=0, int16_accumulators=True, multiplies_words=False
+    ),
     Isa.AVX2: Policy(
         requires=_AVX2,
         cpu="x86-64-v3",
         vector_parts=2,
         tile_widths=_NARROW,
         attention_vectors=4,
+        byte_offset=0,
         int16_accumulators=True,
         panel_tiles=4,
         interleaved_tiles=4,
@@ -112,13 +125,15 @@ POLICIES: Mapping[Isa, Policy] = {
         requires=frozenset({"neon", "dotprod"}),
         cpu="generic",
         extras="+neon,+dotprod",
+        tuned_for="neoverse-v2",
         vector_parts=4,
         tile_widths=_NARROW,
         attention_vectors=4,
+        byte_offset=0,
     ),
     Isa.PORTABLE: Policy(
         requires=frozenset(),
-        cpu="x86-64" if "x86" in binding.get_process_triple() else "generic",
+        cpu="x86-64" if "x86" in _TRIPLE else "generic",
         vector_parts=4,
         tile_widths=_NARROW,
         attention_vectors=4,
@@ -134,7 +149,7 @@ class Target:
     isa: Isa
     cpu: str
     features: str
-    triple: str = binding.get_process_triple()
+    triple: str = _TRIPLE
 
 
 def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -142,6 +157,8 @@ def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[st
     override = environment.get("NUMBA_CPU_FEATURES")
     if override is not None:
         return frozenset(item[1:] for item in override.split(",") if item.startswith("+"))
+    if IS_ARM64:
+        return arm_features()
     return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
 
 
@@ -176,12 +193,12 @@ def choose_target(environment: Mapping[str, str] = os.environ) -> Target:
     isa = choose_isa(target_features(environment), forced)
     if forced:
         return plain_target(isa)
-    present = binding.get_host_cpu_features().flatten()
-    return Target(
-        isa,
-        environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name(),
-        environment.get("NUMBA_CPU_FEATURES", present),
-    )
+    if IS_ARM64:
+        # A processor's name would let LLVM use features that this system may not offer.
+        cpu, present = "generic", ",".join(f"+{name}" for name in sorted(arm_features()))
+    else:
+        cpu, present = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    return Target(isa, environment.get("NUMBA_CPU_NAME") or cpu, environment.get("NUMBA_CPU_FEATURES", present))
 
 
 TARGET = choose_target()

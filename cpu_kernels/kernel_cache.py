@@ -1,8 +1,8 @@
 """The on-disk cache of compiled kernels: its location, ownership checks, and detection of damage.
 
 A kernel is a file: SHA-256 of the rest, and an object file. Its folder is named by a hash of everything that the code
-depends on, so its content is never out of date; `portable` kernels replace ones that give wrong results on this
-processor. Measurements of the kernels (cpu_kernels.tuning) are stored beside them, in the same kind of file.
+depends on, so its content is never out of date; `portable` kernels replace ones that crash or give wrong results on
+this processor. Measurements of the kernels (cpu_kernels.tuning) are stored beside them, in the same kind of file.
 
 Folders are used by localllm only: below the user's cache folder, or in localllm's folder inside the one that the
 environment variable names. Only recognised files are ever removed.
@@ -40,7 +40,7 @@ log = logging.getLogger("localllm.kernels")
 
 @dataclass(frozen=True)
 class CachedKernel:
-    """An object file. portable: it replaces a build for this processor that gave wrong results."""
+    """An object file. portable: it replaces a build for this processor that crashed or gave wrong results."""
 
     code: bytes
     portable: bool = False

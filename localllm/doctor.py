@@ -165,7 +165,7 @@ def check_kernels() -> Check:
     folder, portable = cache_directory(), portable_kernels()
     if portable:
         advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
-        found = f"portable builds of {', '.join(portable)}: compiled for this processor, their results were wrong"
+        found = f"portable builds of {', '.join(portable)}: compiled for this processor, they were wrong or crashed"
         return Check("compiled kernels", State.BAD, found, advice)
     count = sum(1 for _ in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else 0
     advice = "" if count else "The first answer takes longer, once, while the kernels for its model are compiled."

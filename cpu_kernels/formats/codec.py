@@ -17,7 +17,7 @@ from cpu_kernels.declarations import inner, operation
 from cpu_kernels.isa import POLICY
 from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.tiles import Tile, Values, operands
-from cpu_kernels.simd.vectors import I32, at, broadcast, constant, get_i32, i32x16, load, put_i32, store, view
+from cpu_kernels.simd.vectors import at, constant, get_i32, i32x16, load, put_i32, store, view
 
 _ZERO = constant(i32x16.llvm, 0)
 # The most accumulators, of two registers each, that leave enough of sixteen registers for operands.
@@ -148,7 +148,8 @@ class Codec:
         """An intrinsic dot(acc, p, x): acc plus the products of k steps first..first+count-1.
 
         acc: a tile of partial sums if `partial`, else of 32-bit sums. p: address of the vectors. x: address of the
-        tokens' operands for step `first`, 4 bytes per token, followed by those of the next steps.
+        tokens' operands for step `first`, 4 bytes per token, followed by those of the next steps. count: a multiple of
+        four.
         """
         widens = POLICY.int16_accumulators and not partial and not self.is_offset
         together = min(count, products.PARTIAL_LIMIT // self.largest) if widens else count
@@ -167,11 +168,16 @@ class Codec:
 
         @operation(compute, 0)
         def dot(builder: ir.IRBuilder, acc: Values, p: ir.Value, x: ir.Value) -> Values:
-            totals = acc
+            totals, turns = acc, products.takes_turns()
             for begin in range(0, count, together):
                 sums = [_ZERO] * len(totals) if widens else totals
-                for step in range(begin, min(begin + together, count)):
+                steps = range(begin, min(begin + together, count))
+                last = -1
+                for step in sorted(steps, key=lambda step: self._vectors(first + step)) if turns else steps:
+                    if turns and last >= 0 and not set(self._vectors(last)) & set(self._vectors(first + step)):
+                        sums, (p, x) = products.take_turns(builder, sums, p, x)
                     sums = _add_step(builder, multiply, sums, self.emit(builder, p, first + step), x, step)
+                    last = first + step
                 if widens:
                     wide = [products.widen_partial(builder, each) for each in sums]
                     sums = [builder.add(total, each) for total, each in zip(totals, wide, strict=True)]
@@ -179,6 +185,10 @@ class Codec:
             return totals
 
         return dot
+
+    def _vectors(self, step: int) -> list[int]:
+        """The vectors that hold a k step's values."""
+        return sorted({piece.vector for piece in self.steps[step]})
 
     def unpacker(self) -> Any:
         """An intrinsic unpack(p, to) that stores the values of all k steps as bytes, one vector per k step."""
@@ -198,7 +208,7 @@ class Codec:
 def _add_step(builder: ir.IRBuilder, multiply: Any, sums: Values, weights: ir.Value, x: ir.Value, place: int) -> Values:
     """Add one k step's products. place: index of the step's operands at x."""
     width = len(sums)
-    operands = (broadcast(builder, at(builder, x, 4 * (place * width + t)), I32) for t in range(width))
+    operands = (products.operand(builder, x, place * width + t) for t in range(width))
     new = [multiply(builder, total, weights, each) for total, each in zip(sums, operands, strict=True)]
     if POLICY.int16_accumulators and POLICY.vector_parts > 1:
         new = products.keep_order(builder, new, _HELD)

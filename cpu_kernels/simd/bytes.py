@@ -5,10 +5,11 @@ exactly on every instruction set. Most sets have one or a few instructions for a
 signed s. Others only multiply bytes to 16-bit words and add pairs of them (pmaddubsw), which would saturate for full
 bytes. So there are two kinds of products, which are the same if one instruction does it all:
 
-- Small unsigned bytes, into partial sums. If `POLICY.int16_accumulators`, a lane of a partial sum is two words, which
-  stand for their sum. They do not overflow while the number of products added * largest u <= PARTIAL_LIMIT.
-- Any bytes in offset binary: signed ones stored plus BYTE_OFFSET. If the offset is 128, a sum starts with -128 times
-  the sum of the activations as correction.
+- Small unsigned bytes, up to 127, into partial sums. If `POLICY.int16_accumulators`, a lane of a partial sum is two
+  words, which stand for their sum. They do not overflow while the number of products added * largest u <=
+  PARTIAL_LIMIT.
+- Any bytes in offset binary: signed ones stored plus BYTE_OFFSET, which suits the instruction: 128 if it takes unsigned
+  weights, 0 if signed ones. If it is 128, a sum starts with -128 times the sum of the activations as correction.
 """
 
 from typing import Any
@@ -19,10 +20,24 @@ from numpy.typing import NDArray
 
 from cpu_kernels.declarations import define
 from cpu_kernels.isa import POLICY, Isa, emitted_isa
-from cpu_kernels.simd.vectors import I1, I8, I16, I32, call, constant, i32x16, in_parts, join, piece
+from cpu_kernels.simd.vectors import (
+    I1,
+    I8,
+    I16,
+    I32,
+    at,
+    broadcast,
+    call,
+    constant,
+    i32x16,
+    in_parts,
+    join,
+    load,
+    piece,
+)
 
 PARTIAL_LIMIT = 32767 // (2 * 127)
-BYTE_OFFSET = 0 if POLICY.int16_accumulators else 128
+BYTE_OFFSET = POLICY.byte_offset
 _BYTES, _WORDS = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 _ZERO = constant(i32x16.llvm, 0)
 _WIDE, _NARROW = (Isa.AVX512_VNNI, Isa.AVX512), (Isa.AVX_VNNI, Isa.AVX2)
@@ -61,24 +76,29 @@ def multiply_words(builder: ir.IRBuilder, acc: ir.Value, x: ir.Value, y: ir.Valu
     return builder.add(acc, _multiply_words(builder, x, y))
 
 
-def _neon_dot(builder: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Value) -> ir.Value:
-    """sdot is signed by signed: u = (u - 128) + 128, and the second term is a dot product with ones."""
-    name, u, s = "llvm.aarch64.neon.sdot.v4i32.v16i8", builder.bitcast(u, _BYTES), builder.bitcast(s, _BYTES)
-    sums = in_parts(builder, name, 4, _ZERO, constant(_BYTES, 1), s)
-    acc = builder.add(acc, builder.shl(sums, constant(i32x16.llvm, 7)))
-    return in_parts(builder, name, 4, acc, builder.xor(u, constant(_BYTES, -128)), s)
+def operand(builder: ir.IRBuilder, x: ir.Value, index: int) -> ir.Value:
+    """The 32-bit integer of this index at x in every lane, as a factor of products. Reads aligned groups of four.
+
+    On ARM one load serves four products, because sdot takes its factor from any lane of a register.
+    """
+    if emitted_isa() is not Isa.NEON_DOT:
+        return broadcast(builder, at(builder, x, 4 * index), I32)
+    four = load(builder, at(builder, x, index // 4 * 16), ir.VectorType(I32, 4), 4)
+    every = ir.Constant(i32x16.llvm, [index % 4] * i32x16.llvm.count)
+    return builder.shuffle_vector(four, ir.Constant(four.type, ir.Undefined), every)
 
 
-def _multiply_bytes(builder: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Value) -> ir.Value:
-    """acc + the products of unsigned and signed bytes."""
+def _multiply_bytes(builder: ir.IRBuilder, acc: ir.Value, weights: ir.Value, s: ir.Value, signed: bool) -> ir.Value:
+    """acc + the products of bytes and signed bytes. signed: whether the weights are, else unsigned; up to 127 both."""
     isa = emitted_isa()
     if isa is Isa.NEON_DOT:
-        return _neon_dot(builder, acc, u, s)
+        weights, s = builder.bitcast(weights, _BYTES), builder.bitcast(s, _BYTES)
+        return in_parts(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, acc, weights, s)
     if isa in _DOT_INSTRUCTIONS:
         bits, parts = _DOT_INSTRUCTIONS[isa]
-        u, s = builder.bitcast(u, _BYTES), builder.bitcast(s, _BYTES)
-        return in_parts(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", parts, acc, u, s)
-    for x, y in zip(_in_words(builder, u, signed=False), _in_words(builder, s, signed=True), strict=True):
+        weights, s = builder.bitcast(weights, _BYTES), builder.bitcast(s, _BYTES)
+        return in_parts(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", parts, acc, weights, s)
+    for x, y in zip(_in_words(builder, weights, signed), _in_words(builder, s, signed=True), strict=True):
         acc = builder.add(acc, _multiply_words(builder, x, y))
     return acc
 
@@ -105,7 +125,7 @@ def _with_sign(builder: ir.IRBuilder, s: ir.Value, sign: ir.Value) -> ir.Value:
 def multiply_small(builder: ir.IRBuilder, partial: ir.Value, u: ir.Value, s: ir.Value) -> ir.Value:
     """A partial sum plus the products of small unsigned bytes and signed ones."""
     if not POLICY.int16_accumulators:
-        return _multiply_bytes(builder, partial, u, s)
+        return _multiply_bytes(builder, partial, u, s, signed=False)
     words = builder.add(builder.bitcast(partial, _WORDS), _pairs_of_products(builder, u, s))
     return builder.bitcast(words, i32x16.llvm)
 
@@ -128,7 +148,7 @@ def _factor(builder: ir.IRBuilder, factor: ir.Value) -> ir.Value:
 def multiply_offset(builder: ir.IRBuilder, acc: ir.Value, stored: ir.Value, s: ir.Value) -> ir.Value:
     """acc + the products of bytes in offset binary and signed ones."""
     if not POLICY.int16_accumulators:
-        return _multiply_bytes(builder, acc, stored, s)
+        return _multiply_bytes(builder, acc, stored, s, signed=POLICY.byte_offset == 0)
     # The weight's magnitude times the activation with the weight's sign: at most 128 * 127 * 2 in a word.
     signed = builder.bitcast(stored, _BYTES)
     size = call(builder, "llvm.abs.v64i8", _BYTES, signed, I1(0))
@@ -165,6 +185,27 @@ def keep_order(builder: ir.IRBuilder, values: list[ir.Value], most: int) -> list
     kept = builder.asm(ir.FunctionType(result, kinds), "", outputs, pieces, side_effect=False)
     pieces = [builder.extract_value(kept, i) for i in range(len(pieces))] if len(kinds) > 1 else [kept]
     return [join(builder, pieces[i : i + parts]) for i in range(0, len(pieces), parts)]
+
+
+def takes_turns() -> bool:
+    """Whether products take their weights from registers, so that steps that share weights should follow each other."""
+    return emitted_isa() is Isa.NEON_DOT
+
+
+def take_turns(builder: ir.IRBuilder, sums: list[ir.Value], *addresses: ir.Value) -> tuple[list[ir.Value], Any]:
+    """The same sums and addresses. LLVM must compute the sums before it loads from the addresses.
+
+    It would load the weights of many steps in advance, and then store what does not fit into registers.
+    """
+    parts = POLICY.vector_parts
+    pieces = [piece(builder, value, i, parts) for value in sums for i in range(parts)]
+    values = [*pieces, *addresses]
+    outputs = ["=w"] * len(pieces) + ["=r"] * len(addresses) + [str(i) for i in range(len(values))]
+    result = ir.LiteralStructType([value.type for value in values])
+    kept = builder.asm(ir.FunctionType(result, result.elements), "", ",".join(outputs), values, side_effect=False)
+    values = [builder.extract_value(kept, i) for i in range(len(values))]
+    joined = [join(builder, values[i : i + parts]) for i in range(0, len(pieces), parts)]
+    return joined, values[len(pieces) :]
 
 
 def _products(x: Lanes, y: Lanes, first: Any, second: Any) -> NDArray[np.int32]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +37,14 @@ print(json.dumps(dict(all=[k.name for k in kernels], asked=asked, error=error, c
 """
 
 
-def compiled(cache: Path, patch: str = "", **variables: str) -> dict[str, Any]:
+def compiled(cache: Path, patch: str = "", said: list[str] | None = None, **variables: str) -> dict[str, Any]:
+    """Run the script with a patch. said: gets what it logged."""
     environment = os.environ | {"LOCALLLM_KERNEL_CACHE": str(cache)} | variables
     call = [sys.executable, "-c", _SCRIPT.replace("{patch}", patch)]
     done = subprocess.run(call, env=environment, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout)
+    if said is not None:
+        said.append(done.stderr)
     assert result["left"] == 0
     assert not result["compiler"]
     return result
@@ -88,6 +92,49 @@ def test_a_child_that_dies_is_one_error(tmp_path: Path, code: str, said: str) ->
     assert result["error"].startswith("compiling the kernel ")
     assert said in result["error"] and "localllm doctor" in result["error"]
     assert result["ready"] == []
+
+
+_CRASHING = """
+import numpy as np
+from llvmlite import ir
+from cpu_kernels.declarations import define, int64
+from cpu_kernels.isa import IS_ARM64, Isa, emitted_isa
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.records import argument
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.vectors import I64, put_i64
+
+def emit(builder, value):
+    if emitted_isa() is not Isa.PORTABLE:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.asm(kind, "{instruction}", "~{x9}" if IS_ARM64 else "", [], side_effect=True)
+    return builder.add(value, I64(1))
+
+next_number = define("next_number", [int64], int64, emit, lambda value: value + 1)
+
+def count(op, step, thread, threads):
+    put_i64(argument(op, 0), next_number(argument(op, 1)))
+
+def samples():
+    sample = Sample(rows=1)
+    yield sample.arguments(sample.array([0], np.int64), 41)
+
+crashing = Kernel("crashing.count", __name__, lambda: count, samples)
+"""
+
+
+@pytest.mark.parametrize("kind", ["an instruction that the processor lacks", "an address that is not mapped"])
+def test_a_kernel_that_crashes_is_replaced_by_a_portable_build(tmp_path: Path, kind: str) -> None:
+    arm = platform.machine().lower() in ("aarch64", "arm64")
+    lacking, unmapped = ("udf #0", "mov x9, #8; str x9, [x9]") if arm else ("ud2", "movq $$0, 8")
+    code = _CRASHING.replace("{instruction}", lacking if "instruction" in kind else unmapped)
+    (tmp_path / "crashing.py").write_text(code)
+    patch = f"sys.path.append({str(tmp_path)!r}); import crashing; kernels = [crashing.crashing]"
+    result = compiled(tmp_path / "kernels", patch, said := [])
+    assert result["error"] == "" and result["ready"] == ["crashing.count"]
+    assert "its process was ended by SIG" in said[0] and "portable" in said[0]
+    (cached,) = (tmp_path / "kernels").rglob("*.kernel")
+    assert cached.name == "crashing.count.portable.kernel"
 
 
 def test_kernels_of_another_version_are_refused(tmp_path: Path) -> None:

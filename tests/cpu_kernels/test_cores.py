@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpu_kernels import cores
-from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.cores import processor_name, usable_cores, usable_processors
 
 
 def topology(folder: Path, siblings: list[str]) -> Path:
@@ -53,3 +53,41 @@ def test_without_topology_no_more_than_the_machines_cores(tmp_path: Path, monkey
 def test_control_groups_bound_the_threads(quota: float, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "processor_quota", lambda: quota)
     assert cores._allowed() == allowed
+
+
+def test_a_processor_has_the_systems_name(tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor : 0\nmodel name\t: A: Processor 9\n")
+    assert processor_name(told) == "A: Processor 9"
+    assert processor_name(tmp_path / "nowhere")
+
+
+def arm_cpuinfo(path: Path, *cores: tuple[str, str, str]) -> Path:
+    """What Linux reports for cores of 64-bit ARM, given their implementer, part and revision."""
+    path.write_text(
+        "".join(
+            f"processor\t: {i}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd\nCPU implementer\t: {implementer}\n"
+            f"CPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: {part}\nCPU revision\t: {revision}\n\n"
+            for i, (implementer, part, revision) in enumerate(cores)
+        )
+        + "Serial\t: 00000000\n"
+    )
+    return path
+
+
+def test_processors_of_arm_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux has no names for them, so measurements of one would be taken for another's."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    big, little = ("0x41", "0xd0b", "1"), ("0x41", "0xd05", "0")
+    names = [
+        processor_name(arm_cpuinfo(tmp_path / "cpuinfo", *found))
+        for found in ([big], [big, big], [big, little], [little], [("0x61", "0xd0b", "1")], [("0x41", "0xd0b", "2")])
+    ]
+    assert names[0] == names[1] == "aarch64 0x41/8/0x4/0xd0b/1"
+    assert names[2] == "aarch64 0x41/8/0x4/0xd05/0 + 0x41/8/0x4/0xd0b/1"
+    assert len(set(names)) == 5
+
+
+def test_macos_names_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "sysctl", {"machdep.cpu.brand_string": b"Apple M9 Pro\0"}.get)
+    assert processor_name(tmp_path / "nowhere") == "Apple M9 Pro"

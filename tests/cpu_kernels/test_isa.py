@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from llvmlite import binding, ir
 
+from cpu_kernels import isa
 from cpu_kernels.compiler import SYMBOLS, compile_kernel
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import (
+    IS_ARM64,
     ISA,
     ISA_VARIABLE,
     POLICIES,
@@ -92,7 +94,17 @@ def test_code_is_generated_for_a_plain_processor_where_a_set_is_forced_and_for_t
     assert choose_target({ISA_VARIABLE: "portable"}) == plain_target(Isa.PORTABLE)
     named = choose_target({"NUMBA_CPU_NAME": "znver3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"})
     assert (named.isa, named.cpu, named.features) == (Isa.AVX2, "znver3", "+avx2,+fma,+f16c")
-    assert choose_target({}).cpu == binding.get_host_cpu_name()
+    assert choose_target({}).cpu == ("generic" if IS_ARM64 else binding.get_host_cpu_name())
+
+
+def test_arm_processors_get_what_the_system_says_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM's name of a processor brings features that a system may hide, and its list of features is incomplete."""
+    monkeypatch.setattr(isa, "IS_ARM64", True)
+    monkeypatch.setattr(isa, "arm_features", lambda: frozenset({"neon", "dotprod", "lse"}))
+    found = choose_target({})
+    assert (found.isa, found.cpu, found.features) == (Isa.NEON_DOT, "generic", "+dotprod,+lse,+neon")
+    monkeypatch.setattr(isa, "arm_features", lambda: frozenset({"neon"}))
+    assert choose_target({}).isa is Isa.PORTABLE
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +182,13 @@ def assembly(emit, arguments: int, triple: str, features: str) -> str:
             {"vpmaddubsw": 2, "vpaddw": 2, "vpmaddwd": 0},
             {"vpmaddubsw": 2, "vpsignb": 2, "vpmaddwd": 2},
         ),
-        (Isa.NEON_DOT, "aarch64-linux-gnu", "+neon,+dotprod", {"sdot": 8}, {"sdot": 8}),
+        (
+            Isa.NEON_DOT,
+            "aarch64-linux-gnu",
+            "+neon,+dotprod",
+            {"sdot": 4, "eor": 0, "add": 0},
+            {"sdot": 4, "eor": 0, "add": 0},
+        ),
     ],
 )
 def test_products_become_the_instructions_they_are_for(
@@ -188,7 +206,21 @@ def test_products_become_the_instructions_they_are_for(
         assert {name: len(re.findall(rf"\b{name}\b", text)) for name in expected} == expected
 
 
-@pytest.mark.parametrize("layout", [Isa.AVX2, Isa.AVX_VNNI])
+def test_on_arm_one_load_has_the_factors_of_four_products() -> None:
+    def emit(builder: ir.IRBuilder, acc: ir.Value, weights: ir.Value, where: ir.Value) -> ir.Value:
+        x = builder.extract_element(builder.bitcast(where, ir.VectorType(ir.IntType(64), 8)), ir.IntType(32)(0))
+        for index in range(4):
+            acc = products.multiply_small(builder, acc, weights, products.operand(builder, x, index))
+        return acc
+
+    with emitting(Isa.NEON_DOT):
+        text = assembly(emit, 3, "aarch64-linux-gnu", "+neon,+dotprod")
+    lanes = re.findall(r"\bsdot\s.*\.4b\[(\d)\]", text)
+    assert sorted(lanes) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4 + ["3"] * 4
+    assert not re.search(r"\b(dup|ld1r)\b", text)
+
+
+@pytest.mark.parametrize("layout", [Isa.AVX2, Isa.AVX_VNNI, Isa.NEON_DOT])
 @pytest.mark.parametrize(
     ("triple", "features", "isa"),
     [
@@ -303,4 +335,4 @@ def test_int16_accumulators_hold_what_they_are_given() -> None:
     """
     assert products.PARTIAL_LIMIT * 2 * 127 <= 32767
     assert products.PARTIAL_LIMIT >= 8 * 15 and products.PARTIAL_LIMIT >= 4 * 31
-    assert (products.BYTE_OFFSET == 0) == POLICY.int16_accumulators
+    assert products.BYTE_OFFSET == 0 or not POLICY.int16_accumulators

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cpu_kernels.cores import processor_name
 from gguf_io import open_model
 from localllm.roofline import expected
 from localllm.roofline.expected import (
@@ -166,10 +165,3 @@ def test_a_damaged_file_is_reported_and_replaced(model: Path, text: str, caplog:
     assert "speeds.json cannot be used" in caplog.text
     keep(measured(model, 0.5, 2.0), "one", "F16")
     assert kept_limits(1) is not None
-
-
-def test_the_processor_has_the_systems_name(tmp_path: Path) -> None:
-    told = tmp_path / "cpuinfo"
-    told.write_text("processor : 0\nmodel name\t: A: Processor 9\n")
-    assert processor_name(told) == "A: Processor 9"
-    assert processor_name(tmp_path / "nowhere")
