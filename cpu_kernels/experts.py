@@ -29,6 +29,7 @@ from cpu_kernels.simd.vectors import (
 )
 
 _LOWEST = np.float32(-3.4e38)
+# Of the shares of the total that a row's experts have, as in llama.cpp (build_moe_ffn); the smallest half's exponent.
 _LEAST_SUM = np.float32(6.103515625e-5)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -124,7 +125,7 @@ def _choose(
         kept += weight
         put_f32(scores + 4 * best, _LOWEST)
     if normalise != 0:
-        divisor = max(kept, _LEAST_SUM)
+        divisor = max(kept, _LEAST_SUM * divisor)
     # If any score is NaN, so is the total, and this makes all weights NaN.
     divisor += total - total
     for i in range(used):

@@ -57,7 +57,7 @@ def expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
     """
     metadata, key = file.metadata, f"{file.architecture}.expert_group_count"
     groups = metadata.get_int(key, 1, maximum=_MAX_EXPERTS)
-    if groups <= 1:
+    if groups <= 1 or not experts:
         return 1, 1
     groups_used = metadata.get_int(f"{file.architecture}.expert_group_used_count", minimum=1, maximum=groups)
     if experts % groups or experts // groups < 2 or used > experts // groups * groups_used:

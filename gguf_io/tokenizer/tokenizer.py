@@ -16,6 +16,8 @@ from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN
 # GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+# Of the rules by tokenizer.ggml.model, where a release changed them.
+_VERSIONS = {"bert": 2}
 # isspace() of the C locale.
 _SPACE = " \t\n\v\f\r"
 _PIECE = 1 << 16
@@ -152,10 +154,12 @@ class Partition:
 class Tokenizer:
     """A model's tokenizer; cheap to make, since what encoding needs is built on first use.
 
-    Ids and text agree with llama.cpp's, except that text becomes a control token only with `parse_special`, and that
-    characters that the vocabulary cannot express are not fatal. Several threads may use it at once.
+    Ids and text agree with llama.cpp's, except that text becomes a control token only with `parse_special`, that
+    characters that the vocabulary cannot express are not fatal, and that word pieces follow BERT's own tokenizer.
+    Several threads may use it at once.
 
     eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" if the file has none.
+    version: of the rules that encode; what was computed from tokens of another version is kept apart.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -163,6 +167,7 @@ class Tokenizer:
         special = vocabulary.special
         self.vocab_size: int = len(vocabulary.tokens)
         self.pre: str = vocabulary.pre
+        self.version: int = _VERSIONS.get(vocabulary.model, 1)
         self.add_bos: bool = vocabulary.add_bos
         self.add_eos: bool = vocabulary.add_eos
         self.add_sep: bool = vocabulary.add_sep

@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 # Values of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
+LONGEST_WORD = 100
+"""Characters of the longest word that word pieces spell, if the file states no other number, as in BERT."""
+
 _EOT = (
     "<|eot_id|>",
     "<|im_end|>",

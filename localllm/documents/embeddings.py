@@ -59,8 +59,11 @@ class MeaningSearch:
         """Load the model. Raises what EmbeddingModel raises."""
         self._index = index
         self._model = EmbeddingModel(path, settings)
-        self.name, prefixes = _described(self._model.file)
-        self._query, self._document = prefixes
+        self._query, self._document = _prefixes(self._model.file)
+        self.name, *former = _keys(self._model.file, self._model.tokenizer.version)
+        """The key of this model's vectors in the index."""
+        for key in former:
+            index.remove_vectors(key)
 
     def __enter__(self) -> Self:
         return self
@@ -107,8 +110,13 @@ class MeaningSearch:
         return rows.astype(np.float16), tokens
 
 
-def _described(file: ModelFile) -> tuple[str, tuple[str, str]]:
-    """The key under which vectors are stored, which identifies the file, and the model's prefixes."""
+def _prefixes(file: ModelFile) -> tuple[str, str]:
+    """What the model expects before questions and before documents."""
     name = f"{file.path.stem}:{file.name}".lower()
-    prefixes = next(((query, text) for part, query, text in _PREFIXES if part in name), ("", ""))
-    return f"{file.name}:{file.size_bytes}:{file.path.name}", prefixes
+    return next(((query, text) for part, query, text in _PREFIXES if part in name), ("", ""))
+
+
+def _keys(file: ModelFile, tokenizer: int) -> list[str]:
+    """The keys under which vectors are stored, which identify the file and the tokenizer's version; newest first."""
+    name = f"{file.name}:{file.size_bytes}:{file.path.name}"
+    return [f"{name}:tokenizer {version}" if version > 1 else name for version in range(tokenizer, 0, -1)]

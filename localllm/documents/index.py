@@ -166,6 +166,12 @@ class DocumentIndex:
                 sql = "INSERT OR REPLACE INTO vector SELECT id, ?, ? FROM chunk WHERE id = ?"
                 db.execute(sql, (model, numbers, chunk))
 
+    def remove_vectors(self, model: str) -> None:
+        """Remove the vectors stored under this key."""
+        if self._rows("SELECT 1 FROM vector WHERE model = ? LIMIT 1", (model,)):
+            with self._changes() as db:
+                db.execute("DELETE FROM vector WHERE model = ?", (model,))
+
     def vectors(self, model: str) -> tuple[list[int], bytes]:
         """Ids of the chunks that have a vector of this model, and their vectors, concatenated."""
         rows = self._rows("SELECT chunk, numbers FROM vector WHERE model = ? ORDER BY chunk", (model,))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from gguf_io.tokenizer.vocabulary import BYTE, CONTROL, LONGEST_WORD, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.errors import CheckpointError
 from localllm.importing.unigram import all_steps, puts_space_before, unigram_keys
@@ -100,10 +100,20 @@ def _keys(content: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
 
 def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int], where: str) -> dict[str, Any]:
     """BERT's tokenizer. GGUF marks tokens that begin a word, instead of those that continue one."""
-    normalizer, prefix = content.get("normalizer") or {}, content["model"].get("continuing_subword_prefix", "##")
-    if normalizer.get("type") != "BertNormalizer" or prefix != "##":
+    model, normalizer = content["model"], content.get("normalizer") or {}
+    prefix, splitter = model.get("continuing_subword_prefix", "##"), content.get("pre_tokenizer") or {}
+    kinds_of_steps = normalizer.get("type"), splitter.get("type")
+    if kinds_of_steps != ("BertNormalizer", "BertPreTokenizer") or prefix != "##":
         raise CheckpointError(f"{where}: it splits words by other rules than BERT. Get the model as GGUF instead.")
     lowercase, accents = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+    # Keys of our own, only for a tokenizer that departs from BERT's.
+    rare = {
+        f"tokenizer.ggml.normalizer.{name}": False
+        for name in ("clean_text", "handle_chinese_chars")
+        if not normalizer.get(name, True)
+    }
+    if (longest := model.get("max_input_chars_per_word", LONGEST_WORD)) != LONGEST_WORD:
+        rare["tokenizer.ggml.max_input_chars_per_word"] = longest
     for index, text in enumerate(tokens):
         if kinds[index] == NORMAL:
             tokens[index] = text[2:] if text.startswith(prefix) else f"\u2581{text}"
@@ -114,6 +124,7 @@ def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int]
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.normalizer.lowercase": bool(lowercase),
         "tokenizer.ggml.normalizer.strip_accents": bool(lowercase if accents is None else accents),
+        **rare,
     }
 
 

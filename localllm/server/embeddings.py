@@ -35,9 +35,9 @@ class EmbeddingModel:
         self._lock = threading.Lock()
         self.file = open_model(path)
         try:
-            self._tokenizer = load_tokenizer(self.file)
+            self.tokenizer = load_tokenizer(self.file)
             self._ranks = is_reranker(self.file)
-            self._pairs = Pairs(self.file.metadata, self._tokenizer)
+            self._pairs = Pairs(self.file.metadata, self.tokenizer)
             self._encoder, self.backend = open_text_encoder(self.file, settings, progress)
             self.held_bytes = sum(encoder_bytes(self.file, self.backend))
         except BaseException:
@@ -71,7 +71,7 @@ class EmbeddingModel:
         most = self._encoder.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise ApiError(400, f"dimensions must be 1 to {most} for this model (got {dimensions})")
-        tokens = [self._tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+        tokens = [self.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
         fitted = [self._fitted(text, truncate) for text in tokens]
         found = self._pooled(fitted)[:, :dimensions]
         found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
@@ -113,8 +113,8 @@ class EmbeddingModel:
         """The tokens. Too many are truncated, keeping the last token, which may be a special one."""
         if not text:
             raise ApiError(400, "the input is empty; send at least one token")
-        if min(text) < 0 or max(text) >= self._tokenizer.vocab_size:
-            raise ApiError(400, f"a token is outside the vocabulary (0 to {self._tokenizer.vocab_size - 1})")
+        if min(text) < 0 or max(text) >= self.tokenizer.vocab_size:
+            raise ApiError(400, f"a token is outside the vocabulary (0 to {self.tokenizer.vocab_size - 1})")
         if len(text) <= self.max_tokens:
             return text
         if not truncate:

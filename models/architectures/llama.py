@@ -139,7 +139,8 @@ ARCHITECTURES = (
     # EXAONE 3 and 3.5; EXAONE 4, whose 32B model has a window, and rotation, in three of four layers only.
     Architecture("exaone", HALVES),
     Architecture("exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, window=_exaone4_window),
-    # Granite 3 and 4 without states: the file states factors of embeddings, residuals, scores and logits.
+    # Granite 3 and 4 without states: the file states factors of embeddings, residuals, scores and logits, and whether
+    # heads are rotated, which llama.cpp up to build 0.3.36 of its Python package heeds only for dense models.
     GRANITE,
     replace(GRANITE, name="granitemoe"),
     # MiniCPM 1 and 2: Granite's factors. Early files do not state them; the defaults are llama.cpp's.

@@ -79,6 +79,25 @@ def test_biases_take_part_in_the_choice_alone(sigmoid: bool, normalise: bool) ->
     np.testing.assert_allclose(routed.weights, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("used", [1, 3])
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_the_least_sum_of_the_chosen_experts_is_a_share_of_all(sigmoid: bool, used: int) -> None:
+    least = 2.0**-14  # of the sum of the chosen experts' weights, where the weights of all add up to one
+    random = np.random.default_rng(6)
+    scores = (random.standard_normal((ROWS, EXPERTS)) - 6 * sigmoid).astype(np.float32)
+    scores[:, :used] -= np.linspace(0, 14, ROWS, dtype=np.float32)[:, None]
+    biases = aligned(EXPERTS, np.float32)
+    biases[:used] = 5
+    routed = Routed(scores, True, used=used, sigmoid=sigmoid, biases=biases)
+    wide = np.exp(scores.astype(np.float64))
+    weights = wide / (1 + wide) if sigmoid else wide / wide.sum(axis=1, keepdims=True)
+    expected = np.take_along_axis(weights, routed.experts.astype(np.int64), axis=1)
+    sums = expected.sum(axis=1, keepdims=True)
+    assert (sums < least).any()
+    assert (sums > least).any()
+    np.testing.assert_allclose(routed.weights, expected / np.maximum(sums, least), rtol=1e-5)
+
+
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_experts_come_from_the_best_groups(sigmoid: bool, biased: bool) -> None:

@@ -165,7 +165,9 @@ def test_word_pieces(tmp_path, options):
     tokens, types = word_pieces()
     path = write_vocabulary(tmp_path / "words.gguf", tokens, model="bert", types=types, **options)
     tokenizer = load_tokenizer(path)
-    for text in [*sample_texts(6, 600), "", " ", "Hello [MASK] world", "unaffable UNAFFABLE"]:
+    # In other scripts llama.cpp departs from the models' own tokenizer, see test_word_pieces.
+    texts = [re.sub("[^\n\t -~À-öø-ÿ一-龥]", "", text) for text in sample_texts(6, 600)]
+    for text in [*texts, "", " ", "Hello [MASK] world", "unaffable UNAFFABLE"]:
         for parse_special in (False, True):
             expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
             assert tokenizer.encode(text, True, parse_special) == expected, text

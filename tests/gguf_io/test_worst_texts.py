@@ -51,9 +51,11 @@ WORDS = """
 from gguf_io.tokenizer.word_pieces import WordPieces
 class Vocabulary:
     ids = {"\\u2581a": 0, "a": 1, "b" * 1_000_000: 2}
+    never_text = frozenset()
     metadata = __import__("gguf_io.metadata").metadata.Metadata("x", {})
     def need_unk_id(self): return 3
-assert len(WordPieces(Vocabulary()).encode("a" * 1_000_000)) == 1_000_000
+assert WordPieces(Vocabulary()).encode("a" * 1_000_000) == [3]
+assert len(WordPieces(Vocabulary()).encode(("a" * 100 + " ") * 10_000)) == 1_000_000
 """
 MARKERS = """
 from gguf_io.chat_template.capabilities import find_markers

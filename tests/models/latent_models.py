@@ -95,6 +95,11 @@ LATENT_MODELS["deepseek2-groups"] = replace(
     added={**SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **CHOICE_BIAS},
     dropped=(*_NO_HEADS, "attn_q.weight"),
 )
+# The experts that its metadata describes are in no layer.
+LATENT_MODELS["deepseek2-no-experts"] = replace(
+    LATENT_MODELS["deepseek2-groups"],
+    extra={**LATENT_MODELS["deepseek2-groups"].extra, "leading_dense_block_count": 3},
+)
 # No size is a multiple of its padding.
 LATENT_MODELS["deepseek2-odd"] = replace(
     LATENT_MODELS["deepseek2-groups"],

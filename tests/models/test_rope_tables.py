@@ -1,12 +1,19 @@
 """Tables of rotary embeddings: their values at any position, and that far positions only cost what is used."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import psutil
 import pytest
 
+from gguf_io import open_model
 from models.layer_sizes import Heads
+from models.native_runner import NativeRunner
 from models.rope_config import QueryGrowth
 from models.rope_tables import RopeTable
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 RADIANS = np.exp(-np.arange(24) / 5.0)
 
@@ -52,3 +59,24 @@ def test_far_positions_take_the_memory_of_what_is_used() -> None:
     found.cover([(1 << 20, (1 << 20) + 511)])
     assert psutil.Process().memory_info().rss - before < 16 << 20
     assert found.address % 64 == 0
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("name", ["granite", "granitemoe"])
+def test_a_file_says_whether_granite_rotates_heads(name: str, rotated: bool, tmp_path: Path) -> None:
+    """Without rotation, and with one layer, the last token cannot know the order of those before it."""
+    extra = {**MODELS[name].extra, "rope.scaling.finetuned": rotated}
+    path = write(replace(MODELS[name], layers=1, extra=extra), tmp_path / "model.gguf")
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=1 << 20, threads=1)
+    try:
+        before = np.random.default_rng(4).permutation(MODELS[name].vocabulary)[:40].tolist()
+        logits = []
+        for order in (before, before[::-1]):
+            sequence = runner.create_sequence()
+            logits.append(runner.run([*order, 7], range(41), [sequence] * 41, [40])[0].copy())
+        # Keys and values are rounded alike wherever they are stored.
+        same = np.allclose(*logits, atol=1e-3 * logits[0].std())
+    finally:
+        runner.close()
+    assert same is not rotated

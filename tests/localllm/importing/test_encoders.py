@@ -185,8 +185,11 @@ def test_another_pooling_is_refused(folder: Folder, tmp_path: Path) -> None:
         import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rules", "longest"),
+    [({}, 100), ({"lowercase": False}, 100), ({"clean_text": False, "handle_chinese_chars": False}, 12)],
+)
+def test_word_pieces(rules: dict[str, bool], longest: int, folder: Folder, tmp_path: Path) -> None:
     made = folder("bert")
     pieces = [
         "[PAD]",
@@ -201,8 +204,10 @@ def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
         "##s",
     ]
     pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrtuvwxyz"] + ["cafe", "café", "日"]
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    pieces += ["\u1112", "##\u1161", "##\u11ab"]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=longest))
+    tokenizer.normalizer = normalizers.BertNormalizer(**rules)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -219,8 +224,21 @@ def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
     with open_model(tmp_path / "made.gguf") as file:
         found = load_tokenizer(file)
     assert len(pieces) < VOCABULARY
-    for text in ("The rain, the rains!", "café cafe CAFÉ", "日 unknown 漢 words", "a.b  c\n"):
+    texts = ("The rain, the rains!", "café cafe CAFÉ", "日 unknown 漢 words", "a.b  c\n", "한 하", "a\0b", "日日")
+    for text in (*texts, "a" * 12, "a" * 13, "a" * 100, "a" * 101):
         assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
+
+
+@pytest.mark.parametrize("step", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit(), None])
+def test_word_pieces_cut_by_other_rules(step: Any, folder: Folder, tmp_path: Path) -> None:
+    made = folder("bert")
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    if step is not None:
+        tokenizer.pre_tokenizer = step
+    tokenizer.save(str(made / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="splits words by other rules than BERT"):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
 
 
 def test_robertas_byte_level_tokenizer(folder: Folder, tmp_path: Path) -> None:
