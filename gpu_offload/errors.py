@@ -39,10 +39,11 @@ class DeviceRequestError(LocalLLMError):
 
 
 class LlamaCppMissingError(LocalLLMError):
-    """llama-cpp-python is not installed or does not load. The message says how to install it here."""
+    """llama-cpp-python is not installed or does not run here. The message says how to install it here."""
 
     def __init__(self, reason: str, command: str | None = None) -> None:
         """command: the command that fixes it, if not one of the usual installation commands."""
+        self.reason = reason
         if command:
             super().__init__(f"llama.cpp cannot do that ({reason}). Install it again:\n  {command}")
             return

@@ -3,8 +3,11 @@
 import ctypes
 import functools
 import importlib.util
+import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +30,21 @@ _NO_WARNING = (
     "failed to decode, ret = 2",
 )
 _RECENT_ERRORS = 8
+_TRIED = "llama_cpp"
+"""Name of the stored identity of the library that ran on this processor."""
+# What happens in every process before llama.cpp is chosen.
+_TRIAL = """
+import sys
+sys.path[:] = sys.argv[1:]
+from gpu_offload import library
+from gpu_offload.devices import devices
+library.try_library = lambda: None
+try:
+    devices(), library.llama()
+except library.LlamaCppMissingError:
+    pass
+"""
+_TRIAL_S = 120
 ABORTED = "llama.cpp ended the process: "  # begins the last line on standard error when it does
 # What llama.cpp's backends log, in lower case, when a device is out of memory. There is no error code for that.
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
@@ -72,8 +90,9 @@ _ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_report_abort)
 def llama() -> Any:
     """Return llama-cpp-python's low-level module, its backend started.
 
-    Raises LlamaCppMissingError if the package is absent or too old, or its library does not load.
+    Raises LlamaCppMissingError if the package is absent or too old, or its library does not load or run.
     """
+    try_library()
     try:
         from llama_cpp import llama_cpp  # takes a fifth of a second, and may be absent
     except ImportError as error:
@@ -122,6 +141,49 @@ def failure(what: str) -> LlamaCppError:
     return LlamaCppError(f"{what}. It said:\n{reason}")
 
 
+def _library_folder() -> Path:
+    """Where llama-cpp-python's libraries are. Raises LlamaCppMissingError if it is not installed."""
+    package = importlib.util.find_spec("llama_cpp")
+    if package is None or package.origin is None:
+        raise LlamaCppMissingError("the package llama-cpp-python is not installed")
+    return Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
+
+
+def try_library() -> None:
+    """Let another process load the library first, since one built for another processor ends its process.
+
+    Raises LlamaCppMissingError if it is not installed, crashes or does not answer. Other faults show when it is loaded.
+    """
+    if fault := _fault(_library_folder()):
+        raise LlamaCppMissingError(fault)
+
+
+@functools.cache
+def _fault(folder: Path) -> str:
+    """Why the library must not be loaded, "" if it may be.
+
+    That it ran is stored beside the kernels, which other processors do not share, until its files change.
+    """
+    from cpu_kernels.kernel_cache import read_measured, write_measured
+
+    files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    identity = [str(folder), *([name, found.st_size, found.st_mtime_ns] for name, found in files)]
+    stored = json.dumps(identity).encode()
+    if read_measured(_TRIED) == stored:
+        return ""
+    command = [sys.executable, "-I", "-c", _TRIAL, *sys.path]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return f"its library gave no answer in {_TRIAL_S} seconds"
+    if done.returncode != 0:
+        code = done.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code:#x}"
+        return f"its library crashes on this processor: {how}"
+    write_measured(_TRIED, stored)
+    return ""
+
+
 @functools.cache
 def shared_library(name: str) -> ctypes.CDLL:
     """Return a library of llama-cpp-python: "llama", "ggml" (device registry), "ggml-base" or "ggml-cpu".
@@ -130,10 +192,8 @@ def shared_library(name: str) -> ctypes.CDLL:
     """
     if sys.platform == "win32":
         llama()  # adds the folders of devices' libraries to Windows' search path
-    package = importlib.util.find_spec("llama_cpp")
-    if package is None or package.origin is None:
-        raise LlamaCppMissingError("the package llama-cpp-python is not installed")
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
+    try_library()
+    folder = _library_folder()
     # Use the names by which the libraries link to each other: wheels have copies instead of links, and each copy would
     # have its own devices and log.
     names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")

@@ -118,9 +118,10 @@ def check_gpu() -> Check:
 
     try:
         found = gpus()
-    except LlamaCppMissingError:
+    except LlamaCppMissingError as error:
         advice = f"A GPU and rarer architectures need llama.cpp. Install it for your device:\n{install_commands()}"
-        return Check("GPU", State.GOOD, "llama.cpp is not installed; the CPU engine is used", advice)
+        found_why = f"llama.cpp is not available ({error.reason}); the CPU engine is used"
+        return Check("GPU", State.GOOD, found_why, advice)
     if not found:
         advice = f"If there is one, reinstall llama.cpp for it:\n{install_commands(version('llama_cpp_python'))}"
         return Check("GPU", State.GOOD, "none that the installed llama.cpp can use", advice)

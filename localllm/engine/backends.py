@@ -285,10 +285,10 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Bac
     wishes = _wishes(settings)
     try:
         found = gpus()
-    except LlamaCppMissingError:
+    except LlamaCppMissingError as error:
         if wishes:
             raise
-        return BackendChoice("native", "llama.cpp is not installed")
+        return BackendChoice("native", f"llama.cpp is not available: {error.reason}")
     if wishes:
         return BackendChoice("llama", f"{', '.join(wishes)} set")
     if lacking := native_lacks():
@@ -316,7 +316,7 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
 
 
 def llama_is_here() -> bool:
-    """Whether llama-cpp-python is installed."""
+    """Whether llama-cpp-python is installed and runs here."""
     from gpu_offload.errors import LlamaCppMissingError
     from gpu_offload.library import llama
 

@@ -1,10 +1,13 @@
 """Devices as ggml reports them, and the messages if llama.cpp is not installed."""
 
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from ctypes import c_size_t, c_void_p
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -179,3 +182,64 @@ def test_a_full_device_is_told_from_other_failures(line, is_memory, monkeypatch)
     found = library.failure("it cannot load")
     assert isinstance(found, LlamaCppMemoryError) is is_memory
     assert line in str(found)
+
+
+def wrong_library(folder: Path, start: str) -> Path:
+    """A folder with libraries whose loading runs this C statement."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = folder / "wrong.c"
+    source.write_text(
+        f"#include <signal.h>\n#include <unistd.h>\n__attribute__((constructor)) void f(void) {{ {start} }}"
+    )
+    for name in ("ggml-base", "ggml", "ggml-cpu", "llama"):
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / f"lib{name}.so", source], check=True)
+    return folder
+
+
+ASK = """
+import sys
+from localllm.engine.backends import automatic_choice, llama_is_here
+from localllm.doctor import check_gpu
+from localllm.settings import Settings
+print(automatic_choice(Settings(), lambda: ""))
+print(check_gpu().found)
+print(llama_is_here())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compiles a library for Linux")
+@pytest.mark.parametrize("signal_name", ["SIGILL", "SIGSEGV"])
+def test_a_library_for_another_processor_is_not_loaded(tmp_path: Path, signal_name: str) -> None:
+    """Neither the native engine nor doctor ends with it; it counts as missing, with the reason."""
+    pytest.importorskip("llama_cpp")
+    folder = wrong_library(tmp_path, f"raise({signal_name});")
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(folder), "LOCALLLM_KERNEL_CACHE": str(tmp_path / "kernels")}
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment, check=False)
+    reason = f"its library crashes on this processor: {signal_name}"
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [
+            f"native: llama.cpp is not available: {reason}",
+            f"llama.cpp is not available ({reason}); the CPU engine is used",
+            "False",
+        ],
+    ), done.stderr
+
+
+def test_a_library_that_ran_is_not_tried_again_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, bytes] = {}
+    codes = [0, -4, -4]
+    monkeypatch.setattr("cpu_kernels.kernel_cache.read_measured", kept.get)
+    monkeypatch.setattr("cpu_kernels.kernel_cache.write_measured", kept.__setitem__)
+    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=codes.pop(0)))
+    fault = library._fault.__wrapped__
+    (tmp_path / "libggml.so").write_bytes(b"one")
+    assert fault(tmp_path) == "" and len(codes) == 2
+    assert fault(tmp_path) == "" and len(codes) == 2
+    (tmp_path / "libggml.so").write_bytes(b"another")
+    assert "SIGILL" in fault(tmp_path) and len(codes) == 1
+    assert "SIGILL" in fault(tmp_path) and codes == []  # a crash is not stored: a new driver may mend it

@@ -101,7 +101,7 @@ def test_without_llama_cpp_only_wishes_that_it_alone_could_follow_fail(
     known: ModelFile, foreign: ModelFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     miss(monkeypatch)
-    assert str(choose_backend(known, Settings())) == "native: llama.cpp is not installed"
+    assert str(choose_backend(known, Settings())) == "native: llama.cpp is not available: the test says so"
     with pytest.raises(UnsupportedModelError, match="lambo"):
         choose_backend(foreign, Settings())
     with pytest.raises(LlamaCppMissingError, match="pip install"):
