@@ -150,7 +150,7 @@ class Engine:
         self._interrupted.clear()
         ended = self._take_news()
         if self._journal.asked:
-            self._journal.answer(self._snapshot())
+            self._answer_inspections()
         plan = self._scheduler.schedule()
         self._report_progress()
         began = self._clock()
@@ -185,7 +185,7 @@ class Engine:
         )
 
     def inspect(self) -> "Future[EngineSnapshot]":
-        """Return a future for a snapshot between two steps; it is cancelled if the engine stops first."""
+        """Return a future for a snapshot between two steps; it is cancelled if that fails or the engine stops first."""
         asked = self._journal.ask()
         if self._closing or self._failure:
             asked.cancel()
@@ -349,6 +349,14 @@ class Engine:
             generation.send_progress(0)
         for position, generation in enumerate(self._scheduler.waiting, start=1):
             generation.send_progress(position)
+
+    def _answer_inspections(self) -> None:
+        """Take a snapshot for whoever waits for one; if that fails, only their futures are cancelled."""
+        try:
+            self._journal.answer(self._snapshot())
+        except Exception:
+            log.exception("The engine's state could not be shown")
+            self._journal.cancel()
 
     def _snapshot(self) -> EngineSnapshot:
         running, waiting = self._scheduler.running, self._scheduler.waiting

@@ -76,6 +76,8 @@ class FileDigest:
                 self.value = _joined(digests)
         except OSError as error:
             log.info("A model file could not be read for its digest: %s", error)
+        except Exception as error:  # such as MemoryError: this thread must not end with a traceback
+            log.warning("KV is not kept on disk: the digest of the model failed: %s: %s", type(error).__name__, error)
         finally:
             self._ended.set()
         if self.value is not None:

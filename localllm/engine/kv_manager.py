@@ -8,7 +8,7 @@ from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import AdapterSet, KeepsStates, Runner
 from localllm.engine.sequence import TokenSequence
-from localllm.engine.spill import LEAST_TOKENS, Spiller
+from localllm.engine.spill import LEAST_TOKENS, Spiller, told
 from localllm.engine.state_cache import StateCache, mark_places
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class KVManager:
         limit = runner.info.copies_bytes if self._can_truncate else 0
         self.copies = MemoryTier(limit) if limit else None
         self.spiller: Spiller | None = None  # made for the first prefix
+        self._failed = False
 
     def start(self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]) -> bool:
         """Attach the longest known prefix; False if a running sequence is about to compute a longer one.
@@ -69,7 +70,11 @@ class KVManager:
                 source, computed = other.handle, min(common, other.computed)
         if coming - computed >= self._runner.info.page_size:
             return False
-        segments = self._stored(sequence, tokens) if len(tokens) - computed >= LEAST_RESTORED else []
+        try:
+            segments = self._stored(sequence, tokens) if len(tokens) - computed >= LEAST_RESTORED else []
+        except Exception as error:
+            self._note_failure("looked up", error)
+            segments = []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
             ahead = [segment for segment in segments if segment.stop > computed]
             self.restoring[sequence] = ahead
@@ -88,20 +93,35 @@ class KVManager:
         return True
 
     def restore(self, sequence: TokenSequence) -> bool:
-        """Import one segment, if the sequence has one; return whether it had. Unreadable segments are recomputed."""
+        """Import one segment, if the sequence has one; return whether it had. Unreadable segments are recomputed.
+
+        After an unexpected error the sequence is computed from its first token; the first such error is logged.
+        """
         segments = self.restoring.pop(sequence, ())
         if not segments:
             return False
+        if self.make_room(sequence, segments[0].stop - segments[0].start) is not None:
+            try:
+                self._import(sequence, segments)
+            except Exception as error:  # copies only save time
+                self._note_failure("restored", error)
+                assert sequence.handle is not None
+                self._runner.free_sequence(sequence.handle)
+                sequence.start_over(self._runner.create_sequence(sequence.space.adapters))
+        return True
+
+    def _import(self, sequence: TokenSequence, segments: Sequence[MemorySegment | Segment]) -> None:
+        """Import the first segment if it can be read and fits, and schedule the others."""
         segment, *others = segments
         handle = sequence.handle
         assert handle is not None
-        if self.make_room(sequence, segment.stop - segment.start) is None or (data := self._data(segment)) is None:
-            return True
+        if (data := self._data(segment)) is None:
+            return
         try:
             self._runner.import_kv(handle, segment.start, segment.stop, data)
         except ValueError as error:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
-            return True
+            return
         if segment is self._last_state(segments):
             self._import_state(handle, segment)
         if segment.useful < segment.stop:
@@ -109,7 +129,6 @@ class KVManager:
         sequence.restored(segment.useful, from_disk=isinstance(segment, Segment))
         if others:
             self.restoring[sequence] = others
-        return True
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
         """Pending tokens before the next image, or before the next mark where the state is kept."""
@@ -195,6 +214,12 @@ class KVManager:
             self._runner.import_state(handle, state)
         except ValueError as error:
             log.warning("Computing the state after %d tokens again: %s", segment.stop, error)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        """Log the first failure of copies."""
+        if not self._failed:
+            log.warning("Copies of keys and values could not be %s: %s. They are computed again.", what, told(error))
+        self._failed = True
 
     def _data(self, segment: MemorySegment | Segment) -> bytes | memoryview | None:
         return segment.kv if isinstance(segment, MemorySegment) else self._disks[""].load(segment)

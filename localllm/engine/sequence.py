@@ -94,6 +94,11 @@ class TokenSequence:
         if self._counts:
             self.from_memory = min(computed, self._prompt)
 
+    def start_over(self, handle: int) -> None:
+        """Attach an empty sequence of the runner in place of one whose contents are lost."""
+        self.from_memory, self.from_disk = None, 0
+        self.attach(handle, 0)
+
     def restored(self, length: int, from_disk: bool) -> None:
         """Record that the runner's sequence was filled up to `length` tokens, from the disk or copies in memory."""
         gained = min(length, self._prompt) - min(self.computed, self._prompt)

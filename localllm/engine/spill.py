@@ -24,6 +24,11 @@ MOST_WAITING = 1024
 DIGEST_S = 2.0
 
 
+def told(error: Exception) -> str:
+    """An unexpected error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+
+
 @dataclass(slots=True)
 class _Prefix:
     """A prefix to copy to main memory, and to `disk` unless None.
@@ -56,6 +61,7 @@ class Spiller:
         self._cache = cache
         self._copies = copies
         self._wake_engine = wake_engine
+        self._failed = False
         self._prefixes: deque[_Prefix] = deque(maxlen=MOST_WAITING)
         self._undigested: deque[_Prefix] = deque(maxlen=MOST_WAITING)
         self._writes: queue.Queue[tuple[DiskCache, list[int], int, bytes, bytes] | None] = queue.Queue(maxsize=2)
@@ -76,29 +82,42 @@ class Spiller:
             self._prefixes.append(_Prefix(space, list(tokens), disk, trunk))
 
     def spill(self, wait: bool = False) -> bool:
-        """Export one segment; False if there is none, or if the writer is behind and `wait` is False."""
+        """Export one segment; False if there is none, or if the writer is behind and `wait` is False.
+
+        A prefix whose export fails is not copied. The first failure is logged.
+        """
         while self._undigested and (self._undigested[0].disk is None or self._undigested[0].disk.ready):
             self._prefixes.append(self._undigested.popleft())
         while self._prefixes:
             prefix = self._prefixes[0]
-            segments = self._due(prefix)
-            if not segments:
-                self._pin(self._prefixes.popleft())
-                continue
-            if self._writes.full() and not wait:
-                return False
-            start, stop, copied, written = segments.popleft()
-            sequence = self._cache.holder(prefix.space, prefix.tokens[:stop])
-            if sequence is None:
-                self._prefixes.popleft()
-                continue
-            kv = self._runner.export_kv(sequence, start, stop)
-            if copied and self._copies is not None:
-                self._copies.store(prefix.space, prefix.tokens[:stop], start, kv)
-            if written and prefix.disk is not None:
-                self._writes.put((prefix.disk, prefix.tokens[:stop], start, kv, self._state(prefix, sequence, stop)))
-            return True
+            try:
+                segments = self._due(prefix)
+                if not segments:
+                    self._pin(self._prefixes.popleft())
+                    continue
+                if self._writes.full() and not wait:
+                    return False
+                if self._export(prefix, *segments.popleft()):
+                    return True
+            except Exception as error:  # an answer needs no copies
+                if not self._failed:
+                    log.warning("Keys and values could not be copied: %s. Answers go on without copies.", told(error))
+                self._failed = True
+            self._prefixes.popleft()
         return False
+
+    def _export(self, prefix: _Prefix, start: int, stop: int, copied: bool, written: bool) -> bool:
+        """Export a segment to where it goes; False if its prefix was evicted."""
+        sequence = self._cache.holder(prefix.space, prefix.tokens[:stop])
+        if sequence is None:
+            return False
+        kv = self._runner.export_kv(sequence, start, stop)
+        state = self._state(prefix, sequence, stop) if written else b""
+        if copied and self._copies is not None:
+            self._copies.store(prefix.space, prefix.tokens[:stop], start, kv)
+        if written and prefix.disk is not None:
+            self._writes.put((prefix.disk, prefix.tokens[:stop], start, kv, state))
+        return True
 
     def close(self, finish: bool) -> None:
         """Finish all disk writes, of what is exported or, if `finish`, of everything that waits; end the thread."""
