@@ -37,7 +37,7 @@ _LARGE_BYTES, _AHEAD_BYTES = 1 << 20, 8 << 20  # after a large read, the system 
 SLACK_BYTES = 64  # padding that a buffer needs after the rows, for kernels that load whole vectors
 LOOKED_UP = "per_layer_token_embd.weight"
 """A table that is most of some files, though a token needs one row of it: it is read by row and never loaded."""
-_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 
 def open_model(path: str | Path) -> "ModelFile":
@@ -314,7 +314,9 @@ def _part_paths(path: Path, count: int) -> list[Path]:
             f"{path}: split.count: the model has {count} parts, and their names must be like "
             f"{path.stem}-00001-of-{count:05}.gguf. Give the files their original names."
         )
-    return [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    return [
+        path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{match['suffix']}") for number in range(1, count + 1)
+    ]
 
 
 def _check_split(parts: "list[_Part]") -> None:

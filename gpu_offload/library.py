@@ -198,7 +198,7 @@ def shared_library(name: str) -> ctypes.CDLL:
     # have its own devices and log.
     names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")
     for file in (*names, f"{name}.dll", f"lib{name}.dll"):
-        if (folder / file).exists():
+        if os.path.exists(folder / file):
             try:
                 return ctypes.CDLL(str(folder / file))
             except OSError as error:

@@ -13,6 +13,7 @@ import psutil
 
 from localllm.engine.disk_cache import disk_cache_folder
 from localllm.errors import SettingsError, reason
+from localllm.files import listed
 from localllm.library import places
 from localllm.library.hub import endpoint
 from localllm.library.lookup import users_models
@@ -152,9 +153,9 @@ def check_folder(what: str, folder: Path, otherwise: str, state: State = State.A
     otherwise: what happens if it cannot, and what to do. state: how bad that is.
     """
     nearest = folder
-    while not os.path.exists(nearest):  # Path.exists raises PermissionError
+    while not os.path.exists(nearest):
         nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK | os.X_OK):
         return Check(what, state, f"{folder} cannot be written", otherwise)
     return Check(what, State.GOOD, f"{size_of(folder) / 2**20:,.1f} MiB in {folder}")
 
@@ -168,7 +169,7 @@ def check_kernels() -> Check:
         advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
         found = f"portable builds of {', '.join(portable)}: compiled for this processor, they were wrong or crashed"
         return Check("compiled kernels", State.BAD, found, advice)
-    count = sum(1 for _ in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else 0
+    count = sum(path.name.endswith(SUFFIX) for path in listed(folder))
     advice = "" if count else "The first answer takes longer, once, while the kernels for its model are compiled."
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
 
@@ -180,7 +181,7 @@ def check_settings(errors: Sequence[SettingsError]) -> Check:
         return Check(
             "settings", State.BAD, " ".join(map(str, errors)), "Other commands refuse to run until it is fixed."
         )
-    return Check("settings", State.GOOD, str(path) if path.is_file() else f"the defaults; there is no {path}")
+    return Check("settings", State.GOOD, str(path) if os.path.isfile(path) else f"the defaults; there is no {path}")
 
 
 def check_disk(folder: Path) -> Check:
@@ -212,8 +213,15 @@ def check_models(settings: Settings) -> Check:
 
 def check_model_folder(folder: Path) -> Check:
     """Whether a folder of the setting model_folders exists."""
-    if folder.is_dir():
-        return Check("model folder", State.GOOD, str(folder))
+    if os.path.isdir(folder):
+        errors: list[OSError] = []
+        listed(folder, errors.append)
+        if not errors:
+            return Check("model folder", State.GOOD, str(folder))
+        found = f"{folder} cannot be read: {errors[0].strerror}"
+        return Check(
+            "model folder", State.ADVICE, found, "Allow reading it, or take it out of the setting model_folders."
+        )
     return Check("model folder", State.ADVICE, f"{folder} is not there", "Check the setting model_folders.")
 
 

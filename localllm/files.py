@@ -1,9 +1,17 @@
-"""Atomic file writes, temporary names that localllm recognises, and paths that users write."""
+"""Atomic file writes, temporary names that localllm recognises, and paths that users write.
+
+os.path.isfile, isdir and exists answer False where a folder above may not be entered. Path's methods of similar names,
+and Path.glob, raise PermissionError there before Python 3.14, so they are not used.
+"""
 
 import os
+import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from localllm.errors import reason
 
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
 TEMPORARY = ".localllm-"
@@ -58,6 +66,30 @@ def stale(path: Path) -> bool:
         return path.lstat().st_mtime < time.time() - STALE_S
     except OSError:  # its writer has just renamed or removed it
         return False
+
+
+def listed(folder: Path, report: Callable[[OSError], object] = lambda _error: None) -> list[Path]:
+    """The entries of a folder, sorted; none if there is none. report: receives why an existing one cannot be read."""
+    try:
+        return sorted(Path(entry.path) for entry in os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError for a null character
+        return []
+    except OSError as error:
+        report(error)
+        return []
+
+
+def file_problem(path: Path) -> str:
+    """Why there is no file to read at a path, as the end of a sentence; "" if there is one."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "there is no such file"
+    except (OSError, ValueError) as error:  # a ValueError for a null character
+        return f"it cannot be read: {reason(error)}"
+    if stat.S_ISDIR(mode):
+        return "it is a folder"
+    return "" if stat.S_ISREG(mode) else "it is not a regular file"
 
 
 def user_path(text: str) -> Path:

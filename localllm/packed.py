@@ -136,7 +136,7 @@ def _pack_to_disk(
             if progress is not None:
                 progress(f"waiting: {reason}", 0.0)
             time.sleep(_POLL_S)
-            if _path(file).exists():  # it packed the same model
+            if os.path.exists(_path(file)):  # it packed the same model
                 return
         except _GivenUpError as reason:
             raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
@@ -236,7 +236,7 @@ def finish_keeping() -> None:
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
     """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
-    if not is_kept(file, limit_mib) or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
+    if not is_kept(file, limit_mib) or _newest_ns(file) > time.time_ns() - _SETTLED_NS or os.path.exists(_path(file)):
         return None
     return PackedKeeper(file, packed, limit_mib)
 
@@ -245,7 +245,9 @@ def limit_bytes(limit_mib: int | None) -> int:
     """Most bytes that all packed files may take. limit_mib: the setting."""
     if limit_mib is not None:
         return limit_mib * 2**20
-    room = shutil.disk_usage(next(each for each in (packed_folder(), *packed_folder().parents) if each.exists())).free
+    room = shutil.disk_usage(
+        next(each for each in (packed_folder(), *packed_folder().parents) if os.path.exists(each))
+    ).free
     return min(DEFAULT_BYTES, int(DEFAULT_SHARE * (room + sum(each.bytes for each in packed_files()))))
 
 

@@ -318,7 +318,7 @@ def parse_lora(text: str) -> list[tuple[Path, float]]:
                 f"lora: {item!r} must be FILE or FILE:WEIGHT, the weight within ±{LARGEST_LORA_WEIGHT:g}."
             )
         if item:
-            found.append((Path(item if weight is None else path).expanduser(), 1.0 if weight is None else weight))
+            found.append((user_path(item if weight is None else path), 1.0 if weight is None else weight))
     return found
 
 

@@ -4,14 +4,14 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY
+from localllm.files import TEMPORARY, listed
 from localllm.library import places
 from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
@@ -59,6 +59,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
     """Every place that localllm writes to, even if it does not exist yet."""
     store = places.own_store(settings)
     chats, unfinished = sessions_path(), size_of(store / "partial")
+    chats_bytes = sum(size_of(path) for path in listed(chats.parent) if path.name.startswith(chats.name))
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
     found = (
         ("kernels", _kernels(), "removed when unused for a month; localllm cache --free kernels"),
@@ -73,7 +74,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
     return [
         StoredPlace("models", store, size_of(store) - unfinished, "localllm rm NAME"),
         StoredPlace("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
-        StoredPlace("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
+        StoredPlace("chats", chats, chats_bytes, "deleted in the chat"),
         *(StoredPlace(what, path, size_of(path), bound) for what, path, bound in found),
     ]
 
@@ -92,13 +93,17 @@ def cleared(what: str) -> int:
     root = root_of()
     before = size_of(root)
     folders = [root]
+
+    def refuse(error: OSError) -> NoReturn:
+        raise RequestError(f"{error.filename} cannot be read: {error.strerror}. Empty it by hand.") from error
+
     if subfolders is not None:
-        found = (each for each in _entries(root) if subfolders.fullmatch(each.name))
-        folders = [each for each in found if each.is_dir() and not each.is_symlink()]
+        found = (each for each in listed(root, refuse) if subfolders.fullmatch(each.name))
+        folders = [each for each in found if os.path.isdir(each) and not each.is_symlink()]
     for folder in folders:
         try:
-            for file in _entries(folder):
-                if names.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+            for file in listed(folder, refuse):
+                if names.fullmatch(file.name) and os.path.isfile(file) and not file.is_symlink():
                     file.unlink(missing_ok=True)
             if subfolders and not any(folder.iterdir()):
                 folder.rmdir()
@@ -126,7 +131,3 @@ def size_of(path: Path) -> int:
             state = os.lstat(each)
             size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
     return size
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())

@@ -10,6 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
+LEAST_PART = 3  # characters of a name that is looked for inside of others
+
+
 def harmless(text: str) -> str:
     """The text with U+FFFD for every character that controls a terminal or reorders the display."""
     return _UNSAFE.sub("\ufffd", text)
@@ -21,8 +24,24 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is most like an unknown one, judged by its first 200 characters; None if none is like it."""
-    return next(iter(difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)), None)
+    """The known name that an unknown one probably means; None if none is like it.
+
+    One that begins with the unknown name, else one that has it inside, else the most similar by edits. Case and the
+    signs between words do not matter. Of several, the shortest. cutoff: the least similarity, 0 to 1.
+    """
+    wanted = _words(name[:200])
+    spelt = {_words(one): one for one in sorted(known, key=len, reverse=True)}
+    if len(wanted) >= LEAST_PART:
+        inside = [one for one in spelt if wanted in one]
+        begun = [one for one in inside if one.startswith(wanted)]
+        if found := begun or inside:
+            return spelt[min(found, key=len)]
+    return next((spelt[one] for one in difflib.get_close_matches(wanted, spelt, n=1, cutoff=cutoff)), None)
+
+
+def _words(name: str) -> str:
+    """A name in lower case with one sign between its words."""
+    return re.sub(r"[\W_]+", "-", name.lower())
 
 
 def columns_of(text: str) -> int:

@@ -72,6 +72,15 @@ def test_packages_of_the_same_names_on_the_path_do_no_harm(tmp_path: Path) -> No
         assert "localllm" in result.stdout
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in CODE if relative(path).startswith(("localllm/", "tui/"))], ids=relative
+)
+def test_looking_at_a_path_never_raises(path: Path) -> None:
+    """Path.is_file and the like raise PermissionError in Python 3.11 to 3.13; see localllm/files.py."""
+    found = re.search(r"\.(is_file|is_dir|exists)\(\)|(?<!_ROOT)\.r?glob\(", path.read_text(encoding="utf-8"))
+    assert found is None, f"{relative(path)} has {found[0]}: use os.path, or listed"
+
+
 def test_readme_names_real_make_targets() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md", "docs/benchmarks.md"):

@@ -75,7 +75,7 @@ def mention_of(pasted: str) -> str | None:
         is_url = text.startswith("file://")
         name = unquote(urlsplit(text).path) if is_url else text.strip("'\"").replace("\\ ", " ")
         path = user_path(name)
-        if not path.is_absolute() or not path.is_file():
+        if not path.is_absolute() or not os.path.isfile(path):
             return None
     except (OSError, ValueError):
         return None  # for example a file name that is too long, or a malformed URL

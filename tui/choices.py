@@ -1,5 +1,6 @@
 """The models that the picker offers: local ones, files next to the current one, suggestions to pull. Also pulls."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -9,10 +10,11 @@ from gguf_io import ModelFile, open_model
 from localllm.cli.pull import Meter
 from localllm.engine.backends import loaded_projector
 from localllm.errors import LocalLLMError
-from localllm.files import user_path
+from localllm.files import listed, user_path
 from localllm.library import pull
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
+from localllm.library.names import is_gguf, plain
 from localllm.library.pull import PullStatus
 from localllm.library.suggestions import CHAT_TOKENS, Suggestion, ranked
 from localllm.library.summary import summarize
@@ -29,20 +31,16 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
     loaded: the file of the current model; near: its name, loaded or not. Expected speeds are given only if `localllm
     bench` has measured this machine. Skips files that cannot be read.
     """
-    found: list[LibraryModel] = []
-    names: set[str] = set()
-    for model in all_models(settings):
-        if model.name.lower() not in names:  # a name refers to the first model that has it
-            found.append(model)
-            names.update(name.lower() for name in model.names)
+    found = list(all_models(settings))
+    names = {plain(name) for model in found for name in model.names}
     beside = loaded or (user_path(near) if near and is_path(near) else None)
     if beside is not None:
-        paths = {model.path for model in found}
-        files = sorted(beside.parent.glob("*.gguf"))
-        found += [LibraryModel((str(path),), Source.FOLDER, path) for path in files if path not in paths]
+        paths = {os.path.realpath(model.path) for model in found}
+        files = [path for path in listed(beside.parent) if is_gguf(path.name) and os.path.realpath(path) not in paths]
+        found += [LibraryModel((str(path),), Source.FOLDER, path) for path in files]
     speed, kept = expect_decode(settings.threads), kept_limits(settings.threads)
     choices = [choice for model in found if (choice := _choice(model, settings, loaded, speed))]
-    missing = [suggestion for suggestion in ranked(available_memory()) if suggestion.name not in names]
+    missing = [suggestion for suggestion in ranked(available_memory()) if plain(suggestion.name) not in names]
     return choices + [to_pull(suggestion, kept) for suggestion in missing]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import RequestError
+from localllm.files import listed
 from localllm.settings import config_path
 from localllm.text import shortened
 from tui.parameters import NAMES, Parameters
@@ -46,10 +47,7 @@ def folder_of(kind: str) -> Path:
 def saved_names(kind: str) -> list[str]:
     """The saved names of a kind, sorted."""
     ending = _ENDINGS[kind]
-    try:
-        found = [path.name.removesuffix(ending) for path in folder_of(kind).iterdir() if path.name.endswith(ending)]
-    except OSError:
-        return []  # nothing was saved yet
+    found = [path.name.removesuffix(ending) for path in listed(folder_of(kind)) if path.name.endswith(ending)]
     return sorted(name for name in found if _NAME.fullmatch(name))
 
 

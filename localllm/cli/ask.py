@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -225,7 +226,7 @@ def _usual_model(settings: "Settings") -> str:
     from localllm.settings import sessions_path
 
     path = sessions_path()
-    if path.is_file() and not settings.remote:
+    if os.path.isfile(path) and not settings.remote:
         with (
             contextlib.suppress(sqlite3.Error),  # only a default; the chat itself reports errors in its file
             contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db,

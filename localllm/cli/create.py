@@ -1,5 +1,6 @@
 """localllm create: creates a model from a Modelfile, or from a folder of safetensors."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,8 +66,8 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
     from localllm.quality.quantize import quantized_model
 
     folder = user_path(source)
-    imports = (folder / "config.json").is_file()
-    if not imports and is_path(source) and folder.is_dir():
+    imports = os.path.isfile(folder / "config.json")
+    if not imports and is_path(source) and os.path.isdir(folder):
         raise RequestError(
             f"{folder} has no config.json, so it is not a folder of safetensors as Hugging Face has them. Name the "
             "folder that has it, or a .gguf file."
@@ -81,4 +82,4 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
 def _beside(file: Path, source: str) -> str:
     """Resolve a path in a Modelfile, which is relative to it; a source that is not a path is returned unchanged."""
     beside = file.parent / user_path(source)
-    return str(beside) if beside.is_file() or (beside / "config.json").is_file() else source
+    return str(beside) if os.path.isfile(beside) or os.path.isfile(beside / "config.json") else source

@@ -18,6 +18,7 @@ from localllm.cli.options import model_names
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
 from localllm.errors import LocalLLMError, RequestError
+from localllm.library.names import is_gguf, plain, without_suffix
 from localllm.text import human_time
 
 if TYPE_CHECKING:
@@ -99,13 +100,13 @@ def served_model(
     with StatusLine() as status, nullcontext() if running else started(server, name, ctx, folder_of("server") / "log"):
         if not running:
             name = server.ask("GET", "/v1/models")["data"][0]["id"]
-        elif name.endswith(".gguf"):
-            name = Path(name).stem
+        elif is_gguf(name):
+            name = without_suffix(Path(name).name)
         status.show(f"loading {name}")
         server.ask("POST", "/api/generate", {"model": name, "stream": False}, LOAD_S)
         status.clear()
         rows = server.ask("GET", "/api/ps")["models"]
-        about = next((row for row in rows if row["name"] in (name, f"{name}:latest")), rows[0])  # the one used last
+        about = next((row for row in rows if plain(row["name"]) == plain(name)), rows[0])  # the one used last
         name = about["name"]
         note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
         yield server, Endpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running

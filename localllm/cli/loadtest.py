@@ -234,7 +234,7 @@ def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
     """Raise RequestError if charts cannot be drawn with these options."""
     if plot and as_json:
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
-    if svg is not None and svg.exists():
+    if svg is not None and os.path.exists(svg):
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
     if svg is not None and not os.access(svg.parent, os.W_OK):
         raise RequestError(f"{svg} cannot be written: its folder does not exist, or is not yours to write to.")

@@ -1,6 +1,7 @@
 """localllm config, cache, doctor: the effective settings, the stored caches, and checks of this machine."""
 
 import json
+import os
 import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,7 @@ def config(as_json: AsJson = False) -> None:
         path = config_path()
         note(
             f"Settings file: {path}"
-            if path.is_file()
+            if os.path.isfile(path)
             else f"There is no settings file; create {path} to store settings."
         )
     for error in errors:

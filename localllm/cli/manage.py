@@ -69,6 +69,7 @@ def verify(
     """
     from localllm.library.entry import Source
     from localllm.library.lookup import find, wanted_names
+    from localllm.library.names import plain
     from localllm.library.places import ollama_stores, own_store
     from localllm.library.stores import UnusableError, damaged_blobs, stored_models
     from localllm.settings import load_settings
@@ -78,14 +79,14 @@ def verify(
     unusable: list[UnusableError] = []
     models = [model for root, source in stores for model in stored_models(root, source, unusable.append)]
     if names:
-        known = {name.lower() for model in models for name in model.names} | {error.name.lower() for error in unusable}
+        known = {plain(name) for model in models for name in model.names} | {plain(error.name) for error in unusable}
         for name in names:
             if known.isdisjoint(wanted_names(name)):
                 find(name, settings)
                 warn(f"{name} is not verified: there is no SHA-256 for models outside localllm's and Ollama's stores.")
         wanted = {each for name in names for each in wanted_names(name)}
-        models = [model for model in models if not wanted.isdisjoint(name.lower() for name in model.names)]
-        unusable = [error for error in unusable if error.name.lower() in wanted]
+        models = [model for model in models if not wanted.isdisjoint(map(plain, model.names))]
+        unusable = [error for error in unusable if plain(error.name) in wanted]
     damaged_models = 0
     for error in unusable:
         warn(str(error))

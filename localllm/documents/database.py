@@ -111,7 +111,7 @@ def _make(db: sqlite3.Connection, root: Path) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    if not path.exists():
+    if not os.path.exists(path):
         path.touch(mode=0o600)
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row

@@ -70,7 +70,7 @@ class DocumentIndex:
         """Open or create it. Raises RequestError if there is no such folder."""
         self.folder = folder
         self.root = Path(os.path.realpath(user_path(str(folder))))
-        if not self.root.is_dir():
+        if not os.path.isdir(self.root):
             raise RequestError(f"{folder}: there is no such folder. Name one that has documents.")
         self.path = index_path(self.root)
         self._lock = threading.RLock()

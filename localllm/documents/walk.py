@@ -76,7 +76,7 @@ _Rules = tuple[tuple[str, GitIgnoreSpec], ...]
 
 def _rules_above(root: Path) -> _Rules:
     """The rules of the repository that a folder is in; none if they ignore that folder, since the user requested it."""
-    repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+    repository = next((folder for folder in (root, *root.parents) if os.path.exists(folder / ".git")), root)
     rules: _Rules = ()
     for folder in reversed(root.parents):
         if folder.is_relative_to(repository):
@@ -96,7 +96,7 @@ def _with_rules(prefix: str, outer: _Rules) -> _Rules:
     """
     path = Path(f"{prefix}.gitignore")
     try:
-        if not path.is_file():  # missing, or a pipe, for example
+        if not os.path.isfile(path):  # missing, or a pipe, for example
             return outer
         with path.open("rb") as file:
             lines = file.read(_MAX_RULES_BYTES).decode(errors="surrogateescape").splitlines()

@@ -9,6 +9,8 @@ from pathlib import Path
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from localllm.errors import RequestError
+from localllm.files import file_problem, listed, user_path
+from localllm.library.names import is_gguf, is_projector_name
 from localllm.settings import Settings, parse_lora
 
 log = logging.getLogger(__name__)
@@ -79,8 +81,8 @@ def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
     """The settings' adapter files and their weights. Raises RequestError for a missing file."""
     found = parse_lora(settings.lora) if settings.lora else []
     for path, _ in found:
-        if not path.is_file():
-            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
+        if problem := file_problem(path):
+            raise RequestError(f"{path}: adapter not found: {problem}. Check the lora setting, --lora.")
     return found
 
 
@@ -93,11 +95,12 @@ def projector_of(file: ModelFile, settings: Settings) -> Path | None:
     if settings.mmproj == WITHOUT:
         return None
     if settings.mmproj:
-        path = Path(settings.mmproj).expanduser()
-        if not path.is_file():
-            raise RequestError(f"{path}: projector not found. Check the mmproj setting or --mmproj.")
+        path = user_path(settings.mmproj)
+        if problem := file_problem(path):
+            raise RequestError(f"{path}: projector not found: {problem}. Check the mmproj setting or --mmproj.")
         return path
-    found = [path for path in sorted(file.path.parent.glob("*mmproj*.gguf")) if _fits(path, file)]
+    beside = (path for path in listed(file.path.parent) if is_gguf(path.name) and is_projector_name(path.name))
+    found = [path for path in beside if _fits(path, file)]
     if len(found) > 1:
         log.warning("%s: its folder has several projectors; choose one with --mmproj", file.path.name)
     return found[0] if len(found) == 1 else None

@@ -31,7 +31,7 @@ from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.runner import AdapterSet
 from localllm.engine.segment_file import DamagedSegmentError, read_header, read_kv, read_state, write_segment
-from localllm.files import TEMPORARY, stale, write_whole
+from localllm.files import TEMPORARY, listed, stale, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ class DiskCache:
         if self._opened is None:
             name = hashlib.blake2b(f"{self._identity}/{self.digest.value}".encode(), digest_size=_DIGEST).hexdigest()
             self._opened = self._root / name
-            for path in self._opened.glob(f"{TEMPORARY}*.tmp"):
-                if stale(path):
+            for path in listed(self._opened):
+                if path.name.startswith(TEMPORARY) and path.name.endswith(".tmp") and stale(path):
                     path.unlink(missing_ok=True)
         self._opened.mkdir(mode=0o700, exist_ok=True)
         return self._opened
@@ -193,7 +193,7 @@ class DiskCache:
         if not self.enabled or not self.ready or len(kv) + len(state) > self._limit:
             return
         try:
-            if start and not any(self._folder.glob(f"*.{parent}.kv")):
+            if start and _segment(self._folder, parent) is None:
                 return
             path = self._folder / f"{parent}.{_digest(tokens)}.kv"
             write_segment(path, tokens, kv, state)
@@ -240,7 +240,7 @@ class DiskCache:
         shorter = []
         for path in self._children()[parent]:
             header = read_header(path)
-            is_trunk = self._whole and path.with_name(f"{path.name.split('.')[1]}.trunk").exists()
+            is_trunk = self._whole and os.path.exists(path.with_name(f"{path.name.split('.')[1]}.trunk"))
             if header is None or is_trunk:
                 continue
             length = len(header.tokens)
@@ -251,11 +251,11 @@ class DiskCache:
 
     def _shrink(self) -> None:
         """Delete segments of all models until the total is within the limit."""
-        files = _stored_files(self._root, "*.kv", _SEGMENT_NAME)
+        files = _stored_files(self._root, _SEGMENT_NAME)
         excess = sum(file.size for file in files) - self._limit
         if excess <= 0:
             return
-        trunks = _stored_files(self._root, "*.trunk", _TRUNK_NAME)
+        trunks = _stored_files(self._root, _TRUNK_NAME)
         for size, path in first_to_go(files, pinned(files, trunks, int(TRUNK_SHARE * self._limit))):
             if excess <= 0:
                 return
@@ -306,7 +306,7 @@ class Trunk:
 def stored_trunks(model: Path) -> list[Trunk]:
     """A model file's trunks whose pinned segments are all still on disk, most recently used first."""
     found = []
-    for file in _stored_files(disk_cache_folder(), "*.trunk", _TRUNK_NAME):
+    for file in _stored_files(disk_cache_folder(), _TRUNK_NAME):
         try:
             trunk = Trunk(**json.loads(file.path.read_bytes()))
         except (OSError, ValueError, TypeError):  # another process removed it, or it is damaged
@@ -319,19 +319,23 @@ def stored_trunks(model: Path) -> list[Trunk]:
 def _leads_to(folder: Path, digest: str) -> bool:
     """Whether a folder has the whole chain of segments up to this digest."""
     while digest != ROOT:
-        before = next(folder.glob(f"*.{digest}.kv"), None)
+        before = _segment(folder, digest)
         if before is None:
             return False
         digest = before.name.split(".")[0]
     return True
 
 
-def _stored_files(root: Path, pattern: str, name: "re.Pattern[str]") -> list[StoredFile]:
+def _segment(folder: Path, digest: str) -> Path | None:
+    """The segment in a folder that ends with this digest."""
+    return next((path for path in listed(folder) if path.name.endswith(f".{digest}.kv")), None)
+
+
+def _stored_files(root: Path, name: "re.Pattern[str]") -> list[StoredFile]:
     """The files of all models with names of the given form in folders of the disk tier."""
     files = []
-    for path in root.glob(f"*/{pattern}"):
-        if not (_FOLDER_NAME.fullmatch(path.parent.name) and name.fullmatch(path.name)):
-            continue
+    folders = (folder for folder in listed(root) if _FOLDER_NAME.fullmatch(folder.name))
+    for path in (path for folder in folders for path in listed(folder) if name.fullmatch(path.name)):
         try:
             state = path.stat()
         except FileNotFoundError:  # another process deleted it

@@ -6,6 +6,7 @@ BF16 nor FP8. Links that lead out of the folder are followed only into the blobs
 """
 
 import json
+import os
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import reason
+from localllm.files import listed
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
@@ -98,7 +100,7 @@ class Checkpoint:
                 self.tensors[tensor.name] = tensor
         for number in (2, 3):  # the dense layers after pooling in models of sentence-transformers
             path = folder / f"{number}_Dense" / _SINGLE
-            if path.is_file():
+            if os.path.isfile(path):
                 self._add_dense(number, checked(path, folder))
         if not self.tensors:
             raise CheckpointError(f"{folder}: there are no tensors. Download the folder again.")
@@ -134,7 +136,7 @@ class Checkpoint:
     def optional_text(self, name: str) -> str | None:
         """A file's text; None if the file is missing. Raises CheckpointError."""
         path = self.folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):
             return None
         try:
             with checked(path, self.folder).open("rb") as file:
@@ -172,8 +174,9 @@ class Checkpoint:
         path = self.folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{self.folder / _INDEX}: {shortened(name)!r} is not a safetensors file beside it.")
-        if not path.is_file():
-            hint = "" if list(self.folder.glob("*.safetensors")) else " Files of other formats are not imported."
+        if not os.path.isfile(path):
+            stored = any(each.suffix.lower() == ".safetensors" for each in listed(self.folder))
+            hint = "" if stored else " Files of other formats are not imported."
             raise CheckpointError(f"{path}: the file is missing. Download the folder again.{hint}")
         return checked(path, self.folder)
 
@@ -183,7 +186,7 @@ def checked(path: Path, folder: Path) -> Path:
 
     Raises CheckpointError.
     """
-    real, home = path.resolve(), folder.resolve()
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not (real.is_relative_to(home) or real.is_relative_to(cache)):
         raise CheckpointError(f"{path}: leads out of the folder, to {real}. Put the file itself there.")

@@ -1,5 +1,6 @@
 """Converts a folder of safetensors to one GGUF file: headers first, then tensor by tensor, quantising on the way."""
 
+import os
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -54,7 +55,9 @@ def imported_model(
 
     layer = store_model(store, write)
     path = store.blobs / blob_name(layer.digest)
-    return LibraryModel((folder.resolve().name,), Source.OWN, path, Manifest((layer,)), blobs=store.blobs)
+    return LibraryModel(
+        (os.path.basename(os.path.realpath(folder)),), Source.OWN, path, Manifest((layer,)), blobs=store.blobs
+    )
 
 
 def import_folder(
@@ -112,7 +115,7 @@ def _write(
     tensors, of_blocks = _block_factors(tensors, kinds)
     factors |= of_blocks
     with closing(GGUFWriter(target, family.architecture)) as writer:
-        writer.add_name(folder.resolve().name)
+        writer.add_name(os.path.basename(os.path.realpath(folder)))
         writer.add_quantization_version(2)
         matrices = {kinds[tensor.name] for tensor in tensors if is_matrix(tensor.name, tensor.shape)}
         main = kind or next((each for each in matrices if len(matrices) == 1 or each == "NVFP4"), "F16")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gguf_io import open_model
 from gpu_offload.adapters import check_adapter
-from localllm.files import sync_folder
+from localllm.files import file_problem, sync_folder
 from localllm.library.behaviour import own_template
 from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError
@@ -73,7 +73,7 @@ def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
 
 def _name_part(store: OwnStore, blob: Path, name: Path) -> None:
     """Give a part the name under which the loader of a split model looks for it."""
-    if name.is_file():
+    if os.path.isfile(name):
         return
     try:
         os.link(blob, name)
@@ -98,8 +98,8 @@ def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path 
 
 def _adapter(path: Path, architecture: str) -> bytes:
     """The content of a LoRA adapter for models of this architecture. Raises LocalLLMError."""
-    if not path.is_file():
-        raise LibraryError(f"ADAPTER {path}: there is no such file.")
+    if problem := file_problem(path):
+        raise LibraryError(f"ADAPTER {path}: {problem}.")
     with open_model(path) as file:
         check_adapter(file, architecture)
     return path.read_bytes()

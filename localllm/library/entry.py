@@ -1,6 +1,7 @@
 """One model on this machine: where its file is, and what its manifest adds to it."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -75,7 +76,7 @@ class LibraryModel:
         paths = self._layers("projector")
         if self.manifest is not None and self.manifest.projector_link is not None:
             paths.append(self.manifest.projector_link)
-        return tuple(path for path in paths if path.is_file())
+        return tuple(path for path in paths if os.path.isfile(path))
 
     def _parameters(self) -> dict[str, Any]:
         try:

@@ -32,3 +32,8 @@ class PullError(LibraryError):
 def warn_once(message: str) -> None:
     """Log a warning unless this process has logged the same before."""
     log.warning("%s", message)
+
+
+def unreadable_folder(error: OSError) -> None:
+    """Warn that a folder of models exists and cannot be read, such as one of another user."""
+    warn_once(f"{error.filename}: cannot be read: {error.strerror}. Models there are left out.")

@@ -15,14 +15,23 @@ from urllib.parse import quote
 import httpx2
 
 from localllm.library.errors import LibraryError, PullError
-from localllm.library.folders import is_model_name, is_projector_name
+from localllm.library.folders import is_model_name
 from localllm.library.manifest import MAX_LAYER_BYTES, blob_name, check_digest
-from localllm.library.names import DEFAULT_TAG, ModelName, preference, quantization_of, without_part
+from localllm.library.names import (
+    DEFAULT_TAG,
+    ModelName,
+    is_gguf,
+    is_projector_name,
+    preference,
+    quantization_of,
+    without_part,
+    without_suffix,
+)
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.web import Remote, get_small
 
 MAX_LISTING_BYTES = 16 << 20
-_PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 _REVISION = re.compile(r"[0-9a-f]+")
 # Image encoders are small and lose quality when quantised; F32 doubles the size for no gain.
 _PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
@@ -39,7 +48,7 @@ class HubFile:
     @property
     def stem(self) -> str:
         """The file's name without folder, part number and .gguf."""
-        return without_part(PurePosixPath(self.path).name.removesuffix(".gguf"))
+        return without_part(without_suffix(PurePosixPath(self.path).name))
 
     @property
     def label(self) -> str:
@@ -116,7 +125,7 @@ def parse_listing(data: bytes, where: str) -> tuple[str, list[HubFile]]:
         revision = content["sha"]
         if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
             raise LibraryError(f"its revision is {str(revision)[:60]!r}")
-        items = [item for item in content["siblings"] if str(item["rfilename"]).endswith(".gguf")]
+        items = [item for item in content["siblings"] if is_gguf(str(item["rfilename"]))]
         files = [_hub_file(item) for item in items if item.get("lfs")]  # small files have no SHA-256
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise PullError(f"{where}: the list of files cannot be read: {error}.") from error

@@ -1,7 +1,9 @@
 """Finds the model on this machine for a name. docs/models.md describes the order."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, count
 from urllib.parse import unquote, urlsplit
 
 from localllm.files import user_path
@@ -14,31 +16,87 @@ from localllm.library.names import (
     HUGGING_FACE_HOST,
     ModelName,
     canonical_host,
+    is_gguf,
+    plain,
     preference,
     quantization_of,
+    without_suffix,
 )
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
 from localllm.text import nearest, shortened
 
-BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
+def all_models(settings: Settings, first: Iterable[LibraryModel] = ()) -> Iterator[LibraryModel]:
+    """The models to list: `first`, the built-in one, those on this machine. Each is found by the name that it has here.
 
-def all_models(settings: Settings) -> Iterator[LibraryModel]:
-    """Every model on this machine, in lookup order."""
-    yield built_in_model()
-    yield from users_models(settings)
+    The names of earlier models are taken: a stored model whose names are all taken is left out; a file gets the first
+    of its names that is free, or a number as its tag. A file that two folders lead to is listed once.
+    """
+    return (model for model, is_listed in _looked_up(settings, first) if is_listed)
 
 
 def built_in_model() -> LibraryModel:
     """The demonstration model that comes with localllm."""
     from models import builtin
 
-    return LibraryModel(BUILT_IN_NAMES, Source.BUILT_IN, builtin.path())
+    return LibraryModel((BUILT_IN,), Source.BUILT_IN, builtin.path())
 
 
 def users_models(settings: Settings) -> Iterator[LibraryModel]:
-    """Every model on this machine except the built-in one, in lookup order."""
+    """The models to list without the built-in one, in lookup order."""
+    return (model for model in all_models(settings) if model.source is not Source.BUILT_IN)
+
+
+def find(name: str, settings: Settings) -> LibraryModel:
+    """The model for a path, a URL that was pulled, or a name.
+
+    Uses no network. Raises ModelNotFoundError, and LibraryError for an invalid name.
+    """
+    is_one = is_path(name)
+    if not is_one or not os.path.exists(user_path(name)):
+        try:
+            return named(name, settings)
+        except ModelNotFoundError:
+            if not is_one:
+                raise
+    return LibraryModel((name,), Source.PATH, user_path(name))
+
+
+def named(name: str, settings: Settings, first: Iterable[LibraryModel] = ()) -> LibraryModel:
+    """The model with a name or the URL that was pulled, never that of a path. first: see all_models. Raises as find."""
+    wanted = wanted_names(name)
+    models = []  # those before the one that is wanted; further stores are not looked through
+    for model, _ in _looked_up(settings, first):
+        if not wanted.isdisjoint(map(plain, model.names)):
+            return model
+        models.append(model)
+    if (untagged := _untagged_repository(name)) is not None and (chosen := _preferred(untagged, models)) is not None:
+        return chosen
+    raise _not_found(name, models)
+
+
+def _looked_up(settings: Settings, first: Iterable[LibraryModel]) -> Iterator[tuple[LibraryModel, bool]]:
+    """All models with the names of all_models, and whether all_models has them."""
+    taken: set[str] = set()
+    files: dict[str, set[str]] = {}  # the names of each by its real path
+    for model in chain(first, _everywhere(settings)):
+        names = [name for name in model.names if wanted_names(name).isdisjoint(taken)]
+        is_repeated = False
+        if model.manifest is None:
+            same = files.setdefault(os.path.realpath(model.path), set())
+            is_repeated = not same.isdisjoint(model.names)
+            same.update(model.names)
+            if not names or is_gguf(names[0]):  # a name with .gguf could be that of a file in the current folder
+                numbered = (f"{model.name}:{tag}" for tag in count(2))
+                names = [next(name for name in numbered if wanted_names(name).isdisjoint(taken)), *names]
+        yield replace(model, names=tuple(names) or model.names), bool(names) and not is_repeated
+        taken.update(map(plain, names))
+
+
+def _everywhere(settings: Settings) -> Iterator[LibraryModel]:
+    """Every model on this machine with its own names, in lookup order."""
+    yield built_in_model()
     yield from stored_models(places.own_store(settings), Source.OWN)
     for store in places.ollama_stores():
         yield from stored_models(store, Source.OLLAMA)
@@ -50,42 +108,24 @@ def users_models(settings: Settings) -> Iterator[LibraryModel]:
         yield from folders.folder_models(folder)
 
 
-def find(name: str, settings: Settings) -> LibraryModel:
-    """The model for a path, a URL that was pulled, or a name.
-
-    Uses no network. Raises ModelNotFoundError, and LibraryError for an invalid name.
-    """
-    if is_path(name):
-        return LibraryModel((name,), Source.PATH, user_path(name))
-    wanted = wanted_names(name)
-    models = []  # those before the one that is wanted; further stores are not looked through
-    for model in all_models(settings):
-        if not wanted.isdisjoint(known.lower() for known in model.names):
-            return model
-        models.append(model)
-    if (untagged := _untagged_repository(name)) is not None and (chosen := _preferred(untagged, models)) is not None:
-        return chosen
-    raise _not_found(name, models)
-
-
 def is_path(name: str) -> bool:
     """Whether a name is a path: it looks like one, or such a file exists."""
     if "://" in name:
         return False
-    return name.startswith(("/", ".", "~")) or name.lower().endswith(".gguf") or os.path.isfile(name)
+    return name.startswith(("/", ".", "~")) or is_gguf(name) or os.path.isfile(name)
 
 
 def wanted_names(name: str) -> set[str]:
-    """The lower-case names of the model that this name means, any of which identifies it."""
+    """The names for comparing (see plain) of the model that this name means, any of which identifies it."""
     if "://" in name:
-        return {str(name_of_url(name)).lower(), name_of_url(name).key}
-    wanted = {name.lower()}
+        return {plain(str(name_of_url(name))), plain(name_of_url(name).key)}
+    wanted = {plain(name)}
     parsed = _parsed(name)
-    return wanted if parsed is None else wanted | {parsed.key, str(parsed).lower()}
+    return wanted if parsed is None else wanted | {plain(parsed.key), plain(str(parsed))}
 
 
 def stored_name(text: str) -> ModelName:
-    """The name in our store for a model's name or address, stored or not. Raises LibraryError."""
+    """The name in our store for a model's name or address, stored or not. Raises LibraryError, also for a path."""
     return name_of_url(text) if "://" in text else ModelName.parse(text)
 
 
@@ -103,12 +143,11 @@ def name_of_url(url: str) -> ModelName:
     if parts.scheme not in ("http", "https") or not parts.hostname or not segments:
         raise LibraryError(f"{shortened(url)!r} is not the address of a model: give http(s)://host/.../file.gguf.")
     if canonical_host(parts.hostname) == HUGGING_FACE_HOST and segments[0] != "api" and len(segments) >= 2:
-        file = segments[-1] if len(segments) > 4 and segments[-1].endswith(".gguf") else ""
-        stem = file.removesuffix(".gguf")
-        return ModelName(segments[1], stem or DEFAULT_TAG, segments[0], HUGGING_FACE_HOST)
-    if not segments[-1].endswith(".gguf"):
+        file = segments[-1] if len(segments) > 4 and is_gguf(segments[-1]) else ""
+        return ModelName(segments[1], without_suffix(file) or DEFAULT_TAG, segments[0], HUGGING_FACE_HOST)
+    if not is_gguf(segments[-1]):
         raise LibraryError(f"{shortened(url)!r} is not the address of a .gguf file.")
-    return ModelName(segments[-1].removesuffix(".gguf"), DEFAULT_TAG, "web", parts.netloc.rpartition("@")[2])
+    return ModelName(without_suffix(segments[-1]), DEFAULT_TAG, "web", parts.netloc.rpartition("@")[2])
 
 
 def _parsed(name: str) -> ModelName | None:
@@ -124,7 +163,7 @@ def _untagged_repository(name: str) -> str | None:
     parsed = name_of_url(name) if "://" in name else _parsed(name)
     if parsed is None or parsed.tag != DEFAULT_TAG or "/" not in name:
         return None
-    return f"{parsed.host}/{parsed.repository}:".lower() if parsed.host == HUGGING_FACE_HOST else f"{name.lower()}:"
+    return f"{parsed.host}/{parsed.repository}:".lower() if parsed.host == HUGGING_FACE_HOST else f"{plain(name)}:"
 
 
 def _preferred(repository: str, models: list[LibraryModel]) -> LibraryModel | None:
@@ -138,7 +177,7 @@ def _preferred(repository: str, models: list[LibraryModel]) -> LibraryModel | No
 
 
 def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:
-    near = nearest(name.lower(), (model.name for model in models))
+    near = nearest(name, (model.name for model in models))
     hint = f" (did you mean {near}?)" if near else ""
     advice = "`localllm list` shows the ones there are"
     if os.path.isdir(name):

@@ -5,12 +5,14 @@ Format: Docker's image manifest, version 2, with the media types application/vnd
 """
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from localllm.files import listed
 from localllm.library.errors import LibraryError
 
 MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
@@ -115,6 +117,20 @@ def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise LibraryError(f"{where}: is not a model's manifest: {error}. {remedy}") from error
     return Manifest(tuple(known), links.get(_LINK_TYPE), links.get(_PROJECTOR_LINK_TYPE), title)
+
+
+def manifest_files(manifests: Path, report: Callable[[OSError], object]) -> Iterator[Path]:
+    """The manifests in a store's folder of them, sorted. report: see files.listed."""
+    for folder in model_folders(manifests, report):
+        yield from (path for path in listed(folder, report) if not path.name.startswith(".") and os.path.isfile(path))
+
+
+def model_folders(manifests: Path, report: Callable[[OSError], object]) -> list[Path]:
+    """The folders <host>/<namespace>/<model> of a store's manifests, sorted."""
+    folders = [manifests]
+    for _ in ("host", "namespace", "model"):
+        folders = [each for folder in folders for each in listed(folder, report)]
+    return folders
 
 
 def read_manifest(path: Path, *, own: bool = False) -> Manifest:

@@ -15,6 +15,7 @@ OLLAMA_HOST = "registry.ollama.ai"
 HUGGING_FACE_HOST = "hf.co"
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
+SUFFIX = ".gguf"
 BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may have this name
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -51,6 +52,11 @@ class ModelName:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a name and fill in the defaults. Raises LibraryError, also for parts that would leave their folder."""
+        if text.startswith(("/", ".", "~")):
+            raise LibraryError(
+                f"{shortened(text)} is a path, not a model's name, which is like qwen3:0.6b or hf.co/user/repo:Q4_K_M. "
+                f'A model file needs no name: localllm run {shortened(text)} "Hello".'
+            )
         *before, last = text.split("/")
         model, colon, tag = last.partition(":")
         if len(before) > 2:
@@ -99,6 +105,26 @@ def quantization_of(stem: str) -> str:
     """The quantisation in a file's name (without .gguf), in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M; "" for none."""
     found = _QUANTIZATION.findall(_SPLIT.sub("", stem))
     return found[-1].upper() if found else ""
+
+
+def plain(name: str) -> str:
+    """A name for comparing: in lower case, without the usual tag."""
+    return name.lower().removesuffix(f":{DEFAULT_TAG}")
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a file's name or path ends like that of a GGUF file, in upper or lower case."""
+    return name.lower().endswith(SUFFIX)
+
+
+def is_projector_name(name: str) -> bool:
+    """Whether a file of this name is a projector, which encodes images or sound for a model."""
+    return "mmproj" in name.lower()
+
+
+def without_suffix(name: str) -> str:
+    """A file's name or path without .gguf; unchanged if it does not end so."""
+    return name[: -len(SUFFIX)] if is_gguf(name) else name
 
 
 def without_part(stem: str) -> str:

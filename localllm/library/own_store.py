@@ -16,12 +16,21 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from filelock import FileLock
 
-from localllm.files import TEMPORARY, stale, sync_folder, write_whole
+from localllm.files import TEMPORARY, listed, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.manifest import Layer, Manifest, blob_files, blob_name, read_manifest
+from localllm.library.manifest import (
+    Layer,
+    Manifest,
+    blob_files,
+    blob_name,
+    manifest_files,
+    model_folders,
+    read_manifest,
+)
 from localllm.library.names import BUILT_IN, ModelName
 
 log = logging.getLogger(__name__)
@@ -49,7 +58,7 @@ class OwnStore:
         try:
             self._check_ours()
             self.root.mkdir(parents=True, exist_ok=True)
-            if not self._lock.exists():
+            if not os.path.exists(self._lock):
                 self._lock.touch(mode=0o600)
             for folder in (self.manifests, self.blobs):
                 folder.mkdir(exist_ok=True)
@@ -62,8 +71,8 @@ class OwnStore:
 
     def _check_ours(self) -> None:
         """Raise LibraryError for a store that another program made: Ollama's has the same layout."""
-        used = any(folder.exists() for folder in (self.manifests, self.blobs, self.partial))
-        if used and not self._lock.exists():
+        used = any(os.path.exists(folder) for folder in (self.manifests, self.blobs, self.partial))
+        if used and not os.path.exists(self._lock):
             raise LibraryError(
                 f"{self.root} has no {self._lock.name} file, so localllm did not make this store. {ELSEWHERE}"
             )
@@ -93,7 +102,7 @@ class OwnStore:
             )
         path = self.manifests
         for part in name.folders:
-            there = [entry for entry in sorted(path.glob("*")) if entry.name.lower() == part.lower()]
+            there = [entry for entry in listed(path, self._unreadable) if entry.name.lower() == part.lower()]
             path = there[0] if there else path / part
         return path
 
@@ -103,7 +112,7 @@ class OwnStore:
 
     def _require(self, name: ModelName) -> Path:
         path = self.manifest_path(name)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ModelNotFoundError(
                 f"{name} is not in localllm's own store, {self.root}", "`localllm list` shows the source of each model."
             )
@@ -113,7 +122,7 @@ class OwnStore:
         """Store a small layer."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         path = self.blobs / blob_name(digest)
-        if not path.is_file():
+        if not os.path.isfile(path):
             write_whole(path, data)
         return Layer(kind, digest, len(data))
 
@@ -121,7 +130,7 @@ class OwnStore:
         """Write the manifest, which makes the model visible. Returns False and writes nothing if a blob is missing."""
         self.prepare()
         with self.locked():
-            if not all((self.blobs / file).is_file() for file in blob_files(manifest.layers)):
+            if not all(os.path.isfile(self.blobs / file) for file in blob_files(manifest.layers)):
                 return False
             path = self.manifest_path(name)
             try:
@@ -166,11 +175,11 @@ class OwnStore:
     def remove_unfinished(self) -> int:
         """Remove partial downloads that no process holds, and blobs that no model uses; return the bytes freed."""
         self._check_ours()
-        if not self._lock.exists():
+        if not os.path.exists(self._lock):
             return 0
         with self.locked():
             freed = 0
-            for path in self.partial.glob("*"):
+            for path in listed(self.partial, self._unreadable):
                 if not _DOWNLOAD.fullmatch(path.name):
                     continue
                 lock = FileLock(path.with_suffix(".lock"))
@@ -180,14 +189,15 @@ class OwnStore:
                     freed += _unlinked(path)
                     lock.release()
                     Path(lock.lock_file).unlink(missing_ok=True)
-            hidden = (*self.partial.glob(".*"), *self.blobs.glob(".*"), *self.manifests.glob("*/*/*/.*"))
-            freed += sum(_unlinked(path) for path in hidden if _TEMPORARY.fullmatch(path.name) and stale(path))
-            return freed + self._remove_unused(path.name for path in self.blobs.glob("*"))
+            folders = (self.partial, self.blobs, *model_folders(self.manifests, self._unreadable))
+            files = [path for folder in folders for path in listed(folder, self._unreadable)]
+            freed += sum(_unlinked(path) for path in files if _TEMPORARY.fullmatch(path.name) and stale(path))
+            return freed + self._remove_unused(path.name for path in listed(self.blobs, self._unreadable))
 
     def _remove_unused(self, files: Iterable[str]) -> int:
         """Unlink the given blobs that no manifest names; none if a manifest is unreadable, since it may name any."""
         used: set[str] = set()
-        for path in self.manifests.glob("*/*/*/[!.]*"):
+        for path in manifest_files(self.manifests, self._unreadable):
             try:
                 used.update(blob_files(read_manifest(path, own=True).layers))
             except LibraryError as error:
@@ -205,6 +215,9 @@ class OwnStore:
             remove_orphans()
         return freed
 
+    def _unreadable(self, error: OSError) -> NoReturn:
+        raise LibraryError(f"{error.filename}: cannot be read: {error.strerror}. {ELSEWHERE}") from error
+
     def _remove_empty(self, folder: Path) -> None:
         while folder != self.manifests and not any(folder.iterdir()):
             folder.rmdir()
@@ -213,13 +226,13 @@ class OwnStore:
 
 def free_bytes(folder: Path) -> int:
     """Free disk space where a folder is, or will be."""
-    while not folder.exists():
+    while not os.path.exists(folder):
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def _unlinked(path: Path) -> int:
-    if not path.is_file():
+    if not os.path.isfile(path):
         return 0
     size = path.stat().st_blocks * 512  # the space that a file with holes takes
     path.unlink()

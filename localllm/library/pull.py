@@ -5,6 +5,7 @@ write the manifest. An interrupted pull resumes; one download serves all process
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from localllm.library import hub, registry
 from localllm.library.download import Download
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
-from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, stored_name, wanted_names
+from localllm.library.lookup import built_in_model, find, stored_name, wanted_names
 from localllm.library.manifest import MAX_LAYER_BYTES, Layer, Manifest, blob_files, blob_name
-from localllm.library.names import HUGGING_FACE_HOST, ModelName
+from localllm.library.names import BUILT_IN, HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.partial import PartialFile, bytes_noted, remove_leftovers
 from localllm.library.places import own_store
@@ -61,7 +62,7 @@ def pull(
     progress is called on this thread, at most ten times a second; an exception from it stops the pull. Raises PullError
     or LibraryError; what arrived until then is kept for the next pull.
     """
-    if not wanted_names(name).isdisjoint(BUILT_IN_NAMES):
+    if BUILT_IN in wanted_names(name):
         return built_in_model()
     store = OwnStore(own_store(settings))
     store.prepare()
@@ -154,7 +155,7 @@ class _Pull:
 
     def _is_here(self, name: str) -> bool:
         path = self.store.blobs / name
-        return path not in self.damaged and path.is_file()
+        return path not in self.damaged and os.path.isfile(path)
 
     def _targets(self) -> list[tuple[RemoteFile, str]]:
         """Each file with its name in the store; "" if the digest is only known once the file is downloaded."""

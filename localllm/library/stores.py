@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
-from localllm.library.errors import LibraryError, warn_once
-from localllm.library.manifest import KINDS, blob_files, read_manifest
+from localllm.library.errors import LibraryError, unreadable_folder, warn_once
+from localllm.library.manifest import KINDS, blob_files, manifest_files, read_manifest
 from localllm.library.names import ModelName
 
 
@@ -31,9 +31,7 @@ def stored_models(
 ) -> Iterator[LibraryModel]:
     """All usable models of a store, by name. report is called for each of the others."""
     manifests = root / "manifests"
-    for path in sorted(manifests.glob("*/*/*/[!.]*")):
-        if not path.is_file():
-            continue
+    for path in manifest_files(manifests, unreadable_folder):
         host, namespace, model, tag = path.relative_to(manifests).parts
         try:
             name = ModelName(model, tag, namespace, host)

@@ -4,10 +4,12 @@ https://docs.kernel.org/power/powercap/powercap.html. It counts processors and m
 whole platform, but not GPUs or power supply losses. On most systems only root can read it.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import LocalLLMError, reason
+from localllm.files import listed
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -38,7 +40,8 @@ class EnergyMeter:
     def __init__(self, root: Path = POWERCAP) -> None:
         """Raises EnergyUnknownError."""
         # Zones of the processors, without intel-rapl-mmio, which counts the same energy again.
-        folders = (path for path in root.glob("intel-rapl:*") if (path / "name").is_file())
+        found = (path for path in listed(root) if path.name.startswith("intel-rapl:"))
+        folders = (path for path in found if os.path.isfile(path / "name"))
         zones = {path: (path / "name").read_text(encoding="ascii").strip() for path in folders}
         chosen = [path for path, name in zones.items() if name == "psys"] or [
             path for path, name in zones.items() if name.startswith("package") or name == "dram"

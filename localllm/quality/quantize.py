@@ -5,7 +5,6 @@ follows llama_model_quantize (src/llama-quant.cpp).
 """
 
 import ctypes
-import glob
 import hashlib
 import logging
 import os
@@ -26,7 +25,7 @@ from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY, stale, sync_folder, usual_mode
+from localllm.files import TEMPORARY, listed, stale, sync_folder, usual_mode
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
 from localllm.library.manifest import Layer, Manifest, blob_name
@@ -238,8 +237,8 @@ def _whole(target: Path) -> Iterator[Path]:
     """
     folder, prefix = target.absolute().parent, f"{TEMPORARY}{target.name}."
     try:
-        for left in folder.glob(f"{glob.escape(prefix)}*{_UNFINISHED}"):
-            if stale(left):
+        for left in listed(folder):
+            if left.name.startswith(prefix) and left.name.endswith(_UNFINISHED) and stale(left):
                 left.unlink()
         handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=_UNFINISHED)
     except OSError as error:

@@ -18,10 +18,10 @@ from localllm.engine.companions import projector_of
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
-from localllm.library.entry import LibraryModel
+from localllm.library.entry import LibraryModel, Source
 from localllm.library.listing import file_type
-from localllm.library.lookup import all_models, find, is_path
-from localllm.library.names import ModelName
+from localllm.library.lookup import all_models, find, named
+from localllm.library.names import ModelName, without_suffix
 from localllm.library.summary import ModelSummary, summarize
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
@@ -72,28 +72,18 @@ class Catalog:
 
     def entries(self) -> list[CatalogEntry]:
         """All models with readable files, including those defined by manifests; those named at startup come first."""
-        paths = {entry.path for entry in self._served}
-        names = {_plain(entry.name) for entry in self._served}
-        library = [
-            _listed(model)
-            for model in all_models(self.settings)
-            if _plain(model.name) not in names and (model.manifest or model.path not in paths)
-        ]
-        return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
+        models = all_models(self.settings, self._served)
+        return [_listed(model) for model in models if _is_model(model.path)]
 
     def find(self, name: str) -> CatalogEntry:
         """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
-        parse_name(name)
-        for entry in self._served:
-            if _plain(entry.name) == _plain(name):
-                return entry
-        if is_path(name):
-            raise ModelNotFoundError(name)
+        if not name or len(name) > MAX_NAME_CHARS or "://" in name:
+            parse_name(name)
         try:
-            model = find(name, self.settings)
+            return _entry(named(name, self.settings, self._served))
         except library_errors.ModelNotFoundError:
+            parse_name(name)
             raise ModelNotFoundError(name) from None
-        return _entry(model.name, model)
 
 
 def parse_name(name: str) -> ModelName:
@@ -131,21 +121,18 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
         return ModelFacts(summary, file.identity(), file_type(file) or summary.quantization, _only(file))
 
 
-def _served(name: str, settings: Settings) -> CatalogEntry:
+def _served(name: str, settings: Settings) -> LibraryModel:
+    """A model that the server was started with, under the name that was given, or its file's."""
     model = find(name, settings)
     facts_of(model.path)  # fail at the start rather than at the first request
-    shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
-    return _entry(shown, model)
-
-
-def _plain(name: str) -> str:
-    return name.removesuffix(":latest").lower()
+    shown = without_suffix(model.path.name) if model.source is Source.PATH else name
+    return replace(model, names=(shown,))
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:
     """An entry, even if the manifest cannot be read: a request for the model reports the error."""
     try:
-        return _entry(model.name, model)
+        return _entry(model)
     except library_errors.LibraryError:
         pass
     except Exception:
@@ -153,8 +140,8 @@ def _listed(model: LibraryModel) -> CatalogEntry:
     return CatalogEntry(model.name, model)
 
 
-def _entry(name: str, model: LibraryModel) -> CatalogEntry:
-    return CatalogEntry(name, model, behaviour_of(model))
+def _entry(model: LibraryModel) -> CatalogEntry:
+    return CatalogEntry(model.name, model, behaviour_of(model))
 
 
 def _is_model(path: Path) -> bool:

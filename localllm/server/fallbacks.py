@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, SettingsError
 from localllm.library.errors import LibraryError
-from localllm.library.names import ModelName
+from localllm.library.names import ModelName, plain
 from localllm.remote.connection import Endpoint, RemoteError
 from localllm.server.errors import ModelNotFoundError
 
@@ -54,9 +54,10 @@ def parse_fallbacks(text: str) -> Fallbacks:
             raise SettingsError(
                 f"fallbacks: {entry!r} is not a name and its models; write NAME=MODEL,MODEL; NAME=... ({error})"
             ) from error
-        if name in found or name in listed or len(listed) > MOST_MODELS:
+        if plain(name) in map(plain, (*found, *listed)) or len(listed) > MOST_MODELS:
             raise SettingsError(f"fallbacks: {entry!r} repeats a name, or has more than {MOST_MODELS} models.")
         found[name] = listed
-    if chained := found.keys() & {model for models in found.values() for model in models}:
+    members = {plain(model) for models in found.values() for model in models}
+    if chained := [name for name in found if plain(name) in members]:
         raise SettingsError(f"fallbacks: {', '.join(sorted(chained))} is a list; a list has models only.")
     return found

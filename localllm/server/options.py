@@ -7,6 +7,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from localllm.errors import RequestError, SettingsError
+from localllm.library.names import plain
 from localllm.measure.latency import Slo
 from localllm.server.fallbacks import Fallbacks, parse_fallbacks
 from localllm.server.keys import Key, read_keys
@@ -42,7 +43,7 @@ class ServerOptions:
 
     def models_of(self, name: str) -> tuple[str, ...]:
         """The models of the fallback list with this name; empty if no list has it."""
-        return self.fallbacks.get(name.removesuffix(":latest"), ())
+        return next((models for one, models in self.fallbacks.items() if plain(one) == plain(name)), ())
 
 
 def parse_duration(value: str | float) -> float:

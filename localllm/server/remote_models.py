@@ -12,6 +12,7 @@ from anyio import to_thread
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.library.entry import LibraryModel
+from localllm.library.names import plain
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIModel, OpenAIServer
 from localllm.server.errors import ApiError, ModelNotFoundError
@@ -143,8 +144,8 @@ class RemoteModels:
         """Nothing is held here."""
 
     def _known(self, name: str) -> RemoteEntry | None:
-        plain, entries = name.removesuffix(":latest"), self._entries
-        return next((entries[one] for one in (name, plain, f"{plain}:latest") if one in entries), None)
+        found = [entry for one, entry in self._entries.items() if plain(one) == plain(name)]
+        return self._entries.get(name) or next(iter(found), None)
 
 
 def listed_models(options: ServerOptions) -> dict[str, RemoteModels]:

@@ -21,7 +21,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.answer.schema_check import is_checked, unmet
 from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
-from localllm.library.names import BUILT_IN
+from localllm.library.names import BUILT_IN, plain
 from localllm.remote.connection import RemoteError
 from localllm.server.contents import with_few_images
 from localllm.server.errors import ApiError
@@ -209,7 +209,10 @@ class Service:
         Blocks.
         """
         found = []
+        lists = set(map(plain, self.options.fallbacks))
         for entry in self.models.entries():
+            if plain(entry.name) in lists:  # a request for that name goes to the list
+                continue
             with contextlib.suppress(OSError, LocalLLMError):
                 found.append((self.models, entry, self.models.about(entry)))
         for name in self.options.fallbacks:

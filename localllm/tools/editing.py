@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import os
 import threading
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,7 +27,7 @@ def editing_tool(folder: Folder, journal: Journal) -> Tool:
 def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action:
     path = folder.resolve_for_writing(arguments["path"])
     name = folder.name(path)
-    before = read_bytes(path) if path.exists() else None
+    before = read_bytes(path) if os.path.exists(path) else None
     after = _edited(name, before, arguments["old_text"], arguments["new_text"])
     if after == before:
         raise ToolError(f"{name}: old_text and new_text are the same; nothing would change.")

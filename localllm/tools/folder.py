@@ -39,7 +39,7 @@ class Folder:
         own = [Path(os.path.realpath(place.parent)) for place in (config_path(), sessions_path())]
         if ".git" in (part.lower() for part in path.parts) or any(place in path.parents for place in own):
             raise ToolError(f"{text}: files of Git's and of localllm's own are not changed by tools.")
-        if path == self.root or path.is_dir():
+        if path == self.root or os.path.isdir(path):
             raise ToolError(f"{text}: is a folder. Name a file.")
         return path
 

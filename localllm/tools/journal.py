@@ -58,7 +58,7 @@ class Journal:
             raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
         mode = usual_mode() if before is None else path.stat().st_mode & 0o7777
         temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
-        made = [str(parent) for parent in path.parents if not parent.exists()]
+        made = [str(parent) for parent in path.parents if not os.path.exists(parent)]
         row = (str(self.folder), self.owner, str(path), before, after, mode, str(temporary), json.dumps(made))
         with self._open() as db:
             db.execute("DELETE FROM change WHERE at < ?", (time.time() - KEPT_S,))

@@ -111,10 +111,10 @@ def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
 
 def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> Iterator[Path]:
     """The regular files below a path, sorted, without hidden ones. Does not follow links. Raises ToolError."""
-    if path.is_file():
+    if os.path.isfile(path):
         yield path
         return
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise ToolError(f"{folder.name(path)}: there is no such folder.")
     for parent, folders, files in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -122,7 +122,7 @@ def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> I
             if stop.is_set():
                 raise ToolError("Stopped by the user.")
             file = Path(parent, name)
-            if name.startswith(".") or file.is_symlink() or not file.is_file():
+            if name.startswith(".") or file.is_symlink() or not os.path.isfile(file):
                 continue
             relative = file.relative_to(path).as_posix()
             if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(relative, pattern):

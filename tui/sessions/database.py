@@ -1,6 +1,7 @@
 """The chats' SQLite file: recognising and opening it, its schema, and the translation of its errors."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open the database, creating it if needed. Raises SessionError, also for a file that is not a chat database."""
     with explained(path):
         try:
-            if not path.exists():
+            if not os.path.exists(path):
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path.touch(mode=0o600)
                 sync_folder(path.parent)

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localllm.files import user_path
+from localllm.files import listed, user_path
 from localllm.text import counted, harmless, human_bytes
 from tui.background import in_thread
 from tui.saved import saved_names
@@ -152,13 +152,10 @@ def matching_paths(beginning: str, limit: int) -> list[str]:
     """Paths that start with the given text, folders with a trailing slash; hidden ones only if the name is begun."""
     folder, _, name = beginning.rpartition("/")
     base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
-    try:
-        entries = sorted(base.iterdir(), key=lambda path: (not path.is_dir(), path.name.lower()))
-    except OSError:
-        return []  # a path that does not exist yet has no completions
+    entries = sorted(listed(base), key=lambda path: (not os.path.isdir(path), path.name.lower()))
     shown = [path for path in entries if path.name.startswith(name) and (name or not path.name.startswith("."))]
     prefix = f"{folder}/" if folder or beginning.startswith("/") else ""
-    return [f"{prefix}{path.name}{'/' if path.is_dir() else ''}" for path in shown[:limit]]
+    return [f"{prefix}{path.name}{'/' if os.path.isdir(path) else ''}" for path in shown[:limit]]
 
 
 def list_files() -> list[str]:
@@ -196,7 +193,7 @@ def size_of(path: str, count_tokens: Callable[[str], int | None]) -> str:
     file = user_path(path)
     try:
         size = os.stat(file).st_size
-        if not file.is_file():
+        if not os.path.isfile(file):
             return ""
         text = file.read_bytes().decode() if size <= MOST_COUNTED else None
     except OSError:

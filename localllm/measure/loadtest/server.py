@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx2
 
 from localllm.errors import RequestError, reason
+from localllm.library.names import plain
 from localllm.measure.latency import Outcome
 from localllm.measure.loadtest.protocols import PROTOCOLS, Job, Line, Protocol
 from localllm.remote.connection import refusal
@@ -213,7 +214,7 @@ def _base(url: str) -> httpx2.URL:
 def _chosen(target: Target, names: list[str]) -> str:
     listed = f"{', '.join(names[:10])}{' ...' if len(names) > 10 else ''}"
     if target.model is not None:
-        if target.model not in names and f"{target.model}:latest" not in names:
+        if plain(target.model) not in map(plain, names):
             raise RequestError(f"{target.url} has no model {target.model!r}. It offers: {listed or 'none'}.")
         return target.model
     if len(names) != 1:

@@ -127,7 +127,7 @@ async def push_model() -> None:
 async def has_blob(digest: str, service: ServiceDep) -> Response:
     """Whether a blob exists: 200 or 404."""
     path = _blob_path(_store(service), digest)
-    return Response(status_code=200 if path.is_file() else 404)
+    return Response(status_code=200 if os.path.isfile(path) else 404)
 
 
 @router.post("/api/blobs/{digest}")
@@ -135,7 +135,7 @@ async def add_blob(digest: str, request: Request, service: ServiceDep) -> Respon
     """Upload a file with this digest."""
     store = _store(service)
     path = _blob_path(store, digest)
-    if path.is_file():
+    if os.path.isfile(path):
         return Response(status_code=200)
     store.prepare()
     unfinished = store.partial / f".{secrets.token_hex(8)}.tmp"
@@ -221,7 +221,7 @@ def _blobs(store: OwnStore, files: dict[str, str], most: int) -> list[tuple[str,
         raise ApiError(400, f"{len(files)} files are too many; at most {most} are allowed")
     found = [(digest, _blob_path(store, digest)) for _, digest in sorted(files.items())]
     for digest, path in found:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ApiError(400, f"missing blob {digest}; upload it to /api/blobs/{digest} first")
     return found
 

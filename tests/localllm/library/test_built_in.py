@@ -37,7 +37,7 @@ def test_its_names(file: Path, name: str) -> None:
 def test_no_other_programs_model_takes_its_name(home: Path, file: Path, tiny_gguf: bytes) -> None:
     write_ollama_model(home / ".ollama" / "models", "registry.ollama.ai/library/builtin/latest", {"model": tiny_gguf})
     assert find("builtin", SETTINGS).path == file
-    assert len(list(all_models(SETTINGS))) == 2
+    assert [model.path for model in all_models(SETTINGS)] == [file]
 
 
 def test_it_is_listed_and_shown(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
