@@ -29,6 +29,7 @@ Message = dict[str, Any]
 _USER: Message = {"role": "user", "content": "quince"}
 _TYPED_USER: Message = {"role": "user", "content": [{"type": "text", "text": "quince"}]}
 _SYSTEM: Message = {"role": "system", "content": "medlar"}
+_LAST: Message = {"role": "user", "content": "sloe"}
 _REPLY: Message = {"role": "assistant", "content": "rowan", "reasoning_content": "damson", "thinking": "damson"}
 _RESULT: Message = {"role": "tool", "name": "bullace", "tool_call_id": "call00001", "content": "sorb"}
 _TOOL: dict[str, Any] = {
@@ -59,6 +60,8 @@ _PROBES: dict[str, tuple[list[Message], bool]] = {
     "typed user": ([_TYPED_USER], False),
     "system": ([_SYSTEM, _USER], False),
     "reply": ([_USER, _REPLY], False),
+    "late system": ([_SYSTEM, _USER, _REPLY, {"role": "system", "content": "lingon"}, _LAST], False),
+    "late developer": ([_SYSTEM, _USER, _REPLY, {"role": "developer", "content": "lingon"}, _LAST], False),
     "tools": ([_USER], True),
     "tools and system": ([_SYSTEM, _USER], True),
     "object in call": ([_USER, _call(_OBJECT), _RESULT], True),
@@ -76,6 +79,7 @@ class Capabilities:
     null_tools: bool  # pass `tools` as null when there are none, not as an empty list
     tools: bool
     system: bool
+    late_roles: frozenset[str]  # of "system" and "developer", those whose later messages it writes where they stand
     text_content: bool  # content as a string
     typed_content: bool  # content as a list of {"type": "text", "text": ...}
     tool_calls: bool
@@ -89,16 +93,19 @@ class Capabilities:
 
 
 def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, str]) -> Capabilities:
-    """Render the probes in at most three sandbox requests. Raises TemplateError if the template does not compile."""
+    """Render the probes in at most four sandbox requests. Raises TemplateError if the template does not compile."""
     variables = sandbox.variables()
     outcomes = _render_probes(sandbox, special_tokens, variables, null_tools=True)
     null_tools = outcomes["user"].refusal is None
     if not null_tools:
         outcomes = _render_probes(sandbox, special_tokens, variables, null_tools=False)
     text = {name: outcome.text for name, outcome in outcomes.items()}
-    shown = source + "".join(text.values())
     takes_text = "quince" in text["user"]
     takes_typed = text["typed user"] == text["user"] if takes_text else "quince" in text["typed user"]
+    if takes_typed and not takes_text:
+        outcomes = _render_probes(sandbox, special_tokens, variables, null_tools, typed=True)
+        text = {name: outcome.text for name, outcome in outcomes.items()}
+    shown = source + "".join(text.values())
     empty_calls = any(_shows_arguments(text[name]) for name in ("object in call", "text in call"))
     call = "call" if empty_calls else "null call"
     with_object, with_text = text[f"object in {call}"], text[f"text in {call}"]
@@ -109,6 +116,7 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
         null_tools=null_tools,
         tools="bullace" in text["tools"] or "bullace" in text["tools and system"],
         system="medlar" in text["system"],
+        late_roles=frozenset(role for role in ("system", "developer") if _keeps_place(text[f"late {role}"])),
         text_content=takes_text or not takes_typed,
         typed_content=takes_typed,
         tool_calls=takes_object or takes_json,
@@ -136,18 +144,33 @@ def tool_variables(tools: list[Any], variables: frozenset[str], null_tools: bool
 
 
 def _render_probes(
-    sandbox: TemplateSandbox, special_tokens: Mapping[str, str], variables: frozenset[str], null_tools: bool
+    sandbox: TemplateSandbox,
+    special_tokens: Mapping[str, str],
+    variables: frozenset[str],
+    null_tools: bool,
+    typed: bool = False,
 ) -> dict[str, Outcome]:
+    """typed: write all contents as parts."""
     renders = [
         {
             **special_tokens,
             **tool_variables([_TOOL] if offered else [], variables, null_tools),
-            "messages": messages,
+            "messages": [_with_parts(message) for message in messages] if typed else messages,
             "add_generation_prompt": messages[-1]["role"] != "assistant",
         }
         for messages, offered in _PROBES.values()
     ]
     return dict(zip(_PROBES, sandbox.render(renders), strict=True))
+
+
+def _with_parts(message: Message) -> Message:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _keeps_place(text: str) -> bool:
+    """Whether the late message of a probe is written once, between the messages around it."""
+    return text.count("lingon") == 1 and text.find("quince") < text.find("lingon") < text.find("sloe")
 
 
 def _shows_arguments(text: str) -> bool:

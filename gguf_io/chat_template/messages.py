@@ -7,13 +7,14 @@ template does not accept, as the probes showed. `milder_forms` are tried only af
 import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, groupby
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import count, groupby, takewhile
 from typing import Any
 
 from gguf_io.chat_template.capabilities import Capabilities, Message
 from gguf_io.errors import TemplateError, shortened
 
+SYSTEM_ROLES = frozenset({"system", "developer"})
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -91,12 +92,12 @@ def adapted(messages: Sequence[Message], takes: Capabilities) -> list[Message]:
 
     Content becomes text or a list of parts; null becomes "", or in messages with tool calls the reverse. Arguments of
     tool calls become objects or JSON text. Unsupported tool calls are written into the content as JSON, and unsupported
-    results become user messages. Without a system role, system text goes before the next user message's.
+    results become user messages. Later system messages stay in place, if need be as user messages (_late_as_user).
+    Without a system role, system text goes before the first user message's.
     """
     fitted = [_fit_message(message, takes, number) for number, message in enumerate(messages, start=1)]
-    if not takes.system:
-        fitted = _without_system(fitted)
-    return fitted
+    fitted = _late_as_user(fitted, SYSTEM_ROLES - takes.late_roles)
+    return fitted if takes.system else _without_system(fitted)
 
 
 def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
@@ -156,11 +157,11 @@ def _flat_text(parts: Sequence[Any], number: int) -> str:
 def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Equivalent forms of messages that the template has refused, each different from the one before.
 
-    The changes add up: adjacent messages of one role are joined; then system messages are joined at the front; then
+    The changes add up: adjacent messages of one role are joined; then later system messages become user messages; then
     ids of tool calls become nine letters and digits.
     """
     tried = list(messages)
-    for step in (_join_neighbours, _system_to_front, _short_ids):
+    for step in (_join_neighbours, _late_as_user, _short_ids):
         changed = _join_neighbours(step(tried))
         if changed != tried:
             yield changed
@@ -198,9 +199,28 @@ def _as_parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def _system_to_front(messages: list[Message]) -> list[Message]:
-    system = [message for message in messages if message["role"] == "system"]
-    return _join_neighbours(system) + [message for message in messages if message["role"] != "system"]
+def _late_as_user(messages: list[Message], roles: Container[str] = SYSTEM_ROLES) -> list[Message]:
+    """System messages after other messages as user messages between <system> tags, and the first ones joined.
+
+    Moved to the front, a late message would change the prompt from its beginning on, so that nothing computed before
+    could be reused; many templates drop it. roles: of the messages to change.
+    """
+    if not any(message["role"] in roles for message in messages[1:]):
+        return messages
+    first = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages))
+    rest = [
+        {"role": "user", "content": _tagged(message["content"])} if message["role"] in roles else message
+        for message in messages[len(first) :]
+    ]
+    if any(message["role"] in roles for message in first[1:]):
+        first = [{**first[0], "content": _join_contents([message["content"] for message in first])}]
+    return first + rest
+
+
+def _tagged(content: Any) -> Any:
+    if isinstance(content, list):
+        return [{"type": "text", "text": "<system>\n"}, *content, {"type": "text", "text": "\n</system>"}]
+    return f"<system>\n{content}\n</system>"
 
 
 def _short_ids(messages: list[Message]) -> list[Message]:
@@ -216,16 +236,12 @@ def _short_ids(messages: list[Message]) -> list[Message]:
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """Each system message moved before the next user message's text, or made a user message if none follows."""
-    kept: list[Message] = []
-    for is_system, run in groupby(messages, key=lambda message: message["role"] == "system"):
-        group = list(run)
-        if is_system:
-            contents = [message["content"] for message in group]
-            kept.append({**group[-1], "content": _join_contents(contents)})
-        elif kept and kept[-1]["role"] == "system" and group[0]["role"] == "user":
-            contents = [kept.pop()["content"], group[0]["content"]]
-            kept += [{**group[0], "content": _join_contents(contents)}, *group[1:]]
-        else:
-            kept += group
-    return [{**message, "role": "user"} if message["role"] == "system" else message for message in kept]
+    """The first system messages' text moved before that of the user's message after them, else as a user message."""
+    first = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages))
+    if not first:
+        return messages
+    rest = messages[len(first) :]
+    contents = [message["content"] for message in first]
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": _join_contents([*contents, rest[0]["content"]])}, *rest[1:]]
+    return [{**first[0], "role": "user", "content": _join_contents(contents)}, *rest]

@@ -11,12 +11,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from gguf_io.chat_template import load_chat_template
+from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import RenderedChat, render, trunk_length
-from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
+from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.splitter import Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats

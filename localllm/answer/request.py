@@ -11,7 +11,6 @@ Message = Mapping[str, Any]
 _DEFAULTS = SamplingParams()
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-SYSTEM_ROLES = frozenset({"system", "developer"})
 UNLIMITED = -1  # for max_tokens: overrides the model's own limit
 MAX_CALLS = 4096  # tool calls in a conversation
 

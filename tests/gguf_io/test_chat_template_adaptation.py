@@ -62,7 +62,9 @@ def test_system_text_goes_before_the_first_user_message_where_there_is_no_role(r
 
 def test_a_dropped_system_message_counts_as_no_role() -> None:
     template = ChatTemplate("{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}")
-    assert template.render([system("A"), user("B"), system("C"), user("D")]) == "<user>A\n\nB</><user>C\n\nD</>"
+    assert template.render([system("A"), user("B"), system("C"), user("D")]) == (
+        "<user>A\n\nB</><user><system>\nC\n</system></><user>D</>"
+    )
 
 
 def test_neighbours_of_one_role_are_joined_only_when_refused() -> None:
@@ -76,10 +78,58 @@ def test_what_cannot_be_joined_is_refused_with_line_and_message() -> None:
         ChatTemplate(ALTERNATING).render([assistant("A"), user("B")])
 
 
-def test_a_system_message_in_the_middle_goes_to_the_front_only_when_refused(real: Any) -> None:
-    messages = [system("A"), user("B"), assistant("C"), system("D"), user("E")]
-    assert ChatTemplate(CHATML).render(messages).startswith("<system>A</><user>B</><assistant>C</><system>D</>")
-    assert real("Qwen3.5-4B").render(messages).startswith("<|im_start|>system\nA\n\nD<|im_end|>\n<|im_start|>user\nB")
+FIRST_ONLY = """{% for m in messages %}{% if not loop.first and m.role == 'system' %}
+{{ raise_exception('a system message comes first') }}{% endif %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"""
+LAST_WINS = """{% set ns = namespace(text='') %}
+{%- for m in messages %}{% if m.role == 'system' %}{% set ns.text = m.content %}{% endif %}{% endfor -%}
+<system>{{ ns.text }}</>{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"""
+FIRST_READ = """<system>{{ messages[0].content if messages[0].role == 'system' }}</>
+{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"""
+
+
+@pytest.mark.parametrize("source", [FIRST_ONLY, LAST_WINS, FIRST_READ], ids=["refuses", "moves", "drops"])
+def test_a_late_system_message_becomes_a_user_message_in_its_place(source: str) -> None:
+    messages = [system("A"), user("B"), assistant("C"), system("D"), {"role": "developer", "content": "E"}, user("F")]
+    assert ChatTemplate(source).render(messages) == (
+        "<system>A</><user>B</><assistant>C</><user><system>\nD\n</system></><user><system>\nE\n</system></><user>F</>"
+    )
+    assert ChatTemplate(source).render([system("A"), system("B"), user("C"), system("D")]) == (
+        "<system>A\n\nB</><user>C</><user><system>\nD\n</system></>"
+    )
+
+
+def test_a_late_system_message_stays_one_where_the_template_writes_it_in_place() -> None:
+    messages = [system("A"), user("B"), system("C"), assistant("D"), system("E")]
+    assert ChatTemplate(CHATML).render(messages) == ("<system>A</><user>B</><system>C</><assistant>D</><system>E</>")
+
+
+def test_late_system_text_in_parts_is_tagged_with_parts() -> None:
+    first_only = "{% if loop.first or m.role != 'system' %}"
+    only_typed = TYPED_ONLY.replace("<{{", first_only + "<{{").replace("</>", "</>{% endif %}")
+    messages = [system("A"), user("B"), system([{"type": "text", "text": "C"}])]
+    assert ChatTemplate(only_typed).render(messages) == ("<system>A|</><user>B|</><user><system>\n|C|\n</system>|</>")
+
+
+# Templates of which each, by itself, refuses late system messages, moves them to the front or leaves them out.
+CARELESS = [
+    "Apertus-8B-Instruct",
+    "Bielik-11B-v3.0-Instruct",
+    "HuggingFaceTB-SmolLM3-3B",
+    "MiniMax-M2",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-2-2b-it",
+    "openai-gpt-oss-120b",
+    "tencent-Hy3",
+]
+
+
+def test_late_system_messages_keep_the_prompt_before_them(real: Any) -> None:
+    for name in CARELESS:
+        text = real(name).render([system("medlar"), user("quince"), assistant("rowan"), system("lingon"), user("sloe")])
+        assert text.count("lingon") == 1, name
+        assert -1 < text.find("rowan") < text.find("lingon") < text.find("sloe"), name
 
 
 def test_developer_is_system_unless_the_template_knows_it() -> None:
