@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Self
 
 from localllm.answer.splitter import Splitter
 from localllm.answer.splitting import Marker
@@ -12,8 +11,10 @@ from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import Constraint, ConstraintKind, HeldPart, LazyConstraint
+from localllm.engine.constraint.plain_schema import plain
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import RequestError
+from localllm.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,8 @@ class CallConstraints:
         Raises RequestError.
         """
         parts = self._held(tuple(formats), json.dumps(tools))
-        openings = [opening for form in formats for opening in form.openings]
         vocabulary = self._loaded.constraint_vocabulary()
-        return LazyConstraint(lambda: CallWatcher(splitter(), formats), parts, openings, vocabulary)
+        return LazyConstraint(lambda: CallWatcher(splitter(), formats), parts, vocabulary)
 
     def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> Constraint:
         """A constraint for an answer that is a section of calls; after reasoning, it includes the section's opening."""
@@ -47,9 +47,26 @@ class CallConstraints:
         return _compiled(self._loaded, form, tools, before=before, after=reasoning)[0]
 
 
+def checked(tools: Mapping[str, Schema]) -> dict[str, Schema]:
+    """The schemas of tools' arguments by name, in plain form. Raises RequestError if one is malformed."""
+    found: dict[str, Schema] = json.loads(_checked(json.dumps(tools)))
+    return found
+
+
+@lru_cache(KEPT)
+def _checked(tools: str) -> str:
+    found = {}
+    for name, schema in json.loads(tools).items():
+        try:
+            found[name] = plain(schema, careless=True)
+        except RequestError as error:
+            raise RequestError(f"The tool {shortened(name)!r} cannot be offered. {error}") from error
+    return json.dumps(found)
+
+
 def held_part(loaded: LoadedModel, form: CallFormat, tools: Mapping[str, Schema]) -> HeldPart:
     """The constraint on one format's sections, from after their opening. Raises RequestError."""
-    return HeldPart(*_compiled(loaded, form, tools, NO_FORCING))
+    return HeldPart(*_compiled(loaded, form, tools, NO_FORCING, goes_on=True))
 
 
 def _held_parts(loaded: LoadedModel, formats: tuple[CallFormat, ...], tools: str) -> list[HeldPart]:
@@ -64,15 +81,13 @@ def _compiled(
     options: str = "",
     before: str = "",
     after: Marker | None = None,
+    goes_on: bool = False,
 ) -> tuple[Constraint, bool]:
     """The constraint, and whether the answer ends with the section."""
 
     def compiled(tools: Mapping[str, Schema]) -> tuple[Constraint, bool]:
         grammar = CallGrammar(form, tools, loaded.constraint_vocabulary())
-        try:
-            source = options + grammar.section(before)
-        except (TypeError, AttributeError) as error:  # a keyword with a value of the wrong type
-            raise RequestError(f"the parameters of a tool are not a JSON Schema: {error}") from error
+        source = options + grammar.section(before, goes_on)
         return loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
 
     try:
@@ -83,20 +98,21 @@ def _compiled(
 
 
 class CallWatcher:
-    """Detects where calls open in an answer. Implements engine.constraint.lazy.Watcher."""
+    """Detects where calls open and close in an answer. Implements engine.constraint.lazy.Watcher."""
 
     def __init__(self, splitter: Splitter, formats: Sequence[CallFormat]) -> None:
         self._splitter = splitter
         self._formats = formats
 
+    @property
+    def is_open(self) -> bool:
+        return self._splitter.call is not None
+
     def watch(self, text: str) -> tuple[int, str] | None:
-        was_open = self._splitter.call is not None
+        before = self._splitter.call
         self._splitter.push(text)
         call = self._splitter.call
-        if was_open or call is None:
+        if call is None or call is before:
             return None
         opening = "" if call.form.starts else call.opening
         return self._formats.index(call.form), call.source.removeprefix(opening)
-
-    def fork(self) -> Self:
-        return type(self)(self._splitter.fork(), self._formats)

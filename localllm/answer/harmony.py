@@ -36,6 +36,8 @@ class HarmonySplitter(Splitter):
         self._tools = tools
         self._header = ANALYSIS if starts_in_reasoning else ""
         self._inside = starts_in_reasoning  # in a message's body, not its header
+        self._is_new = False  # whether nothing of the current message was read yet
+        self._spoken: set[PartKind] = set()  # the kinds of parts that there were
         if starts_in_call:
             self.call = CallSection(HARMONY, tools, _CALL, from_prompt=True)
 
@@ -46,14 +48,20 @@ class HarmonySplitter(Splitter):
         return self._part(held) if self._inside else AnswerPart(PartKind.CONTENT, held)
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
-        self._header, self._inside = "", True
+        self._header, self._inside, self._is_new = "", True, True
         return super()._ended_call(call)
+
+    def _in_content(self) -> bool | None:
+        if self._inside:
+            return self._kind is PartKind.CONTENT
+        text = self._held.lstrip()
+        return False if any(text.startswith(start) for start in _HEADERS) else None
 
     def _read_header(self, parts: list[AnswerPart]) -> bool:
         """Process a header. Returns False if more text is needed."""
         text = self._held.lstrip()
         if not any(start.startswith(text[: len(start)]) for start in _HEADERS):
-            self._header, self._inside = "", True
+            self._header, self._inside, self._is_new = "", True, True
             return True
         at = self._held.find(_MESSAGE)
         called = self._held.find(_CALL, 0, at if at >= 0 else None) if self._tools else -1
@@ -64,10 +72,10 @@ class HarmonySplitter(Splitter):
             return True
         if at >= 0:
             self._header, self._held = self._held[:at] + _MESSAGE, self._held[at + len(_MESSAGE) :]
-            self._inside = True
+            self._inside = self._is_new = True
         elif len(self._held) > _LONGEST_HEADER:
             parts.append(AnswerPart(PartKind.CONTENT, self._held))
-            self._header, self._held, self._inside = "", "", True
+            self._header, self._held, self._inside, self._is_new = "", "", True, False
         return self._inside
 
     def _read_body(self, parts: list[AnswerPart]) -> bool:
@@ -78,10 +86,21 @@ class HarmonySplitter(Splitter):
         self._inside = not end
         return bool(end)
 
-    def _part(self, body: str) -> AnswerPart:
-        """A part of the current message."""
+    @property
+    def _kind(self) -> PartKind:
+        """The kind of the current message."""
         reasons = "<|channel|>analysis" in self._header and "to=" not in self._header
-        return AnswerPart(PartKind.REASONING if reasons else PartKind.CONTENT, body)
+        return PartKind.REASONING if reasons else PartKind.CONTENT
+
+    def _part(self, body: str) -> AnswerPart:
+        """A part of the current message; a newline separates it from the message of its kind before it."""
+        kind = self._kind
+        if body:
+            if self._is_new and kind in self._spoken and not body[0].isspace():
+                body = f"\n{body}"
+            self._is_new = False
+            self._spoken.add(kind)
+        return AnswerPart(kind, body)
 
 
 def before_call(form: CallFormat) -> tuple[str, str]:

@@ -18,10 +18,10 @@ from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import RenderedChat, render, trunk_length
 from localllm.answer.request import AnswerRequest, Message
-from localllm.answer.splitter import Splitter
+from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
-from localllm.answer.tool_calls.call import parameters_of
+from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
@@ -118,30 +118,32 @@ class LocalModel:
         }
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
-        tools = parameters_of(request.chosen_tools or request.tools)
+        tools = self._parameters(request)
 
         formats = self.call_formats if tools else ()
-        splitter: Callable[[], Splitter | None]
+        splitter: Callable[[], Splitter] | None
         constraint: Constraint | LazyConstraint | None = None
         if request.has_format or request.grammar is not None:
-            splitter = partial(ThinkingFirst, reasoning) if reasoning else lambda: None
+            splitter = partial(ThinkingFirst, reasoning) if reasoning else None
             constraint = self._constraint(request, reasoning)
         else:
             must_call, inside = request.tool_choice is not None, prompt.starts_in_reasoning
             in_call = must_call and (not reasoning or (formats[0].starts and inside))
-            splitter = by_markers = partial(
-                answer_splitter, self.template.reasoning_markers, formats, tools, inside, in_call
-            )
+            splitter = partial(answer_splitter, self.template.reasoning_markers, formats, tools, inside, in_call)
             if must_call:
                 constraint = self._calls.required(formats[0], tools, reasoning)
             elif tools:
-                constraint = self._calls.lazy(formats, tools, by_markers)
+                constraint = self._calls.lazy(formats, tools, splitter)
+        has_parts = bool(tools or self.template.reasoning_markers)
+        scope = partial(_scope_of, splitter) if splitter and has_parts else None
         opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
         begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # no BOS in the middle
         generation = replace(
             self._generation(request),
             prompt=(*request.before, *prompt.tokens[begins:], *opening),
-            stop=(*self._stop(request), *self.template.stop_strings),
+            stop=self._stop(request),
+            stop_scope=scope,
+            ends=self.template.stop_strings,
             messages=None if request.before else prompt,
             images=prompt.images,
             constraint=constraint,
@@ -149,6 +151,15 @@ class LocalModel:
         )
 
         return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
+
+    def _parameters(self, request: AnswerRequest) -> Mapping[str, Schema]:
+        """The schemas of the tools that may be called, by name, in plain form."""
+        if not request.tools:
+            return {}
+        from localllm.answer.call_constraints import checked
+
+        checked(parameters_of(request.tools))
+        return checked(parameters_of(request.chosen_tools or request.tools))
 
     def _today(self) -> Mapping[str, str]:
         """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
@@ -167,7 +178,7 @@ class LocalModel:
         )
         if request.messages and generation.context_policy is ContextPolicy.DROP_MESSAGES:
             generation = replace(generation, context_policy=ContextPolicy.ROLLING)
-        return self._prompt(generation, request, lambda: None, None)
+        return self._prompt(generation, request, None, None)
 
     def _text_tokens(self, request: AnswerRequest) -> tuple[int, ...]:
         tokenizer = self.tokenizer
@@ -190,7 +201,7 @@ class LocalModel:
         self,
         generation: GenerationRequest,
         request: AnswerRequest,
-        splitter: Callable[[], Splitter | None],
+        splitter: Callable[[], Splitter] | None,
         text: str | None,
     ) -> "LocalPrompt":
         persist = not request.background and len(generation.prompt) >= request.persist_from
@@ -288,7 +299,7 @@ class LocalPrompt:
 
     loaded: LoadedModel
     generation: GenerationRequest
-    splitter: Callable[[], Splitter | None]
+    splitter: Callable[[], Splitter] | None
     rendered: str | None = None
     one_call: bool = False
 
@@ -308,9 +319,13 @@ class LocalPrompt:
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
-        splitter = self.splitter()
+        splitter = self.splitter and self.splitter()
         stream = self.loaded.engine.submit(generation)
         return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call)
+
+
+def _scope_of(splitter: Callable[[], Splitter]) -> AnswerScope:
+    return AnswerScope(splitter())
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from localllm.text import shortened
 BACKTRACKS = 100_000  # of a pattern with look-ahead or look-behind
 MOST_PLACES = 5
 LONGEST_REASON = 300
-# Keywords that contain values rather than schemas, and those that contain schemas by name.
-_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+# References whose target depends on where they are reached from, which the plain form does not keep.
+_DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
 
 def is_checked(request: AnswerRequest) -> bool:
@@ -46,14 +45,17 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
 def _lacking(what: str, schema: Mapping[str, Any], value: Any) -> tuple[str, ...]:
     import jsonschema_rs  # not above: most answers have no schema
 
+    from localllm.engine.constraint.plain_schema import plain
+
+    source = json.dumps(schema)
     try:
         validator = jsonschema_rs.validator_for(
-            _standard(schema),
+            source if any(keyword in source for keyword in _DYNAMIC) else plain(schema, careless=True),
             validate_formats=True,
             offline=True,
             pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
         )
-    except (ValueError, jsonschema_rs.ReferencingError) as error:
+    except (ValueError, jsonschema_rs.ReferencingError, RequestError) as error:
         why = shortened(str(error).partition("\n")[0], LONGEST_REASON)
         return (f"{what} cannot be checked against its JSON Schema: {why}",)
     if validator.is_valid(value):
@@ -70,21 +72,3 @@ def _not_enforced(schema: Mapping[str, Any]) -> list[str]:
         return enforceable(json.dumps(schema))[1]
     except RequestError:  # too large, so no grammar was made of it either
         return []
-
-
-def _standard(schema: Any) -> Any:
-    """A schema in standard keywords: `nullable` and boolean exclusive bounds, from OpenAPI 3.0, are rewritten."""
-    if isinstance(schema, list):
-        return [_standard(one) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            found[key] = {name: _standard(child) for name, child in value.items()}
-        else:
-            found[key] = value if key in _VALUES else _standard(value)
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
-            found[exclusive] = found.pop(bound)
-    return {"anyOf": [found, {"type": "null"}]} if found.pop("nullable", False) is True else found

@@ -1,9 +1,7 @@
 """What all splitters of answers share: text that is held, and sections of tool calls."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Self
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall
@@ -20,6 +18,11 @@ class CallSection(CallReader):
         self.has_calls = False
         self._begun = False  # whether a call has a name, and no end yet
         self._unsent = "" if from_prompt else opening
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the section is certain to be one of calls: at least one has a name."""
+        return self._begun or self.has_calls
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the new parts of calls."""
@@ -43,6 +46,33 @@ class CallSection(CallReader):
         return [AnswerPart(PartKind.CONTENT, self._unsent)]
 
 
+class AnswerScope:
+    """Stop strings count in an answer's content, not in its reasoning, its calls or its markup.
+
+    Implements engine.request.StopScope.
+    """
+
+    def __init__(self, splitter: "Splitter") -> None:
+        """splitter: for this answer, and not in use elsewhere."""
+        self._splitter = splitter
+        self._undecided = ""
+
+    def feed(self, text: str) -> list[tuple[str, bool]]:
+        found: list[tuple[str, bool]] = []
+        for character in text:  # one by one, to find where the answer changes from one part to another
+            self._splitter.push(character)
+            self._undecided += character
+            counts = self._splitter.in_content
+            if counts is None:
+                continue
+            if found and found[-1][1] == counts:
+                found[-1] = found[-1][0] + self._undecided, counts
+            else:
+                found.append((self._undecided, counts))
+            self._undecided = ""
+        return found
+
+
 class Splitter(ABC):
     """Splits an answer's text into parts while it streams. call: the section of tool calls that is open."""
 
@@ -59,16 +89,19 @@ class Splitter(ABC):
             more = self._read(parts) if self.call is None else self._read_call(self.call, parts)
         return [part for part in parts if part.text or part.deltas]
 
+    @property
+    def in_content(self) -> bool | None:
+        """Whether the text so far ends within content. None if more text is needed to tell."""
+        if self.call is not None:
+            return False if self.call.is_call else None
+        return self._in_content()
+
     def flush(self) -> list[AnswerPart]:
         """Return the rest at the end of the answer."""
         if self.call is not None:
             return self._ended_call(self.call)
         rest, self._held = self._rest(self._held), ""
         return [rest] if rest.text else []
-
-    def fork(self) -> Self:
-        """A copy in the same state; not within a call."""
-        return copy.copy(self)
 
     def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
         text, self._held = self._held, ""
@@ -94,6 +127,10 @@ class Splitter(ABC):
     @abstractmethod
     def _read(self, parts: list[AnswerPart]) -> bool:
         """Add the parts of the held text up to the next marker. Returns False if more text is needed."""
+
+    @abstractmethod
+    def _in_content(self) -> bool | None:
+        """See in_content; outside of calls."""
 
     @abstractmethod
     def _rest(self, held: str) -> AnswerPart:

@@ -1,10 +1,10 @@
 """Splits an answer's text into content, reasoning and tool calls while it streams.
 
-Only the markers are dropped, and the white space between them and what they enclose or separate.
+Only the markers are dropped, and the white space between them and what they enclose. Of the white space around calls,
+one piece is kept between the texts before and after them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.harmony import ANALYSIS, HarmonySplitter
@@ -35,7 +35,8 @@ class AnswerSplitter(Splitter):
 
     Reasoning and content stream, and so do tool calls: each part has their new pieces. Text that begins like a call but
     is not one is content, markers included. Reasoning is only recognised at the beginning of an answer; a later marker
-    is text. White space is left out at both ends of reasoning, and where content meets reasoning or a call.
+    is text. White space is left out at both ends of reasoning, and where content meets reasoning or a call. Content
+    after calls begins with the white space that was before them, or else after them, or else a newline.
     """
 
     def __init__(
@@ -57,6 +58,9 @@ class AnswerSplitter(Splitter):
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
         self._begun = False  # whether reasoning can no longer come
         self._said = False  # whether there was content or a call
+        self._wrote = False  # whether there was content
+        self._gap: str | None = None  # since a call after content: the white space that separates it from more content
+        self._gap_is_open = False  # whether the white space after the call belongs to the gap
         self._trims = False  # whether to leave out the white space that comes next
         # White space after what was said, held until the next text shows whether to keep it.
         self._blanks: list[str] = []
@@ -64,15 +68,10 @@ class AnswerSplitter(Splitter):
         if self._section is None:
             self._open_forced()
 
-    def fork(self) -> Self:
-        other = super().fork()
-        other._blanks = self._blanks.copy()
-        return other
-
     def _rest(self, held: str) -> AnswerPart:
         text = self._take_blanks() + self._trimmed(held)
         if self._section is None:
-            return AnswerPart(PartKind.CONTENT, text)
+            return AnswerPart(PartKind.CONTENT, self._separated(text) if text else "")
         return AnswerPart(PartKind.REASONING, text.rstrip())
 
     def _open_forced(self) -> None:
@@ -84,9 +83,17 @@ class AnswerSplitter(Splitter):
     def _trimmed(self, text: str) -> str:
         """The text, without white space at its beginning after a marker."""
         if self._trims:
-            text = text.lstrip()
-            self._trims = not text
+            said = text.lstrip()
+            if self._gap is not None and self._gap_is_open:
+                self._gap += text[: len(text) - len(said)]
+            text, self._trims = said, not said
         return text
+
+    def _separated(self, text: str) -> str:
+        """Content, with what separates it from content before a call."""
+        gap, self._gap = self._gap, None
+        self._wrote = True
+        return text if gap is None or text[0].isspace() else (gap or "\n") + text
 
     def _skip_blanks(self) -> None:
         """Leave out the white space on both sides of a marker."""
@@ -103,9 +110,9 @@ class AnswerSplitter(Splitter):
         """Say text, with the white space held before it; white space at its end is held."""
         text = self._trimmed(text)
         said = text.rstrip()
-        part = AnswerPart(kind, self._take_blanks() + said if said else "")
+        part = self._take_blanks() + said if said else ""
         self._blanks.append(text[len(said) :])
-        return part
+        return AnswerPart(kind, self._separated(part) if part and kind is PartKind.CONTENT else part)
 
     def _read(self, parts: list[AnswerPart]) -> bool:
         if self._section is None:
@@ -121,17 +128,33 @@ class AnswerSplitter(Splitter):
 
     def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
         if closed := super()._read_call(call, parts):
+            self._mark_gap("".join(self._blanks))
             self._skip_blanks()
         return closed
 
+    def _in_content(self) -> bool | None:
+        if self._section is not None or self._trims:
+            return False
+        is_open = not self._begun or (not self._said and any(form.starts for _, form in self._openings))
+        return None if is_open else True
+
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
         blank = self._take_blanks()  # before the section; it belongs to content, but not beside a call
+        parts = super()._ended_call(call)
+        if call.has_calls:
+            self._mark_gap(blank)
         return [
-            AnswerPart(PartKind.CONTENT, blank + part.text)
-            if part.kind is PartKind.CONTENT and not call.has_calls
+            AnswerPart(PartKind.CONTENT, self._separated(part.text if call.has_calls else blank + part.text))
+            if part.kind is PartKind.CONTENT and part.text
             else part
-            for part in super()._ended_call(call)
+            for part in parts
         ]
+
+    def _mark_gap(self, blank: str) -> None:
+        """Note that content which follows must be separated. blank: the white space before the call."""
+        if self._wrote:
+            self._gap = self._gap or blank
+            self._gap_is_open = not self._gap
 
     def _read_content(self, parts: list[AnswerPart]) -> bool:
         text = self._held.lstrip()
@@ -189,3 +212,6 @@ class ThinkingFirst(Splitter):
 
     def _rest(self, held: str) -> AnswerPart:
         return AnswerPart(PartKind.REASONING, held.removeprefix(self._opening))
+
+    def _in_content(self) -> bool | None:
+        return self._begun

@@ -22,7 +22,7 @@ from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
 from localllm.engine.step_costs import ChunkSize
-from localllm.engine.stream import EventWriter, GenerationStream
+from localllm.engine.stream import Detokenizer, EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
 
 # While requests run, KV is exported for the disk only after this many rows, counting each step as at least LEAST_ROWS:
@@ -134,7 +134,9 @@ class Engine:
         except ContextOverflowError as error:
             raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
-        writer = EventWriter(GenerationStream(self._wake, self._interrupt), request.stop, self._clock)
+        scope = request.stop_scope and request.stop_scope()
+        detokenizer = Detokenizer(request.stop, scope, request.ends)
+        writer = EventWriter(GenerationStream(self._wake, self._interrupt), detokenizer, self._clock)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, adapters)
         with self._lock:
             if self._closing or self._failure:

@@ -241,9 +241,6 @@ class Generation:
         goes_on = allowed is None and (self.request.ignore_eos or self.generated < self.request.min_tokens)
         banned = self._eog if goes_on else None
         token_id, logprob = self._sampler.sample(row, allowed, banned)
-        while self._constraint and not self._constraint.permits(token_id):
-            banned = np.append(() if banned is None else banned, token_id).astype(np.intp)
-            token_id, logprob = self._sampler.sample(row, allowed, banned)
         self.writer.sampled()
         self._take(token_id, logprob)
         if self._constraint:

@@ -1,7 +1,7 @@
 """Requests to the engine, and the events that it returns. Every front end reads the same stream of events."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,11 +83,20 @@ class Conversation(Protocol):
         """
 
 
+class StopScope(Protocol):
+    """Tells in which parts of one answer's text stop strings count."""
+
+    def feed(self, text: str) -> Sequence[tuple[str, bool]]:
+        """Add text. Returns what is decided now, in order: pieces of text, and whether stop strings count in them."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt to continue, as token ids: rendered and tokenised once by the front end.
 
-    max_tokens: None runs to the end of the context; 0 fills the cache and generates nothing. context_limit: None is the
+    max_tokens: None runs to the end of the context; 0 fills the cache and generates nothing. stop: texts that end the
+    answer where its stop_scope, made for each answer, says that they count; None: everywhere. ends: texts that end the
+    answer everywhere, as a chat template's end of turn does. context_limit: None is the
     engine's own. time_limit_s: from submission; a request that reaches it finishes with LENGTH. priority: lower values
     are served first. background: the request (a title, say) never evicts cached chats, and leaves nothing in the cache.
     messages: only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped. persist: whether
@@ -109,6 +118,8 @@ class GenerationRequest:
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_scope: Callable[[], StopScope] | None = None
+    ends: tuple[str, ...] = ()
     ignore_eos: bool = False
     context_limit: int | None = None
     time_limit_s: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from localllm.engine.request import Counts, FinishReason, Progress, Timings, TokenEvent, TokenLogprob
+from localllm.engine.request import Counts, FinishReason, Progress, StopScope, Timings, TokenEvent, TokenLogprob
 
 CAPACITY = 256
 
@@ -169,8 +169,12 @@ class Detokenizer:
     U+FFFD. stopped is the stop string that was found, None until then.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), scope: StopScope | None = None, ends: Sequence[str] = ()) -> None:
+        """stop: stop strings within the scope, everywhere if that is None. ends: stop strings everywhere."""
         self._stops = [_StopString(text) for text in stop]
+        self._ends = [_StopString(text) for text in ends]
+        self._scope = scope if stop else None
+        self._undecided = 0  # characters at the end of the text whose scope is not known yet
         self._bytes = b""  # of an incomplete character
         self._held = ""
         self.stopped: str | None = None
@@ -188,7 +192,7 @@ class Detokenizer:
         """Return the held text when the generation ends, because it can no longer become a stop string."""
         if self.stopped:
             return ""
-        text = self._release(self._decode(b"", True))
+        text = self._release(self._decode(b"", True), final=True)
         text, self._held = text + self._held, ""
         return text
 
@@ -198,21 +202,40 @@ class Detokenizer:
         self._bytes = piece[taken:]
         return text
 
-    def _release(self, fresh: str) -> str:
-        text, begun = self._held + fresh, 0
-        cuts = []
-        for stop in self._stops:
-            end = stop.feed(fresh)
-            if end is not None:
-                cuts.append((len(self._held) + end - len(stop.text), stop.text))
-            begun = max(begun, stop.matched)
+    def _release(self, fresh: str, final: bool = False) -> str:
+        text = self._held + fresh
+        cuts = _cuts(self._ends, fresh, len(self._held))
+        at = len(self._held) - self._undecided
+        for piece, counts in self._scoped(fresh, text[at:], final):
+            if counts:
+                cuts += _cuts(self._stops, piece, at)
+            else:
+                for stop in self._stops:
+                    stop.matched = 0
+            at += len(piece)
         if cuts:
             at, self.stopped = min(cuts)
             self._held = ""
             return text[:at]
-        certain = len(text) - begun
+        self._undecided = len(text) - at
+        begun = max((stop.matched for stop in self._stops), default=0)
+        certain = len(text) - max(self._undecided + begun, *(end.matched for end in self._ends), 0)
         self._held = text[certain:]
         return text[:certain]
+
+    def _scoped(self, fresh: str, undecided: str, final: bool) -> Sequence[tuple[str, bool]]:
+        """The pieces of the undecided text, which ends with the fresh one, that are decided now; at the end, all."""
+        if self._scope is None:
+            return [(fresh, True)]
+        found = self._scope.feed(fresh) if fresh else ()
+        rest = undecided[sum(len(piece) for piece, _ in found) :]
+        return [*found, (rest, True)] if final else found
+
+
+def _cuts(stops: "Sequence[_StopString]", text: str, at: int) -> list[tuple[int, str]]:
+    """Where the stop strings that the text completes begin, each with its text. at: the index of the text."""
+    found = [(stop.feed(text), stop.text) for stop in stops]
+    return [(at + end - len(name), name) for end, name in found if end is not None]
 
 
 class _StopString:
@@ -258,17 +281,17 @@ def beginning_at_end(text: str, markers: Sequence[str]) -> int:
 class EventWriter:
     """Creates the events of one generation and pushes them to its stream.
 
-    Create it when the request arrives; `came` is that time. stop: the request's stop strings. clock: in seconds.
-    first_token: when the first token was sampled, which ends progress reports; None until then.
+    Create it when the request arrives; `came` is that time. detokenizer: with the request's stop strings. clock: in
+    seconds. first_token: when the first token was sampled, which ends progress reports; None until then.
     """
 
-    def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
+    def __init__(self, stream: GenerationStream, detokenizer: Detokenizer, clock: Callable[[], float]) -> None:
         self.stream = stream
         self._clock = clock
         self.came = clock()
         self._admitted: float | None = None
         self.first_token: float | None = None
-        self._detokenizer = Detokenizer(stop)
+        self._detokenizer = detokenizer
         self._token_ids: list[int] = []  # not sent yet, like the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
         self._scores: tuple[TokenLogprob, ...] | None = None

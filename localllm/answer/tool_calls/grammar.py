@@ -44,16 +44,20 @@ class CallGrammar:
         pieces = self._vocabulary.pieces(self._form.closing)
         return not pieces or pieces[0] in self._vocabulary.ends
 
-    def section(self, before: str = "") -> str:
-        """The grammar of what follows an opening, or of both if the call includes it. before: literal text in front."""
+    def section(self, before: str = "", goes_on: bool = False) -> str:
+        """The grammar of what follows an opening, or of both if the call includes it.
+
+        before: literal text in front. goes_on: allow any text after the section, unless the answer ends with it.
+        """
         form = self._form
         calls = [self._call(name, schema) for name, schema in self._tools.items()]
         call = self._rule(" | ".join(calls))
         more = "" if form.separator is None else f" ({self._text(form.separator)} {call})*"
         closing = "" if self.ends_answer else self._text(form.closing)
         blank = "" if self.ends_answer and form.end == " " else self._text(form.end)
-        start = f"start: {self._literal(before)} {self._text(form.begin)} {call}{more} {blank} {closing}"
-        return "\n".join([start, f"blank: {BLANKS}", *self._rules, ""])
+        rest = "REST?" if goes_on and not self.ends_answer else ""
+        start = f"start: {self._literal(before)} {self._text(form.begin)} {call}{more} {blank} {closing} {rest}"
+        return "\n".join([start, f"blank: {BLANKS}", "REST: /(.|\\n)+/", *self._rules, ""])
 
     def _call(self, name: str, schema: Schema) -> str:
         self._root = schema
@@ -96,7 +100,7 @@ class CallGrammar:
     def _json(self, schema: Any) -> str:
         """A value as JSON."""
         if schema is not self._root and isinstance(schema, Mapping):
-            kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            kept = {key: self._root[key] for key in ("$defs",) if key in self._root}
             schema = {**kept, **schema}
         return self._rule(f"%json {json.dumps(embedded(schema))}")
 

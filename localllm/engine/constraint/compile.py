@@ -2,13 +2,14 @@
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from localllm.engine.constraint.constraint import Constraint, reason
 from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
@@ -40,6 +41,12 @@ JSON_MARKS = b'{}[]":,'
 # wherever it is allowed.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 OVERRIDES = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}
+# GBNF: comments, literals, and character classes; escapes of code points; escapes that gbnf_to_lark understands.
+GBNF_TOKEN = re.compile(r'#[^\n]*|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+CODE_POINT = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|[&~]", re.DOTALL)
+CLASS_MARKS = "[]^-&~"  # within a character class; two & or ~ are operators in llguidance
+UNESCAPED = ("&", "~", "\\[", "\\]")  # the escapes of brackets are unknown within Lark's literals
+ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 LONGEST_NOTE = 1000  # characters of a log line
 
 
@@ -140,8 +147,31 @@ def _written(pieces: Sequence[int | str]) -> str:
     return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
 
 
+def _respelled(token: re.Match[str]) -> str:
+    """A token of a GBNF grammar with the characters that it gives by their code points, as gbnf_to_lark needs it."""
+    if token[0].startswith("#"):
+        return token[0]
+    special = CLASS_MARKS if token[0].startswith("[") else ""
+
+    def spelled(match: re.Match[str]) -> str:
+        if digits := match[1] or match[2] or match[3]:
+            code = int(digits, 16)
+            if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+                raise ValueError(f"{match[0]} is not a character")
+            character = chr(code)
+        elif (special and match[0].startswith("\\")) or match[0] not in UNESCAPED:
+            return match[0]
+        else:
+            character = match[0][-1]
+        is_plain = character not in special and (character.isprintable() or character > "\x7f")
+        return ESCAPES.get(character) or (character if is_plain else f"\\x{ord(character):02x}")
+
+    return CODE_POINT.sub(spelled, token[0])
+
+
 def _lark_from_gbnf(source: str) -> str:
     try:
-        return str(any_to_lark(source))
+        written = source if is_lark_syntax(source) else GBNF_TOKEN.sub(_respelled, source)
+        return str(any_to_lark(written))
     except Exception as error:  # the converter has no error class of its own
         raise RequestError(f"The gbnf constraint is not a grammar: {error}") from error

@@ -51,10 +51,6 @@ class Constraint:
         self._matcher.consume_token(token_id)
         self._check(f"accept token {token_id}")
 
-    def permits(self, token_id: int) -> bool:
-        """Whether a token that the mask allows may come next: always true here."""
-        return True
-
     def accept_text(self, tokens: list[int]) -> bool:
         """Record text, as any tokens that spell it. Returns False if it is forbidden; the object is then unusable."""
         self._mask = None

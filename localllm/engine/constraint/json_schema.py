@@ -14,33 +14,31 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from localllm.engine.constraint.plain_schema import LISTS, MAPS, MAX_DEPTH, SINGLE, plain
 from localllm.errors import RequestError
-
-MAX_DEPTH = 64
-MAX_SUBSCHEMAS = 5000
 
 # Keywords that the grammar enforces, and keywords that contain schemas.
 KEPT = {
     "$ref", "type", "const", "enum", "allOf", "anyOf", "oneOf",
     "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-    "items", "prefixItems", "additionalItems", "minItems", "maxItems",
+    "items", "prefixItems", "minItems", "maxItems",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     "minLength", "maxLength", "pattern", "format",
-    "$schema", "$id", "id", "$defs", "definitions",
+    "$defs",
 }  # fmt: skip
 
-# Keywords that restrict nothing, or nothing by themselves, and `nullable`, which is rewritten. Keywords that begin with
-# "x-" are neutral too. All others are reported, also unknown ones: they may be misspelt.
+# Keywords that restrict nothing, or nothing by themselves. Keywords that begin with "x-" are neutral too. All others
+# are reported, also unknown ones: they may be misspelt.
 NEUTRAL = {
-    "$comment", "$vocabulary", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "title", "description", "default",
+    "$comment", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor", "title", "description", "default",
     "example", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType",
-    "contentSchema", "discriminator", "nullable", "then", "else", "minContains", "maxContains", "xml", "externalDocs",
+    "contentSchema", "discriminator", "then", "else", "minContains", "maxContains", "xml", "externalDocs",
     "markdownDescription", "strict",
 }  # fmt: skip
 
 # Standard keywords that restrict values and cannot be enforced, at least in some places.
 NOT_ENFORCED = {
-    "not", "if", "uniqueItems", "contains", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames",
+    "not", "if", "uniqueItems", "contains", "dependentRequired", "dependentSchemas", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "format", "minProperties",
     "maxProperties",
 }  # fmt: skip
@@ -55,11 +53,6 @@ TRIED_TOGETHER = (
     ("patternProperties",),
     ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
-COUNTS = {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
-OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # where $ref overrides the schema's other keywords
-
-MAPS = {"properties", "patternProperties", "$defs", "definitions"}
-LISTS_OR_SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties"}
 
 
 def enforceable(source: str) -> tuple[Any, list[str]]:
@@ -73,43 +66,30 @@ def enforceable(source: str) -> tuple[Any, list[str]]:
         raise RequestError(f"The JSON Schema is not JSON: {error}.") from error
     except RecursionError as error:
         raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.") from error
-    if not isinstance(schema, dict | bool):
-        raise RequestError(f"The JSON Schema is of type {type(schema).__name__}; it must be an object, true or false.")
-    named = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
-    reader = _Reader(schema, _stand_alone(schema), any(draft in named for draft in OLD_DRAFTS))
-    return reader.read(schema, "#", 0), reader.loosened
+    schema = plain(schema)
+    reader = _Reader(schema, _stand_alone(schema))
+    return reader.read(schema, "#"), reader.loosened
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Copies a schema, counting its parts. loosened: keywords that were left out, with their places.
+    """Copies a plain schema. loosened: keywords that were left out, with their places.
 
-    closes: whether objects allow only the properties that they list. is_old: whether the schema is of OLD_DRAFTS.
+    closes: whether objects allow only the properties that they list.
     """
 
     root: Any
     closes: bool
-    is_old: bool
     loosened: list[str] = field(default_factory=list)
-    count: int = 0
 
-    def read(self, schema: Any, path: str, depth: int) -> Any:
-        """The enforceable part of a schema. Raises RequestError if it is too deep or too large."""
-        if depth > MAX_DEPTH:
-            raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.")
+    def read(self, schema: Any, path: str) -> Any:
+        """The enforceable part of a schema."""
         if not isinstance(schema, dict):
             return schema
-        self.count += 1
-        if self.count > MAX_SUBSCHEMAS:
-            raise RequestError(f"The JSON Schema holds more than {MAX_SUBSCHEMAS} schemas; make it smaller.")
         if schema.get("not") in ({}, True):  # zod's z.never()
             return False
-        if self.is_old and isinstance(schema.get("$ref"), str):
-            schema = {key: value for key, value in schema.items() if key in {"$ref", "$defs", "definitions"}}
         given = self._without_names(schema)
-        found = {
-            key: self._value(key, value, f"{path}/{key}", depth + 1) for key, value in given.items() if key in KEPT
-        }
+        found = {key: self._value(key, value, f"{path}/{key}") for key, value in given.items() if key in KEPT}
         for key in _lost(given):
             self.loosened.append(f"{key} at {path}")
             found.pop(key, None)
@@ -120,20 +100,14 @@ class _Reader:
             found["type"] = kind
         if self.closes and _lists_all(found):
             found["additionalProperties"] = False
-        if given.get("nullable") is True:  # OpenAPI 3.0
-            return {"anyOf": [found, {"type": "null"}]}
         return found
 
-    def _value(self, keyword: str, value: Any, path: str, depth: int) -> Any:
-        if keyword in MAPS and isinstance(value, dict):
-            return {name: self.read(child, f"{path}/{name}", depth) for name, child in value.items()}
-        if keyword in COUNTS and isinstance(value, float) and value.is_integer():
-            return int(value)
-        if keyword not in LISTS_OR_SCHEMAS:
-            return value
-        if isinstance(value, list):
-            return [self.read(child, f"{path}/{index}", depth) for index, child in enumerate(value)]
-        return self.read(value, path, depth)
+    def _value(self, keyword: str, value: Any, path: str) -> Any:
+        if keyword in MAPS:
+            return {name: self.read(child, f"{path}/{name}") for name, child in value.items()}
+        if keyword in LISTS:
+            return [self.read(child, f"{path}/{index}") for index, child in enumerate(value)]
+        return self.read(value, path) if keyword in SINGLE else value
 
     def _without_names(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The schema with propertyNames expressed by other keywords where possible."""
@@ -141,7 +115,7 @@ class _Reader:
         names = self._resolved(schema.get("propertyNames", True))
         if not isinstance(names, dict):
             return rest if names is True else dict(schema)
-        other = names.keys() & KEPT - {"type", "enum", "const", "pattern", "$schema", "$id"}
+        other = names.keys() & KEPT - {"type", "enum", "const", "pattern"}
         listed = names.get("enum", [names["const"]] if "const" in names else None)
         value = schema.get("additionalProperties", True)
         own = schema.get("properties", {})
@@ -201,9 +175,6 @@ def _lost(schema: Mapping[str, Any]) -> list[str]:
     found = sorted(key for key in schema.keys() - KEPT - NEUTRAL if not key.startswith("x-"))
     if not schema.get("uniqueItems") or schema.get("maxItems", 2) in (0, 1):
         found = [key for key in found if key != "uniqueItems"]
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference[:1] == "#" and reference[1:2] not in ("", "/"):
-        found.append("$ref")  # to an $anchor
     if "format" in schema and str(schema["format"]) not in FORMATS:
         found.append("format")
     properties, required = schema.get("properties"), schema.get("required")

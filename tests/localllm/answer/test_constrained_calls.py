@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.answer.call_constraints import CallConstraints
-from localllm.answer.event import AnswerPart
+from localllm.answer.call_constraints import CallConstraints, checked
+from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.splitting import AnswerSplitter
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.formats import FORMATS
@@ -20,11 +20,14 @@ from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion
+from localllm.errors import RequestError
 from tests.fakes.byte_vocabulary import END, ByteVocabulary
 from tests.fakes.fake_runner import FakeRunner
 
 # Some tokens start before a marker ends, and continue after it in ways that are not a call.
-VOCABULARY = ByteVocabulary((b"call>x", b"call>\n", b"_call>[", b'{"name', b"<tool"))
+VOCABULARY = ByteVocabulary(
+    (b"call>x", b"call>\n", b"_call>[", b'{"name', b"<tool", b"call>\n<tool", b"call> Done", b'call>\n{"n')
+)
 CONSTRAINTS = ConstraintVocabulary(VOCABULARY)
 LOADED: Any = SimpleNamespace(
     constraint_vocabulary=lambda: CONSTRAINTS,
@@ -55,7 +58,7 @@ def opens_a_call(history: list[int], logits: NDArray[np.float32]) -> None:
         likely = [
             token
             for token, data in enumerate(VOCABULARY.tokens)
-            if data and (MARKER.startswith(written + data) or (written + data).startswith(MARKER))
+            if data and (MARKER.startswith(written + data) or (written + data).rstrip() == MARKER)
         ]
         logits[likely] += 50
     else:
@@ -115,22 +118,38 @@ def test_drafts_change_nothing(one: CallFormat, monkeypatch: pytest.MonkeyPatch)
     "wrong",
     [
         {"properties": 5},
-        {"properties": {"at": {}}, "required": True},
+        {"properties": {"at": {}, "on": {"required": "at"}}},
         {"properties": {"at": {"type": 5}}},
         {"properties": {"at": {"type": {"a": 1}}}},
         {"properties": {"at": {"type": "string", "minLength": "3"}}},
         {"properties": {"at": {"type": "string", "pattern": 5}}},
         {"properties": {"at": {"type": "array", "minItems": "x"}}},
         {"properties": {"at": {"type": "string", "anyOf": 5}}},
+        {"properties": {"at": {"items": [{"not": {"pattern": "(a"}}]}}},
+        {"properties": {"at": {"patternProperties": {"[z-a]": {}}}}},
+        {"properties": {"at": {"$ref": "#/$defs/missing"}}},
     ],
 )
-def test_schemas_with_values_of_wrong_types_leave_calls_free(wrong: dict[str, Any]) -> None:
-    tools = {"look": {"type": "object", **wrong}}
+def test_schemas_with_values_of_wrong_types_are_refused_with_their_place(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"tool 'look' .* at #/properties"):
+        checked({"look": {"type": "object", **wrong}})
+
+
+@pytest.mark.parametrize(
+    ("careless", "meant"),
+    [
+        ({"properties": {"at": {"enum": ["sun"], "required": True}}}, {"required": ["at"]}),
+        ({"properties": {"at": None}, "required": None}, {"properties": {"at": {}}}),
+        ({"type": "OBJECT", "properties": {"at": {"type": "STRING", "example": 5}}}, {}),
+        ({"properties": {"at": {"type": "file", "description": ["text"], "ui": {"widget": "x"}}}}, {}),
+        ({"properties": {"at": {"enum": None, "default": None}}, "required": ["at", "at"]}, {"required": ["at"]}),
+    ],
+)
+def test_careless_schemas_are_taken_as_they_are_meant(careless: dict[str, Any], meant: dict[str, Any]) -> None:
+    tools = checked({"look": {"type": "object", **careless}})
+    assert tools["look"].items() >= meant.items()
     for one in [*FORMS, form("<|tool_call>", ""), form("<function_calls>", "")]:
         CallConstraints(LOADED).lazy([one], tools, lambda one=one: AnswerSplitter([], [one], tools))  # type: ignore[misc]
-    text = "<tool_call>\n<function=look>\n<parameter=at>\nsun\n</parameter>\n</function>\n</tool_call>"
-    (call,) = [call for part in AnswerSplitter([], FORMS[1:], tools).push(text) for call in part.tool_calls]
-    assert call.arguments == {"at": "sun"}
 
 
 def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +166,8 @@ def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(masks[: len(VOCABULARY.encode("Yes."))]) and any(masks)
 
 
-def test_a_valid_call_keeps_its_tokens() -> None:
-    """A call that is valid anyway keeps the model's own tokens."""
-    text = '<tool_call>\n{"name": "look", "arguments": {"at": "sun", "times": 3}}\n</tool_call> Done.'
-    tokens = [*(byte + 1 for byte in text.encode()), END]
+def written(tokens: list[int]) -> Completion:
+    """The answer of a model that wants to write these tokens."""
 
     def writes(history: list[int], logits: NDArray[np.float32]) -> None:
         logits[tokens[min(len(history) - len(PROMPT), len(tokens) - 1)]] += 1000
@@ -159,7 +176,46 @@ def test_a_valid_call_keeps_its_tokens() -> None:
     stream = engine.submit(GenerationRequest(PROMPT, SamplingParams(temperature=0), constraint=constraint(FORMS[0])))
     while engine.step():
         pass
-    done = stream.collect()
+    return stream.collect()
+
+
+def bytes_of(text: str) -> list[int]:
+    return [byte + 1 for byte in text.encode()]
+
+
+def token(data: bytes) -> list[int]:
+    return [VOCABULARY.tokens.index(data)]
+
+
+LOOK = '\n{"name": "look", "arguments": {"at": "sun", "times": 3}}\n'
+
+
+def test_a_valid_call_keeps_its_tokens() -> None:
+    """A call that is valid anyway keeps the model's own tokens."""
+    tokens = [*bytes_of(f"<tool_call>{LOOK}</tool_call> Done."), END]
+    done = written(tokens)
     assert done.token_ids == tuple(tokens)
     (call,) = [call for part in parts_of(FORMS[0], done.text) for call in part.tool_calls]
     assert json.dumps(call.arguments) == '{"at": "sun", "times": 3}'
+
+
+@pytest.mark.parametrize(
+    ("tokens", "calls", "text"),
+    [
+        ([*bytes_of(f"<tool_call>{LOOK}</tool_"), *token(b"call> Done")], 1, "Done"),
+        (
+            [*bytes_of(f"A<tool_call>{LOOK}</tool_"), *token(b"call>\n<tool"), *bytes_of(f"_call>{LOOK}</tool_call>")],
+            2,
+            "A",
+        ),
+        ([*bytes_of("Say <tool_"), *token(b"call>x"), *bytes_of(" or so")], 0, "Say <tool_call>x or so"),
+        ([*bytes_of("Say <tool"), *token(b"_call>["), *bytes_of("1]")], 0, "Say <tool_call>[1]"),
+        ([*bytes_of("<tool_"), *token(b'call>\n{"n'), *bytes_of(f"{LOOK[4:]}</tool_call>")], 1, ""),
+    ],
+)
+def test_tokens_across_the_borders_of_calls_pass(tokens: list[int], calls: int, text: str) -> None:
+    done = written([*tokens, END])
+    assert done.token_ids == (*tokens, END)
+    parts = parts_of(FORMS[0], done.text)
+    assert len([call for part in parts for call in part.tool_calls]) == calls
+    assert "".join(part.text for part in parts if part.kind is PartKind.CONTENT) == text

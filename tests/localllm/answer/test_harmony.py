@@ -55,6 +55,15 @@ def test_what_is_no_call_stays_content(cuts: list[int]) -> None:
     assert split(preamble, cuts) == [AnswerPart(PartKind.CONTENT, "Let me see.")]
 
 
+@given(CUTS)
+def test_messages_of_one_kind_are_separated(cuts: list[int]) -> None:
+    said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    content = [part.text for part in split(f"{said}{CALL}<|call|>{FINAL}", cuts) if part.kind is PartKind.CONTENT]
+    assert content == ["I look.", "\nYes & <no>."]
+    thoughts = split(f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}", cuts)
+    assert thoughts[0] == AnswerPart(PartKind.REASONING, "I <b> think.\nI <b> think.")
+
+
 @given(
     CUTS, st.sampled_from(["plain text", "to be or not to be", "<b>", "to=", "<|channel|>analysis", "<|start|>x" * 40])
 )

@@ -1,13 +1,16 @@
 """Content, reasoning and tool calls, however the text is cut into pieces."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.answer.splitting import AnswerSplitter
+from localllm.answer.harmony import HarmonySplitter
+from localllm.answer.splitter import AnswerScope, Splitter
+from localllm.answer.splitting import AnswerSplitter, ThinkingFirst
 from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.engine.stream import Detokenizer
@@ -44,9 +47,74 @@ def test_sections_are_found_across_pieces(cuts: list[int]) -> None:
         ("reasoning", "I <b> think"),
         ("content", "So \n it is:"),
         ("tool_calls", CALL + CALL),
-        ("content", "done\n"),
+        ("content", " \ndone\n"),
     ]
     assert parts[2].tool_calls == (ToolCall("add", {"a": 1}),) * 2
+
+
+@given(CUTS)
+def test_texts_around_calls_are_separated_as_the_model_separated_them(cuts: list[int]) -> None:
+    for text, content in {
+        f"Look.\n{CALL}\n\nSeen.": "Look.\nSeen.",
+        f"Look.{CALL}\n\nSeen.": "Look.\n\nSeen.",
+        f"Look.{CALL}Seen.": "Look.\nSeen.",
+        f"Look. {CALL}\n{CALL}\nSeen. ": "Look. Seen. ",
+        f"{CALL}\nSeen.": "Seen.",
+        f"<think>so</think>\n\n{CALL}\nSeen.\n{CALL}\nGone": "Seen.\nGone",
+        f"Look.\n{CALL}\n<tool_call>no": "Look.\n<tool_call>no",
+    }.items():
+        found = split(text, cuts)
+        assert "".join(part.text for part in found if part.kind is PartKind.CONTENT) == content
+
+
+SCOPES: dict[str, tuple[Callable[[], Splitter], str, str]] = {
+    "markers": (lambda: AnswerSplitter(THINK, CALLS, TOOLS), "<think>\nSTOP\n</think>\n\nOne. STOP Two.", "One. "),
+    "opened by the prompt": (
+        lambda: AnswerSplitter(THINK, CALLS, TOOLS, starts_in_reasoning=True),
+        "a STOP b</think>STOPPED",
+        "",
+    ),
+    "a call": (
+        lambda: AnswerSplitter(THINK, CALLS, TOOLS),
+        '<tool_call>{"name": "add", "arguments": {"a": "STOP"}}</tool_call>\nOne STOP',
+        "One ",
+    ),
+    "no call": (
+        lambda: AnswerSplitter(THINK, CALLS, TOOLS),
+        '<tool_call>{"name": "STOP"} STOP',
+        '<tool_call>{"name": "',
+    ),
+    "a marker's beginning": (lambda: AnswerSplitter(THINK, CALLS, TOOLS), "<thSTOP", "<th"),
+    "a format": (lambda: ThinkingFirst(("<think>", "</think>")), '<think>STOP</think>{"a": "STOP"}', '{"a": "'),
+    "harmony": (
+        lambda: HarmonySplitter(TOOLS, False),
+        "<|channel|>analysis<|message|>STOP<|end|><|start|>assistant<|channel|>final<|message|>One STOP two",
+        "One ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCOPES)
+@given(CUTS)
+def test_stop_strings_count_in_the_answer_only(name: str, cuts: list[int]) -> None:
+    make, text, content = SCOPES[name]
+    detokenizer = Detokenizer(["STOP"], AnswerScope(make()))
+    splitter, data, parts = make(), text.encode(), []
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for at, end in itertools.pairwise(edges):
+        if not detokenizer.stopped:
+            parts += splitter.push(detokenizer.push(data[at:end]))
+    parts += [*splitter.push(detokenizer.flush()), *splitter.flush()]
+    assert detokenizer.stopped == "STOP"
+    assert "".join(part.text for part in parts if part.kind is PartKind.CONTENT) == content
+
+
+def test_white_space_after_thoughts_does_not_stop_and_ends_of_turns_always_do() -> None:
+    thought = b"<think>a\n\nb</think>\n\n"
+    detokenizer = Detokenizer(["\n\n"], AnswerScope(AnswerSplitter(THINK, CALLS, TOOLS)), ["<end>"])
+    assert detokenizer.push(thought + b"One\n\ntwo") == "<think>a\n\nb</think>\n\nOne"
+    detokenizer = Detokenizer(["\n\n"], AnswerScope(AnswerSplitter(THINK, CALLS, TOOLS)), ["<end>"])
+    assert detokenizer.push(b"<think>a<end>b") == "<think>a" and detokenizer.stopped == "<end>"
 
 
 @given(CUTS)

@@ -243,3 +243,28 @@ def test_what_the_vocabulary_cannot_write_is_never_skipped() -> None:
         ending.accept(tokenizer.encode(character)[0])
     with pytest.raises(RequestError, match="no token of this model's vocabulary"):
         ending.mask()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "wrong"),
+    [
+        (r'root ::= "\x41\u0042\U00000043"', "ABC", "B"),
+        (r'root ::= "\u00e9\U0001F600\xe9"', "é😀é", "e"),
+        (r'root ::= "\u0022\x5c\u000a\[\u005D"', '"\\\n[]', "["),
+        (r"root ::= [\u00e9-\u00FF]+", "éÿ", "z"),
+        (r"root ::= [\x5d\u005b\u002d\x5e&&a~\U00000020]+", "][-^&a~ ", "b"),
+        (r"root ::= [^\x00-\x1f\u0041]+", "B é", "A"),
+        ('root ::= "a" # "\\u0062\\u"', "a", "b"),
+    ],
+)
+def test_gbnf_gives_characters_by_their_code_points(grammar: str, text: str, wrong: str) -> None:
+    vocabulary = ConstraintVocabulary(ByteVocabulary())
+    for written, fits in ((text, True), (wrong, False)):
+        state = compile_constraint(ConstraintKind.GBNF, grammar, vocabulary)
+        assert (state.accept_text(vocabulary.tokens_of(written)) and state.is_complete) == fits
+
+
+@pytest.mark.parametrize("grammar", [r'root ::= "\ud83d"', r'root ::= "\U00110000"', r'root ::= "\u12"', 'root ::= "a'])
+def test_gbnf_without_such_characters_is_refused(grammar: str) -> None:
+    with pytest.raises(RequestError, match="not a grammar"):
+        compile_constraint(ConstraintKind.GBNF, grammar, ConstraintVocabulary(ByteVocabulary()))

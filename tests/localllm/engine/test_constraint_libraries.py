@@ -131,11 +131,14 @@ def test_pydantic(vocabulary: ConstraintVocabulary, tokenizer: Tokenizer) -> Non
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 1e30}, {"exclusiveMinimum": 0}, ["exclusiveMaximum at #"]),
         ({"multipleOf": 0.123456789, "maximum": 9}, {"maximum": 9}, ["multipleOf at #"]),
         ({"patternProperties": {"a*": {}, "aa*": {}}}, {}, ["patternProperties at #"]),
-        ({"items": {"$ref": "#there"}}, {"type": "array", "items": {}}, ["$ref at #/items"]),
         ({"maxItems": 2.0}, {"maxItems": 2}, []),
         (
             {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#", "$id": "u", "minItems": 1}},
-            {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": {"$ref": "#"}},
+            {
+                "type": "array",
+                "items": {"$ref": "#/$defs/root"},
+                "$defs": {"root": {"type": "array", "items": {"$ref": "#/$defs/root"}}},
+            },
             [],
         ),
         (
