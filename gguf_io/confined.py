@@ -9,23 +9,34 @@ its stdout a JSON line. The child imports this file, so it loads neither NumPy n
 """
 
 import contextlib
+import contextvars
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from gguf_io.interruption import checkpoint
 
 Reply = dict[str, Any]
 
+_POLL_S = 0.1  # between two checks whether the work is still wanted
+
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
+_OUT_OF_MEMORY = (_EXIT_MEMORY, -signal.SIGABRT)  # Rust and C++ abort
 # -I ignores PYTHON* environment variables; passing the parent's search path makes the imports the same.
 _BOOTSTRAP = (
     "import importlib, sys; name = sys.argv[1]; sys.path[:] = sys.argv[2:]; importlib.import_module(name).main()"
 )
+
+
+# Popen's return codes of a child whose stack overflowed. (Windows: STATUS_STACK_OVERFLOW)
+_OVERFLOWED = (0xC00000FD,) if sys.platform == "win32" else (-signal.SIGSEGV, -signal.SIGBUS)
 
 
 class ChildEndedError(Exception):
@@ -37,39 +48,38 @@ class ConfinedChild:
 
     worker: the module whose `main` calls `answer_requests`. memory_bytes: the bound that it sets, for error messages.
     most_reply_bytes: a longer reply ends the child; -1 sets no bound. Thread-safe: requests are answered one at a time,
-    and waiting releases the interpreter lock. The child ends with this object, with the parent, or beyond a limit.
+    and waiting releases the interpreter lock. The child ends with this object, with the parent, beyond a limit, or when
+    the request that it works on is cancelled (gguf_io.interruption).
     """
 
     def __init__(self, worker: str, memory_bytes: int, most_reply_bytes: int = -1) -> None:
         self._worker = worker
         self._memory_bytes = memory_bytes
         self._most_reply_bytes = most_reply_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.Semaphore()
         self._finalizer: weakref.finalize[..., ConfinedChild] | None = None  # ends the process, once
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
-        with self._lock:
-            process, late = self._running(), threading.Event()
-
-            def expire() -> None:
-                late.set()
-                process.kill()
-
-            clock = threading.Timer(wall_seconds, expire)
-            clock.daemon = True
-            clock.start()
+        with _held(self._lock):
+            process, ended = self._running(), threading.Event()
+            until = time.monotonic() + wall_seconds
+            watch = threading.Thread(
+                target=contextvars.copy_context().run, args=(_watch, process, until, ended), daemon=True
+            )
+            watch.start()
             answer = b""
             try:
                 answer = _converse(process, header, data, self._most_reply_bytes)
             finally:
-                clock.cancel()
+                ended.set()
                 if not answer.endswith(b"\n"):  # it ended, or an interrupt left half an exchange
                     self.close()
+        checkpoint()
         if not answer.endswith(b"\n"):
-            waited = wall_seconds if late.is_set() else 0.0
+            waited = wall_seconds if time.monotonic() > until else 0.0
             raise ChildEndedError(self._reason_of_end(process.returncode, cpu_seconds, waited))
         reply: Reply = json.loads(answer)
         return reply
@@ -97,9 +107,53 @@ class ConfinedChild:
             return f"it takes too long: it had not answered after {waited:g} s and was stopped"
         if sys.platform != "win32" and status == -signal.SIGPROF:
             return f"it takes too long: it used more than {cpu_seconds:g} s of CPU time and was stopped"
-        if status == _EXIT_MEMORY:
+        if status in _OUT_OF_MEMORY:
             return f"it takes too much memory: it used more than {self._memory_bytes >> 20} MiB of memory"
+        if status in _OVERFLOWED:
+            return "it is nested too deeply"
         return f"the process that works on it ended with status {status}"
+
+
+class ConfinedChildren:
+    """Several children of one worker, each started when all others are busy. Thread-safe; see ConfinedChild."""
+
+    def __init__(self, worker: str, memory_bytes: int, most: int) -> None:
+        """most: requests that are answered at the same time."""
+        self._free = [ConfinedChild(worker, memory_bytes) for _ in range(most)]
+        self._slots = threading.Semaphore(most)
+
+    def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
+        """As ConfinedChild's, from a child that is free; waits for one."""
+        with _held(self._slots):
+            child = self._free.pop()  # the last one used, which is running
+            try:
+                return child.ask(kind, data, cpu_seconds, wall_seconds)
+            finally:
+                self._free.append(child)
+
+
+@contextlib.contextmanager
+def _held(lock: threading.Semaphore) -> Iterator[None]:
+    """Within the block, hold a lock. Waiting for it ends when the work is cancelled."""
+    while not lock.acquire(timeout=_POLL_S):
+        checkpoint()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event) -> None:
+    """Kill a process unless `ended` is set first: at a time, or when the work of this context is cancelled."""
+    while not ended.wait(min(_POLL_S, max(until - time.monotonic(), 0.0))):
+        try:
+            checkpoint()
+        except Exception:  # raised again by the thread that waits for the answer
+            process.kill()
+            return
+        if time.monotonic() > until:
+            process.kill()
+            return
 
 
 def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) -> None:

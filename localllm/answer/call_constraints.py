@@ -11,10 +11,9 @@ from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import Constraint, ConstraintKind, HeldPart, LazyConstraint
-from localllm.engine.constraint.plain_schema import plain
+from localllm.engine.constraint.trial import tried_tools
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import RequestError
-from localllm.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +48,8 @@ class CallConstraints:
 
 def checked(tools: Mapping[str, Schema]) -> dict[str, Schema]:
     """The schemas of tools' arguments by name, in plain form. Raises RequestError if one is malformed."""
-    found: dict[str, Schema] = json.loads(_checked(json.dumps(tools)))
+    found: dict[str, Schema] = json.loads(tried_tools(json.dumps(tools)))
     return found
-
-
-@lru_cache(KEPT)
-def _checked(tools: str) -> str:
-    found = {}
-    for name, schema in json.loads(tools).items():
-        try:
-            found[name] = plain(schema, careless=True)
-        except RequestError as error:
-            raise RequestError(f"The tool {shortened(name)!r} cannot be offered. {error}") from error
-    return json.dumps(found)
 
 
 def held_part(loaded: LoadedModel, form: CallFormat, tools: Mapping[str, Schema]) -> HeldPart:

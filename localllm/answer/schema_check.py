@@ -1,24 +1,28 @@
 """Checks a complete answer against its JSON Schemas.
 
 A grammar enforces most of a schema while the answer is written (localllm.engine.constraint.json_schema); here another
-library checks all of it. Nothing is fetched, and the work of patterns is bounded.
+library checks all of it, in a confined child process: two references in each of 40 nested schemas would take years.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gguf_io.confined import ChildEndedError, ConfinedChildren
 from localllm.answer.event import Answer
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.errors import RequestError
 from localllm.text import shortened
 
-BACKTRACKS = 100_000  # of a pattern with look-ahead or look-behind
+CPU_SECONDS = 5.0
+WALL_SECONDS = 20.0
+MAX_MEMORY_BYTES = 2**30
+MOST_AT_ONCE = 4  # children
 MOST_PLACES = 5
 LONGEST_REASON = 300
-# References whose target depends on where they are reached from, which the plain form does not keep.
-_DYNAMIC = ("$dynamicRef", "$recursiveRef")
+
+_CHILDREN = ConfinedChildren("localllm.answer.schema_worker", MAX_MEMORY_BYTES, MOST_AT_ONCE)
 
 
 def is_checked(request: AnswerRequest) -> bool:
@@ -43,32 +47,24 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
 
 
 def _lacking(what: str, schema: Mapping[str, Any], value: Any) -> tuple[str, ...]:
-    import jsonschema_rs  # not above: most answers have no schema
-
-    from localllm.engine.constraint.plain_schema import plain
-
-    source = json.dumps(schema)
     try:
-        validator = jsonschema_rs.validator_for(
-            source if any(keyword in source for keyword in _DYNAMIC) else plain(schema, careless=True),
-            validate_formats=True,
-            offline=True,
-            pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
-        )
-    except (ValueError, jsonschema_rs.ReferencingError, RequestError) as error:
-        why = shortened(str(error).partition("\n")[0], LONGEST_REASON)
-        return (f"{what} cannot be checked against its JSON Schema: {why}",)
-    if validator.is_valid(value):
+        reply = _CHILDREN.ask("check", json.dumps([schema, value]).encode(), CPU_SECONDS, WALL_SECONDS)
+        problem = reply["problem"]
+    except (ChildEndedError, OSError) as error:
+        reply, problem = {}, str(error)
+    if problem:
+        return (f"{what} cannot be checked against its JSON Schema: {shortened(problem, LONGEST_REASON)}",)
+    if reply["fits"]:
         return ()
     places = _not_enforced(schema)
     named = f": {', '.join(places[:MOST_PLACES])}" if places else ""
     return (f"{what} does not fit its JSON Schema, which is not fully enforced{named}.",)
 
 
-def _not_enforced(schema: Mapping[str, Any]) -> list[str]:
-    from localllm.engine.constraint.json_schema import enforceable
+def _not_enforced(schema: Mapping[str, Any]) -> Sequence[str]:
+    from localllm.engine.constraint.trial import tried_schema
 
     try:
-        return enforceable(json.dumps(schema))[1]
+        return tried_schema(json.dumps(schema))[1]
     except RequestError:  # too large, so no grammar was made of it either
-        return []
+        return ()

@@ -17,6 +17,8 @@ MAX_IMAGES = 32
 MAX_LOGIT_BIAS = 1024
 MAX_NAME_CHARS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_THREADS = 32  # that compute embeddings and the like for one client
+MAX_PREPARING = 3  # threads that prepare one client's requests; one fewer than the processes that read grammars
 MAX_INT = 2**31 - 1
 
 HEADER_SECONDS = 15.0  # to send a request's headers

@@ -27,6 +27,7 @@ from localllm.server.contents import with_few_images
 from localllm.server.errors import ApiError
 from localllm.server.fallbacks import goes_to_the_next
 from localllm.server.keys import CLIENT, namespace_of
+from localllm.server.limits import MAX_PREPARING
 from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
@@ -112,7 +113,7 @@ class Run:
                 self.meters[index].add(event)
                 answer.add(event)
                 if event.finish_reason is FinishReason.STOP and is_checked(request):
-                    warnings = await interruptible(partial(unmet, request, answer))
+                    warnings = await interruptible(partial(unmet, request, answer), MAX_PREPARING)
                     if warnings:
                         log.warning("an answer does not fit a JSON Schema that is not enforced in full")
                     answer.last = replace(event, warnings=warnings)
@@ -254,7 +255,7 @@ class Service:
         """A request's prompt, of which nothing is generated. Raises as `run` does."""
         request = with_few_images(request)
         async with self.lease(name, keep_alive_s) as lease:
-            return await interruptible(partial(lease.model.prepare, request))
+            return await interruptible(partial(lease.model.prepare, request), MAX_PREPARING)
 
     @contextlib.asynccontextmanager
     async def run(
@@ -282,7 +283,9 @@ class Service:
             async with self.lease(model, keep_alive_s, listener, count) as lease:
                 if count > lease.model.most_choices:
                     raise ApiError(400, f"one request cannot have {count} answers; send several requests")
-                prompts = [await interruptible(partial(lease.model.prepare, request)) for request in requests]
+                prompts = [
+                    await interruptible(partial(lease.model.prepare, request), MAX_PREPARING) for request in requests
+                ]
                 streams = await self._submit(lease, prompts, choices)
                 meters = [self.metrics.meter(lease.name, requests[0].namespace) for _ in streams]
                 answers = [Answer() for _ in streams]

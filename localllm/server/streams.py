@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -16,9 +17,12 @@ from gguf_io.interruption import CHECKPOINT
 from localllm.errors import LocalLLMError
 from localllm.server import limits
 from localllm.server.errors import ApiError, ClientGoneError
+from localllm.server.keys import CLIENT
 from localllm.server.load_watch import LoadListener, LoadState
 
 log = logging.getLogger(__name__)
+
+_THREADS: WeakValueDictionary[tuple[str, int], CapacityLimiter] = WeakValueDictionary()  # by client
 
 T = TypeVar("T")
 HeldT = TypeVar("HeldT")
@@ -39,8 +43,11 @@ async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await _end(task)
 
 
-async def interruptible(work: Callable[[], T]) -> T:
-    """Run work on another thread. If the caller is cancelled, its next checkpoint (gguf_io.interruption) ends it."""
+async def interruptible(work: Callable[[], T], most: int = limits.MAX_THREADS) -> T:
+    """Run work on another thread. If the caller is cancelled, its next checkpoint (gguf_io.interruption) ends it.
+
+    most: how many such threads one client has, so that its work does not keep others waiting.
+    """
     left = threading.Event()
 
     def check() -> None:
@@ -52,9 +59,13 @@ async def interruptible(work: Callable[[], T]) -> T:
         return work()
 
     try:
-        return await to_thread.run_sync(run)
+        return await to_thread.run_sync(run, limiter=_threads(CLIENT.get(), most))
     finally:
         left.set()
+
+
+def _threads(client: str, most: int) -> CapacityLimiter:
+    return _THREADS.setdefault((client, most), CapacityLimiter(most))
 
 
 async def _disconnected(request: Request) -> None:

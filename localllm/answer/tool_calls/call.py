@@ -6,6 +6,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 MAX_REFERENCES = 16  # followed in a row
+MAX_CHOICES = 256  # schemas among which those of texts are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,26 @@ def choices_of(schema: Schema) -> list[Any]:
 
 def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
     """Whether all values of a schema other than null are strings, and whether it allows null."""
-    schema = resolved(schema, root)
+    return _is_text(resolved(schema, root), root, {})
+
+
+def _is_text(schema: Schema, root: Schema, known: dict[int, tuple[bool, bool]]) -> tuple[bool, bool]:
+    """known: by the schemas' ids, since each may be referred to many times, also by itself."""
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = False, False
+    known[id(schema)] = found = _is_text_by_keywords(schema, root, known)
+    return found
+
+
+def _is_text_by_keywords(schema: Schema, root: Schema, known: dict[int, tuple[bool, bool]]) -> tuple[bool, bool]:
     if values := values_of(schema):
         return all(isinstance(value, str) or value is None for value in values), None in values
     if (choices := choices_of(schema)) and "type" not in schema:
         others = [choice for choice in choices if not _is_null(choice)]
-        texts = [is_text(choice, root) for choice in others]
+        if len(known) > MAX_CHOICES:
+            return False, False
+        texts = [_is_text(resolved(choice, root), root, known) for choice in others]
         null = len(others) < len(choices) or any(nullable for _, nullable in texts)
         return bool(others) and all(text for text, _ in texts), null
     kinds = schema.get("type")

@@ -19,6 +19,8 @@ from localllm.answer.tool_calls.formats import (
 )
 from localllm.engine.constraint import ConstraintVocabulary
 from localllm.engine.constraint.compile import embedded
+from localllm.engine.constraint.trial import MAX_SOURCE_CHARACTERS
+from localllm.errors import RequestError
 
 MAX_DEPTH = 6  # of nested values in a spelling other than JSON; deeper ones are plain values
 MAX_LENGTH = 2000  # longest text limit that is enforced
@@ -36,6 +38,7 @@ class CallGrammar:
         self._tools = tools
         self._vocabulary = vocabulary
         self._rules: list[str] = []
+        self._characters = 0
         self._root: Schema = {}
 
     @property
@@ -85,9 +88,12 @@ class CallGrammar:
         return found
 
     def _rule(self, body: str, letter: str = "r", options: str = "") -> str:
-        """Add a rule; returns its name. letter: "T" for a terminal."""
+        """Add a rule; returns its name. letter: "T" for a terminal. Raises RequestError if there are too many."""
         name = f"{letter}{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
+        self._characters += len(body)
+        if self._characters > MAX_SOURCE_CHARACTERS:
+            raise RequestError(f"The grammar of the tools has more than {MAX_SOURCE_CHARACTERS} characters.")
         return name
 
     def _text(self, text: str) -> str:

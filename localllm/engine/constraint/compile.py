@@ -13,12 +13,11 @@ from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from localllm.engine.constraint.constraint import Constraint, reason
 from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
+from localllm.engine.constraint.trial import on_deep_stack, tried_grammar, tried_schema
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
 
 log = logging.getLogger(__name__)
-
-MAX_SOURCE_CHARACTERS = 256 * 1024
 
 # llguidance counts its work. With these limits, patterns such as (a{1000}){1000} and rules that double 30 times fail
 # within half a second, at compilation or when reached, and a schema of 2,000 properties with patterns passes.
@@ -68,17 +67,19 @@ def compile_constraint(
     JSON Schema is draft 2020-12, with the property order fixed by the schema; keywords that no grammar can enforce are
     left out and logged (`json_schema`), and a oneOf that cannot be enforced becomes an anyOf. after: the texts that
     open and close a section of free text that comes first, such as reasoning; an opening of "" means that the prompt
-    has already opened it. Raises RequestError, saying what and where, if the source is malformed, too large or
-    unsatisfiable.
+    has already opened it. Raises RequestError, saying what and where, if the source is malformed, too large, too
+    complex (see `trial`) or unsatisfiable.
     """
-    if len(source) > MAX_SOURCE_CHARACTERS:
-        raise RequestError(
-            f"The {kind} constraint has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed."
-        )
-    grammar = _grammar(kind, source)
+    grammar, notes = tried_grammar(kind, source)
+    for note in notes:
+        note_once(note)
     if after:
         inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
         grammar = json.dumps({"grammars": [{"lark_grammar": _section(*after, vocabulary)}, inner | {"name": ANSWER}]})
+    return on_deep_stack(lambda: _compiled(kind, grammar, vocabulary))
+
+
+def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabulary) -> Constraint:
     matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
@@ -103,7 +104,7 @@ def embedded(schema: Mapping[str, Any]) -> Any:
 
     Raises RequestError.
     """
-    found, _ = enforceable(json.dumps(schema))
+    found = json.loads(tried_schema(json.dumps(schema))[0])
     found = {} if found is True else {"enum": []} if found is False else found
     return {**found, "x-guidance": OVERRIDES}
 
@@ -114,21 +115,26 @@ def note_once(text: str) -> None:
     log.warning(text)
 
 
-def _grammar(kind: ConstraintKind, source: str) -> str:
+def grammar_of(kind: ConstraintKind, source: str) -> tuple[str, list[str]]:
+    """llguidance's grammar for a constraint, and sentences on what it does not enforce. Runs in a child (`trial`).
+
+    Raises RequestError.
+    """
     if kind == ConstraintKind.REGEX:
-        return str(LLMatcher.grammar_from_regex(source))
+        return str(LLMatcher.grammar_from_regex(source)), []
     if kind == ConstraintKind.LARK:
-        return str(LLMatcher.grammar_from_lark(source))
+        return str(LLMatcher.grammar_from_lark(source)), []
     if kind == ConstraintKind.GBNF:
-        return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source)))
+        return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source))), []
     schema, loosened = ({"type": "object"}, []) if kind == ConstraintKind.JSON else enforceable(source)
+    notes = []
     if loosened:
         keywords = sorted({place.split()[0] for place in loosened if place.split()[0] in NOT_ENFORCED})
-        note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}")
+        notes = [f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}"]
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     try:
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=OVERRIDES))
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=OVERRIDES)), notes
     except ValueError as error:
         raise RequestError(f"The JSON Schema cannot be used: {error}") from error
 

@@ -82,7 +82,12 @@ class Constraint:
 
 def reason(matcher: LLMatcher) -> str:
     """Return llguidance's error message without its notes to developers."""
-    words = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    return reworded(str(matcher.get_error()))
+
+
+def reworded(message: str) -> str:
+    """An error message of llguidance without its notes to developers."""
+    words = message.replace("<non-verbose/>", "").strip()
     for theirs, ours in REWORDED.items():
         words = words.replace(theirs, ours)
     return words

@@ -183,3 +183,16 @@ def test_contradictions_alone_are_refused(client: httpx.Client) -> None:
     ):
         answer = client.post("/api/chat", json={"model": MODEL, "messages": HI, "format": schema})
         assert answer.status_code == 400, schema
+
+
+def test_a_check_that_would_take_years_ends() -> None:
+    """Both branches of each schema lead to the next one: the last is reached in 2^60 ways."""
+    both = {f"d{i}": {"anyOf": 2 * [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(60)}
+    schema = {"$defs": {**both, "d60": {"const": 1}}, "$ref": "#/$defs/d0"}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": schema}, **schema}}}
+    for request, answer in (
+        (AnswerRequest(format=schema), _answer("2")),
+        (AnswerRequest(tools=(tool,)), _answer(calls=(ToolCall("add", {"a": 2}),))),
+    ):
+        (found,) = unmet(request, answer)
+        assert "cannot be checked against its JSON Schema: it takes too long" in found
