@@ -52,10 +52,10 @@ CHAINS = {
     ),
     "objects": (
         "json_schema",
-        lambda: definitions(2000, lambda ref: {"properties": {"a": ref}, "required": ["a"]}, {"type": "null"}),
+        lambda: definitions(1200, lambda ref: {"properties": {"a": ref}, "required": ["a"]}, {"type": "null"}),
         True,
     ),
-    "arrays": ("json_schema", lambda: definitions(2400, lambda ref: {"items": ref, "minItems": 1}, True), True),
+    "arrays": ("json_schema", lambda: definitions(1200, lambda ref: {"items": ref, "minItems": 1}, True), True),
 }
 
 
