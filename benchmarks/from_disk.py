@@ -25,7 +25,7 @@ CHILD = """
 import json, os, random, statistics, sys, time, zlib
 from pathlib import Path
 from gguf_io import open_model
-from localllm.engine.backends import open_runner
+from localllm.placement.backends import open_runner
 from localllm.settings import Settings
 model, tokens, distinct, group, roomy, limit = sys.argv[1], *map(int, sys.argv[2:4]), Path(sys.argv[4]), *sys.argv[5:]
 if int(limit):

@@ -32,9 +32,9 @@ import gguf
 import numpy as np
 
 from benchmarks.engine_tools import table
-from localllm.engine.loaded_model import load_model
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
 from localllm.errors import LocalLLMError
+from localllm.placement.loaded_model import load_model
 from localllm.settings import Settings
 from models.registry import ARCHITECTURES
 from tests.models.architecture_models import MODELS

@@ -44,10 +44,11 @@ from gpu_offload.devices import gpus
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.memory import projector_bytes
 from gpu_offload.options import LlamaOptions
-from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
+from localllm.placement.llama import Request, plan
+from localllm.placement.placement import Placement
 
 MIB = 2**20
 CONTEXT, PROMPT, DECODE, ROUNDS = 4096, 512, 64, 3
@@ -84,15 +85,15 @@ def allocations() -> Iterator[dict[str, float]]:
         log.removeHandler(found)
 
 
-def planned(path: Path, layers: int | None, **wishes: object) -> Plan:
+def planned(path: Path, layers: int | None, **wishes: object) -> Placement:
     """A plan for this machine. layers: None means as many as fit, 0 none."""
-    request = PlanRequest(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
+    request = Request(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
     with open_model(path) as model:
         devices = [] if layers == 0 else gpus()
         return plan(model, devices, psutil.virtual_memory().available, replace(request, **wishes))  # type: ignore[arg-type]
 
 
-def opened(path: Path, made: Plan, **wishes: object) -> LlamaCppRunner:
+def opened(path: Path, made: Placement, **wishes: object) -> LlamaCppRunner:
     """A runner that follows a plan."""
     with open_model(path) as model:
         return LlamaCppRunner(model, replace(made.options, **wishes))  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def stage(name):
 stage("interpreter")
 import localllm.cli.main
 stage("command line")
-from localllm.engine.loaded_model import load_model
+from localllm.placement.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.settings import load_settings
 stage("imports")

@@ -25,8 +25,8 @@ from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS, HARMONY
 from localllm.engine.constraint import Constraint
-from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.settings import Settings
 
 BUILTIN = next((Path(__file__).parents[1] / "models" / "builtin").glob("*.gguf"))

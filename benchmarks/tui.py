@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
+from gguf_io.runner_info import LoadProgress
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
@@ -27,7 +28,7 @@ from localllm.library.modelfile import Modelfile
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
 from tui.app import ChatApp
-from tui.backend import LoadProgress, ModelChoice, ModelInfo
+from tui.backend import ModelChoice, ModelInfo
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore

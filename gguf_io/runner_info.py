@@ -1,8 +1,12 @@
 """A runner's description of itself. It is defined here because this is the lowest package that both runners import."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_io.model_file import FileState
+
+# Called with the current activity of a load and the share of it that is done, 0 to 1. An exception ends the load.
+LoadProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from typing import Any
 from gguf_io.model_file import ModelFile
 from gpu_offload.devices import DeviceKind, device_kind, device_name
 from gpu_offload.errors import LlamaCppMissingError
-from gpu_offload.estimate import Sizes
 from gpu_offload.library import ggml, llama, muted, shared_library
 from gpu_offload.loading import context_params, model_params, open_handle
-from gpu_offload.options import LlamaOptions
+from gpu_offload.options import LlamaOptions, Use
 
 log = logging.getLogger("localllm.gpu_offload")
 
@@ -32,7 +31,7 @@ _LONGEST = 100  # characters of an architecture's name; llama.cpp accepts keys o
 _MOST_KINDS = 64  # kinds of memory; there are three or four in practice
 _MOST_KNOWN = 64
 # Earlier results by the file, the time of its last change, and options: a load plans more than once.
-_known: dict[tuple[Path, int, LlamaOptions], dict[str, Sizes]] = {}
+_known: dict[tuple[Path, int, LlamaOptions], dict[str, Use]] = {}
 
 
 class _Map(ctypes.Structure):
@@ -54,7 +53,7 @@ class _Node(ctypes.Structure):
     )
 
 
-def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
+def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Use]:
     """Return what the model needs with these options, by device name and for MAIN memory; empty if unknown.
 
     It is unknown without llama.cpp, on systems other than Linux, for split mode "row", and if llama.cpp refuses the
@@ -75,7 +74,7 @@ def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
     return sizes
 
 
-def _reported(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
+def _reported(model: ModelFile, options: LlamaOptions) -> dict[str, Use]:
     library, table = llama(), model.tensors.get("token_embd.weight")
     function = getattr(shared_library("llama"), _FUNCTION, None)
     if function is None or table is None:
@@ -110,16 +109,18 @@ def _without_tokenizer(architecture: str, vocabulary: int) -> Any:
     return overrides
 
 
-def _sizes(found: _Map, in_file: int) -> dict[str, Sizes]:
+def _sizes(found: _Map, in_file: int) -> dict[str, Use]:
     """The map's sizes summed up by device, empty if they are implausible. in_file: bytes of the file's weights."""
     if not 1 <= found.count <= _MOST_KINDS or found.color or found.root < 2**16 or found.root % 8:
         log.warning("llama.cpp's memory breakdown has an unknown layout; plans are estimates.")
         return {}
-    sums: dict[str, Sizes] = {}
+    sums: dict[str, Use] = {}
     for node in _nodes(found.root):
         place = _place(node.kind)
-        had = sums.get(place, Sizes())
-        sums[place] = Sizes(had.weights + node.model, had.kv + node.context, had.compute + node.compute)
+        had = sums.get(place, Use())
+        sums[place] = Use(
+            weights=had.weights + node.model, kv=had.kv + node.context, compute=had.compute + node.compute
+        )
     weights = sum(one.weights for one in sums.values())
     if not 0.9 * in_file <= weights <= 2.5 * in_file:  # tied embeddings count twice on a GPU
         log.warning("llama.cpp reports %d bytes of weights of %d in the file; plans are estimates.", weights, in_file)

@@ -1,32 +1,18 @@
 """Memory of a model split across devices, estimated from the file's header.
 
 Weights and KV cache are exact for the usual architectures; compute buffers are mostly within 10 %. Used for GPUs that
-are not in this machine, without llama.cpp, and as a first guess that llama.cpp's own sizes correct (planner.py).
+are not in this machine, without llama.cpp, and as a first guess that llama.cpp's own sizes correct: see
+localllm.placement.llama.
 """
 
 import math
-from dataclasses import dataclass
 
 from gpu_offload.loading import output_rows
-from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import LlamaOptions
+from gpu_offload.memory import FileSizes
+from gpu_offload.options import LlamaOptions, Use
 
 # Inputs are kept four times when several GPUs form a pipeline (GGML_SCHED_MAX_COPIES).
 _PIPELINE_COPIES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of weights, KV cache and compute buffers in one place."""
-
-    weights: int = 0
-    kv: int = 0
-    compute: int = 0
-
-    @property
-    def total(self) -> int:
-        """Their sum."""
-        return self.weights + self.kv + self.compute
 
 
 class Estimate:
@@ -36,35 +22,35 @@ class Estimate:
     memory.
     """
 
-    def __init__(self, needs: ModelNeeds, options: LlamaOptions, counts: tuple[int, ...]) -> None:
+    def __init__(self, needs: FileSizes, options: LlamaOptions, counts: tuple[int, ...]) -> None:
         self._needs = needs
         self._options = options
         self._counts = counts
         self.first = needs.layer_count + 1 - sum(counts)  # the first unit on a GPU
         self._cells = (options.context_tokens + 255) // 256 * 256  # as llama.cpp rounds them
 
-    def on_gpu(self, start: int, stop: int) -> Sizes:
+    def on_gpu(self, start: int, stop: int) -> Use:
         """The memory of a GPU that holds units start..stop-1."""
-        return (
-            Sizes(self._weights(start, stop), self._kv(start, stop), self._compute(stop)) if start < stop else Sizes()
-        )
+        if start >= stop:
+            return Use()
+        return Use(weights=self._weights(start, stop), kv=self._kv(start, stop), compute=self._compute(stop))
 
-    def on_gpu_by_rows(self, share: float) -> Sizes:
+    def on_gpu_by_rows(self, share: float) -> Use:
         """The memory of a GPU that holds this share of every matrix of the units on GPUs.
 
         llama.cpp gives each GPU whole heads, which layers take turns to round up, and a copy of tied embeddings.
         """
         last = self._needs.layer_count + 1
         if self.first == last:
-            return Sizes()
+            return Use()
         copied = self._needs.tied_bytes
         weights = int((self._weights(self.first, last) - copied) * share) + copied
         heads = max((cache.heads for cache in self._needs.caches), default=0) or 1
         kv = self._kv(self.first, last) * min(math.ceil(share * heads), heads) // heads
-        return Sizes(weights, kv, self._compute(last))
+        return Use(weights=weights, kv=kv, compute=self._compute(last))
 
-    def in_main_memory(self) -> Sizes:
-        """Sizes of what stays in main memory. Weights that llama.cpp repacks for the CPU count once."""
+    def in_main_memory(self) -> Use:
+        """What stays in main memory. Weights that llama.cpp repacks for the CPU count once."""
         needs, kept = self._needs, self._options.cpu_expert_layers
         logits = self.first > needs.layer_count
         weights = needs.embedding_bytes + self._weights(0, min(self.first, needs.layer_count))
@@ -72,7 +58,7 @@ class Estimate:
         if logits:
             weights += needs.output_bytes - needs.tied_bytes  # here, tied embeddings are not copied
         compute = self._buffer(logits) if self.first or kept else self._mask + self._rows * needs.embedding * 4
-        return Sizes(weights, self._kv(0, self.first), compute)
+        return Use(weights=weights, kv=self._kv(0, self.first), compute=compute)
 
     def _weights(self, start: int, stop: int) -> int:
         """Bytes of the weights of units start..stop-1, without experts that stay in main memory."""

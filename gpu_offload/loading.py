@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_void_p
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from cpu_kernels.cores import usable_cores
 from gguf_io.layouts import StandardFile
 from gguf_io.model_file import ModelFile
+from gguf_io.runner_info import LoadProgress
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import failure, ggml, llama, route_log
 from gpu_offload.memory import block_type
@@ -27,8 +28,6 @@ _SEEK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_int)
 _FAILED = -1
 _FULLY_BUFFERED = 0  # _IOFBF
 _BUFFER = 1 << 18  # glibc reads no more than this at once; its own 8 KiB took 0.2 s longer for 390 MiB
-# Called with the name of the current step and the share of it that is done, 0 to 1.
-LoadProgress = Callable[[str, float], None]
 
 
 class _BufferOverride(ctypes.Structure):

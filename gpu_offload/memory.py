@@ -53,7 +53,7 @@ class LayerCache:
         return self.heads * (_stored_bytes(self.key_length, type_k) + _stored_bytes(self.value_length, type_v))
 
 
-class ModelNeeds:
+class FileSizes:
     """Sizes of one model, from its header. If layers differ, a width is the widest layer's."""
 
     def __init__(self, model: ModelFile) -> None:
@@ -178,12 +178,12 @@ def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
 
     Raises ValueError for a type that does not exist or whose blocks do not divide a head.
     """
-    return sum(cache.token_bytes(type_k, type_v) for cache in ModelNeeds(model).caches)
+    return sum(cache.token_bytes(type_k, type_v) for cache in FileSizes(model).caches)
 
 
 def state_bytes(model: ModelFile) -> int:
     """Return the bytes that the states of one sequence take over all layers."""
-    return sum(cache.state_bytes for cache in ModelNeeds(model).caches)
+    return sum(cache.state_bytes for cache in FileSizes(model).caches)
 
 
 def projector_bytes(path: Path) -> int:

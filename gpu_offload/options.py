@@ -10,6 +10,29 @@ COPIES_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """Use of main memory or of one GPU, in bytes."""
+
+    place: str = ""  # "main memory", or the GPU's name
+    weights: int = 0
+    kv: int = 0  # keys and values, and states of recurrent layers
+    compute: int = 0  # buffers of everything that is computed
+    other: int = 0  # a draft model, an image projector, adapters, copies of cached prefixes
+    reserve: int = 0  # kept free
+    available: int = 0  # free now
+
+    @property
+    def needed(self) -> int:
+        """Everything except the reserve."""
+        return self.weights + self.kv + self.compute + self.other
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with the reserve kept free; a place that holds nothing always fits."""
+        return not self.needed or self.needed + self.reserve <= self.available
+
+
+@dataclass(frozen=True, slots=True)
 class LlamaOptions:
     """Settings of one llama.cpp model and its context.
 

@@ -10,33 +10,27 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.limits import available_memory
 from gguf_io.model_file import ModelFile
-from gguf_io.runner_info import RunnerInfo
+from gguf_io.runner_info import LoadProgress, RunnerInfo
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import CellPool, Stored, check_room, check_rows
 from gpu_offload.decoding import Decoder
-from gpu_offload.devices import gpus
-from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
+from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import llama
-from gpu_offload.loading import LoadProgress, load_model, open_context
+from gpu_offload.loading import load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
-from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.projector import Projector
 from gpu_offload.sequences import Sequences
 
 logger = logging.getLogger("localllm.gpu_offload")
 
-_ATTEMPTS = 4
-_STEP = 768 * 2**20  # additional bytes kept free on every GPU, per attempt
 _POLL_S = 0.005
 _LAYOUT = 1  # version of exported KV; a new one invalidates what older versions stored
 
@@ -326,31 +320,3 @@ def _is_set() -> Any:
     """Return a ggml_abort_callback in C: strlen of the byte and the 0 after it is 1 once the byte is set."""
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return ctypes.cast(library.strlen, llama().ggml_abort_callback)
-
-
-def open_planned(
-    model: ModelFile, request: PlanRequest, progress: LoadProgress | None = None, main_memory: int | None = None
-) -> tuple[LlamaCppRunner, Plan]:
-    """Return a runner on this machine's devices and the plan that it follows.
-
-    If a GPU runs out of memory, less is planned for it, a warning is logged, and the plan's notes say so; after four
-    attempts, or if nothing is on a GPU, the error is raised. progress is called on this thread; an exception in it ends
-    the load. main_memory: bytes to plan with; None means what is available. Raises LlamaCppError, its subclasses, and
-    what plan() raises.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        room = available_memory() if main_memory is None else main_memory
-        chosen = plan(model, gpus(), room, replace(request, dry_run=True))
-        try:
-            runner = LlamaCppRunner(model, chosen.options, progress)
-        except LlamaCppMemoryError as error:
-            if attempt == _ATTEMPTS or not chosen.device_bytes:
-                raise
-            logger.warning("%s\nTrying again with less on the GPU.", error)
-            request = replace(request, gpu_layers=None, reserve_bytes=request.reserve_bytes + _STEP)
-            continue
-        if attempt == 1:
-            return runner, chosen
-        note = f"a GPU had less memory than it reported, so less was planned for it (attempt {attempt})"
-        return runner, replace(chosen, notes=(*chosen.notes, note))
-    raise AssertionError("the loop returns or raises")

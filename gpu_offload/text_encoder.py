@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
+from gguf_io.runner_info import LoadProgress
 from gpu_offload.decoding import Batch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
-from gpu_offload.loading import LoadProgress, load_model
+from gpu_offload.loading import load_model
 from gpu_offload.options import LlamaOptions
 
 MAX_TOKENS = 2048  # of one text, which is computed in one pass; attention memory is quadratic in it

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+LARGEST_LORA_WEIGHT = 1e3
+
 
 @dataclass(frozen=True, slots=True)
 class CommonSampling:

@@ -18,7 +18,7 @@ import platformdirs
 from gpu_offload.options import SplitMode
 from localllm.errors import SettingsError
 from localllm.files import user_path
-from localllm.sampling import CommonSampling
+from localllm.sampling import LARGEST_LORA_WEIGHT, CommonSampling
 from localllm.text import nearest, shortened
 
 PREFIX = "LOCALLLM_"
@@ -34,8 +34,6 @@ _MODEL = "the model's parameters"
 
 Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0", "q4_0"]
-
-LARGEST_LORA_WEIGHT = 1e3
 
 # Lowest and highest values of numbers; sampling parameters are checked with requests.
 _BOUNDS = {

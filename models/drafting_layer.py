@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Stage
 from cpu_kernels.threads import ThreadTeam
+from gguf_io.runner_info import LoadProgress
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.kv_layout import KVTypes, bytes_of_tokens
 from models.kv_pages import PageStore, Sequence
 from models.recording import Place, Recording, Rows
 from models.rope_tables import Ropes
-from models.steps import LoadProgress, Steps
+from models.steps import Steps
 from models.weights import Matrix, WeightLoader
 
 MAX_ROWS = 64

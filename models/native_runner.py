@@ -14,7 +14,7 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
-from gguf_io.runner_info import RunnerInfo
+from gguf_io.runner_info import LoadProgress, RunnerInfo
 from models.architecture import Architecture
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
@@ -27,7 +27,7 @@ from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
-from models.steps import LoadProgress, Steps, usable_threads
+from models.steps import Steps, usable_threads
 from models.weights import WeightLoader
 
 MAX_ROWS = 512
@@ -53,6 +53,7 @@ class NativeRunner:
         progress: LoadProgress | None = None,
         ready: PackedWeights | None = None,
         drafts: bool | ModelFile = True,
+        config: ModelConfig | None = None,
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
@@ -60,10 +61,11 @@ class NativeRunner:
         it may use. context: the longest sequence that will be used, which some models' rotation depends on; None for
         the trained context. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready: weights
         packed earlier. drafts: whether to load the file's drafting layer, if it has one, or another file with a draft
-        head. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        head. config: the file's sizes, if they were read already. Raises UnsupportedModelError or ModelFileError before
+        anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
-        self._config = config = read_config(file)
+        self._config = config = config or read_config(file)
         if config.causal is False:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
         types = stored_types(config, kv_types)

@@ -24,7 +24,7 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import UnsupportedModelError
-from models.kv_layout import stored_types
+from models.kv_layout import state_bytes, stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.pooling_head import PoolingHead
@@ -46,28 +46,47 @@ _FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class NativeNeeds:
-    """Memory of a decoder on the CPU engine in bytes, and the work per token.
+class Needs:
+    """Bytes of main memory that a model takes."""
 
-    config: the model's sizes. weights: packed matrices. buffers: everything else of fixed size, all of it used by a
-    prompt of MAX_ROWS tokens. kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for
-    each position of the longest sequence. row, logits: what the matrix products of every row, and those for a row's
-    logits, read and compute, by weight format. operations: number in the program. values: of a row's residual stream,
-    summed over the layers; the time of operations other than products grows with it. kernels: of the program and its
-    threads. packers: kernels that pack its weights.
-    """
+    weights: int  # as they are stored in memory, which for the native engine is packed
+    buffers: int  # everything else of fixed size, all of it used by a prompt of MAX_ROWS tokens
+    kv_per_token: int = 0  # keys, values and states of a stored token
+    position_bytes: int = 0  # of tables, for each position of the longest sequence
+    fixed_states: int = 0  # states of recurrent layers that take the same with every KV budget, as in llama.cpp
+
+    def states(self, _kv_bytes: int) -> int:
+        """What states of recurrent layers take of a KV budget, independent of the number of tokens."""
+        return self.fixed_states
+
+    def kv(self, tokens: int) -> int:
+        """The least KV budget that holds `tokens` tokens beside the states that a budget of this size has."""
+        budget = 0
+        while budget < (needed := tokens * self.kv_per_token + self.states(budget)):
+            budget = needed
+        return budget
+
+    def total(self, tokens: int) -> int:
+        """Bytes with one sequence of `tokens` tokens."""
+        return self.weights + self.buffers + self.kv(tokens) + tokens * self.position_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeNeeds(Needs):
+    """Memory of a decoder on the native engine, and its work per token."""
 
     config: ModelConfig
-    weights: int
-    buffers: int
-    kv_per_token: int
-    position_bytes: int
+    # What the matrix products of every row, and those for a row's logits, read and compute, by weight format.
     row: dict[str, Products]
     logits: dict[str, Products]
-    operations: int
-    values: int
-    kernels: tuple[Kernel, ...]
-    packers: tuple[Kernel, ...]
+    operations: int  # in the program
+    values: int  # of a row's residual stream, summed over the layers: what other operations than products take
+    kernels: tuple[Kernel, ...]  # of the program and its threads
+    packers: tuple[Kernel, ...]  # that pack its weights
+
+    def states(self, kv_bytes: int) -> int:
+        """What states of recurrent layers take of a KV budget, independent of the number of tokens."""
+        return state_bytes(self.config, kv_bytes)
 
 
 _KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool | Path], NativeNeeds]] = WeakKeyDictionary()
@@ -141,8 +160,8 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
     )
 
 
-def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int]:
-    """Bytes of TextEncoder's packed weights, and of everything else while it computes its longest text.
+def encoder_needs(file: ModelFile, threads: int | None = None) -> Needs:
+    """What TextEncoder takes; the buffers include everything that its longest text needs.
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
@@ -160,7 +179,8 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int
         loader.check_all_used(config.layers)
         step_fields(builder, config, rows, count)
     stored = rows * (stored_bytes(config) + ropes.position_bytes)
-    return loader.packed_bytes, touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes + stored
+    beside = touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes
+    return Needs(loader.packed_bytes, beside + stored)
 
 
 class _HeaderLoader(WeightLoader):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.runner_info import LoadProgress
 from models.config import read_config
 from models.decoder import DecoderRecorder
 from models.eagle_head import choose_drafts, drafting_layer
@@ -20,7 +21,7 @@ from models.packed_file import PackedWriter
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress, usable_threads
+from models.steps import usable_threads
 from models.weights import PORTION_BYTES, Packing, WeightLoader
 
 

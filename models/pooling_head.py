@@ -10,10 +10,11 @@ from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
+from gguf_io.runner_info import LoadProgress
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.recording import NOTHING, Recording, Rows
-from models.steps import LoadProgress, Steps
+from models.steps import Steps
 from models.weights import Matrix, WeightLoader
 
 _ROWS = 512

@@ -1,6 +1,5 @@
 """Runs a recorded program step by step: writes the step record, which lists the rows and their sequences."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -18,13 +17,11 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
+from gguf_io.runner_info import LoadProgress
 from models.config import ModelConfig
 from models.kv_pages import Sequence
 from models.rope_tables import Ropes
 from models.weights import padded
-
-LoadProgress = Callable[[str, float], None]
-"""Called with the current activity and the fraction of it that is done."""
 
 _SEGMENT_FIELDS = 4
 

@@ -12,6 +12,7 @@ from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.pooling import Pooling, averages, pooling_of
+from gguf_io.runner_info import LoadProgress
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
@@ -20,7 +21,7 @@ from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
-from models.steps import LoadProgress, Steps, usable_threads
+from models.steps import Steps, usable_threads
 from models.weights import WeightLoader
 
 MAX_TOKENS = 2048  # per text, which is computed in one pass

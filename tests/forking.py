@@ -27,8 +27,21 @@ PROGRAM = "from localllm.__main__ import main; main()"
 """What the command localllm runs."""
 APPLICATION = (
     *sorted({function.partition(":")[0] for function in COMMANDS.values()}),
-    *("tui.main", "tui.command", "typer._adapters", "httpcore2", "gguf", "gpu_offload.planner", "gpu_offload.loading"),
-    *("localllm.engine.backends", "localllm.engine.constraint", "localllm.engine.loaded_model", "models.native_runner"),
+    *(
+        "tui.main",
+        "tui.command",
+        "typer._adapters",
+        "httpcore2",
+        "gguf",
+        "localllm.placement.llama",
+        "gpu_offload.loading",
+    ),
+    *(
+        "localllm.placement.backends",
+        "localllm.engine.constraint",
+        "localllm.placement.loaded_model",
+        "models.native_runner",
+    ),
     *("localllm.library.create", "localllm.library.pull", "localllm.quality.quantize", "localllm.server.local_models"),
     *("localllm.server.app", "localllm.server.serve", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
     *("uvicorn.protocols.http.auto", "anyio._backends._asyncio"),

@@ -1,6 +1,6 @@
 """The interface to the chat's models, implemented by `engine_backend` (in-process) and `server_backend`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -11,12 +11,10 @@ from localllm.errors import LocalLLMError
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
+    from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
     from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
-
-# Called on the loading thread with the phase and its completed fraction, 0 to 1. Raising an exception ends the load.
-LoadProgress = Callable[[str, float], None]
 
 
 class LoadStoppedError(LocalLLMError):
@@ -74,7 +72,7 @@ class Backend(Protocol):
     def info(self) -> ModelInfo | None:
         """The current model."""
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """Replace the current model; keeps it if the new one cannot be found. pull: whether to download if missing."""
 
     def submit(self, request: AnswerRequest) -> AnswerStream:

@@ -7,8 +7,8 @@ from time import monotonic
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
+from gguf_io.runner_info import LoadProgress
 from localllm.cli.pull import Meter
-from localllm.engine.backends import loaded_projector
 from localllm.errors import LocalLLMError
 from localllm.files import listed, user_path
 from localllm.library import pull
@@ -18,11 +18,13 @@ from localllm.library.names import is_gguf, plain
 from localllm.library.pull import PullStatus
 from localllm.library.suggestions import CHAT_TOKENS, Suggestion, ranked
 from localllm.library.summary import summarize
+from localllm.placement.backends import loaded_projector
+from localllm.placement.memory import conversation_bytes
 from localllm.roofline.expected import expect_decode, expected_decode
 from localllm.roofline.kept import KeptLimits, kept_limits
 from localllm.settings import Settings
 from localllm.text import human_count
-from tui.backend import LoadProgress, ModelChoice
+from tui.backend import ModelChoice
 
 
 def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
@@ -49,7 +51,9 @@ def _choice(
 ) -> ModelChoice | None:
     try:
         with open_model(model.path) as file:
-            summary = summarize(file, projector=loaded_projector(file, settings, model.projectors()))
+            summary = summarize(file)
+            tokens = min(summary.context or 0, CHAT_TOKENS)
+            memory, _ = conversation_bytes(file, tokens, loaded_projector(file, settings, model.projectors()))
             expected = speed(file)
     except LocalLLMError:
         return None
@@ -59,7 +63,7 @@ def _choice(
         quantization=summary.quantization,
         parameters=human_count(summary.parameters),
         context=summary.context,
-        memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
+        memory=memory,
         loaded=model.path == loaded,
         source=model.source,
         suits="small stories, help with localllm" if model.source is Source.BUILT_IN else "",

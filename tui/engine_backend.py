@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import LoadProgress, ModelChoice, ModelInfo
+from tui.backend import ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
+    from gguf_io.runner_info import LoadProgress
     from localllm.answer.local import LocalModel
     from localllm.answer.local_stream import LocalStream
-    from localllm.engine.backends import BackendChoice
     from localllm.engine.inspection import EngineSnapshot
-    from localllm.engine.loaded_model import LoadedModel
     from localllm.library.entry import LibraryModel
     from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
+    from localllm.placement.loaded_model import LoadedModel
+    from localllm.placement.placement import Placement
 
 CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
@@ -39,13 +40,13 @@ class EngineBackend:
     def info(self) -> ModelInfo | None:
         return self._info
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """Frees the current model before loading the new one, so memory never holds both."""
         from gguf_io import open_model
         from localllm.answer.local import LocalModel
-        from localllm.engine.loaded_model import load_model
         from localllm.library.behaviour import behaviour_of
         from localllm.library.lookup import find
+        from localllm.placement.loaded_model import load_model
         from tui.choices import find_or_pull
 
         with self._lock:
@@ -136,7 +137,7 @@ class EngineBackend:
                 self._lock.release()
 
     def _close(self) -> None:
-        from localllm.engine.loaded_model import release_memory
+        from localllm.placement.loaded_model import release_memory
 
         if self._model:
             self._model.loaded.close()
@@ -155,7 +156,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
         notice = "This model has no chat template: it continues your text."
     return ModelInfo(
         name=found.name if found.source is not Source.PATH else model.file.name or found.path.stem,
-        place=_place(model.backend),
+        place=_place(model.placement),
         context=model.engine.context,
         converses=converses,
         sees=model.sees_images,
@@ -165,9 +166,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
     )
 
 
-def _place(choice: "BackendChoice") -> str:
+def _place(placed: "Placement") -> str:
     """The backend's name and how many layers run on GPUs."""
-    on_devices, layers = choice.device_layers
-    if choice.name == "native":
-        return "native, CPU"
-    return f"{choice.name}, {f'{on_devices}/{layers} layers on GPU' if on_devices else 'CPU'}"
+    on_gpus = placed.options.gpu_layers or 0
+    return f"{placed.name}, {f'{on_gpus}/{placed.layers} layers on GPU' if on_gpus else 'CPU'}"

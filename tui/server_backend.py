@@ -16,9 +16,10 @@ from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
-from tui.backend import LoadProgress, ModelChoice, ModelInfo
+from tui.backend import ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
+    from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
     from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
@@ -126,7 +127,7 @@ class OllamaBackend(ServerBackend):
         super().__init__(server.endpoint)
         self._server = server
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """The server loads the model; pull is ignored."""
         model = self._server.load(name, progress)
         endpoint = self._server.endpoint
@@ -167,7 +168,7 @@ class OpenAIBackend(ServerBackend):
         super().__init__(server.endpoint)
         self._server = server
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """Only selects the model; the server loads its models itself."""
         endpoint = self._server.endpoint
         progress(f"asking {endpoint}", 0.0)

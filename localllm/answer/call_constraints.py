@@ -12,8 +12,8 @@ from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import Constraint, ConstraintKind, HeldPart, LazyConstraint
 from localllm.engine.constraint.trial import tried_tools
-from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import RequestError
+from localllm.placement.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

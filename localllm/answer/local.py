@@ -22,10 +22,10 @@ from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
-from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
+from localllm.placement.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate

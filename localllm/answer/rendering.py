@@ -13,9 +13,9 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
 from localllm.answer.placeholders import Placeholders, Range, has_images
 from localllm.answer.request import Message
-from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.runner import ImagePieces
+from localllm.placement.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

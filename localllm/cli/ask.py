@@ -91,7 +91,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         request = AnswerRequest(messages=messages_for(found, question))
         with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
-    end_if_failed(last, started.backend)
+    end_if_failed(last, started.placement)
     _note_end(last, checker, found)
     if as_json:
         from localllm.documents.answer import as_json as documents_as_json

@@ -13,8 +13,8 @@ import typer
 from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
-from localllm.engine.backends import BackendChoice
 from localllm.engine.request import FinishReason
+from localllm.placement.placement import Placement
 from localllm.text import human_bytes
 
 
@@ -23,7 +23,7 @@ class Started:
     """A running answer, its backend, the load time in seconds, and its request and model."""
 
     stream: AnswerStream
-    backend: BackendChoice
+    placement: Placement
     load_s: float
     request: AnswerRequest
     model: AnsweringModel
@@ -107,11 +107,11 @@ def read(stream: AnswerStream, status: StatusLine, silent: bool, shows_calls: bo
     return printed
 
 
-def end_if_failed(last: AnswerEvent, backend: BackendChoice) -> None:
+def end_if_failed(last: AnswerEvent, placed: Placement) -> None:
     """Report an answer that failed; raises typer.Exit."""
     if last.finish_reason is FinishReason.ERROR:
         fail(last.error or "the engine stopped without a reason")
-        raise typer.Exit(ExitCode.REFUSED if backend.backend == "remote" else ExitCode.FAILED)
+        raise typer.Exit(ExitCode.REFUSED if placed.backend == "remote" else ExitCode.FAILED)
 
 
 def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:
@@ -131,14 +131,14 @@ def show_progress(event: AnswerEvent, status: StatusLine) -> None:
         status.show(f"reading the prompt: {event.progress.prefilled} of {event.progress.total} tokens")
 
 
-def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: float) -> None:
+def write_json(printed: Printed, model: str, placed: Placement, load_s: float) -> None:
     """Write the whole answer as one JSON object."""
     result = {
         "text": "".join(printed.text),
         "token_ids": printed.answer.token_ids,
         **end_fields(printed.answer.last, model, load_s),
-        "backend": backend.name,
-        "backend_reason": backend.why,
+        "backend": placed.name,
+        "backend_reason": placed.why,
     }
     answer(json.dumps(result, ensure_ascii=False) + "\n")
 
@@ -155,7 +155,7 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
     }
 
 
-def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:
+def write_stats(last: AnswerEvent, placed: Placement, load_s: float) -> None:
     """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token.
 
     A remote server may send many tokens at once, so its speed is measured over the whole request, by the client.
@@ -165,10 +165,10 @@ def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> Non
     counts, timings = last.counts, last.timings
     seed = "" if last.seed is None else f", seed {last.seed}"
     head = (
-        f"{backend}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
+        f"{placed}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
         f"ended by {last.finish_reason}{seed}\n"
     )
-    if backend.backend == "remote":
+    if placed.backend == "remote":
         took = timings.prefill_s + timings.decode_s
         note(f"{head}TTFT {timings.ttft_s:.3f} s, whole request {took:.3f} s, {_speed(counts.generated, took)}")
         return

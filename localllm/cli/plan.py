@@ -79,21 +79,21 @@ def plan(
 def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool, explain: bool) -> bool:
     """Show the plan of one model; return whether it fits."""
     from localllm.advice import advise
-    from localllm.engine.backends import with_projector
+    from localllm.placement.backends import with_projector
 
     with _opened(name, settings) as (file, preview, stored):
         found = advise(file, with_projector(settings, stored), imagined)
         explanation = _explanation(file, found, settings, imagined) if explain else None
     if as_json:
         more = {} if explanation is None else {"explained": asdict(explanation)}
-        answer(json.dumps(_data(found, preview) | more) + "\n")
+        answer(json.dumps(_data(found, preview) | more, default=str) + "\n")
     else:
-        rows = found.plan.rows()
+        rows = found.placement.rows()
         answer(table(rows, right=range(1, len(rows[0]))))
         answer("".join(f"{line}\n" for line in _lines(found, preview)))
         if explanation is not None:
             answer(f"\n{explanation}")
-    return found.plan.fits
+    return found.placement.fits
 
 
 def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":
@@ -102,10 +102,10 @@ def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagi
     from localllm.roofline.kept import kept_limits
     from localllm.roofline.work import work_in_header
 
-    use = max(found.plan.uses, key=lambda each: each.weights)
-    options = found.plan.options
-    if use is not found.plan.uses[0]:
-        machine = machine_named(use.place, use.available) if options.gpu_layers in (None, found.plan.layers) else None
+    placed, options = found.placement, found.placement.options
+    use = max(placed.uses, key=lambda each: each.weights)
+    if use is not placed.uses[0]:
+        machine = machine_named(use.place, use.available) if options.gpu_layers in (None, placed.layers) else None
     elif not imagined and (kept := kept_limits(settings.threads)) is not None:
         machine = machine_here(kept, work_in_header(file), use.available)
     else:
@@ -142,25 +142,31 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
 
 def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
     """The lines below the table."""
-    yield from found.plan.notes
+    yield from found.placement.notes
     yield f"longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
     if found.expected is not None:
         yield str(found.expected)
-    elif found.choice is not None and found.choice.backend == "native" and not found.measured:
+    elif found.placement.backend == "native" and not found.measured:
         yield "the expected speed is not known: `localllm bench` measures this machine in seconds"
     if preview is not None:
         projector = f", and {human_bytes(preview.projector)} of its projector" if preview.projector else ""
         yield f"not on this machine: {human_bytes(preview.size)} to pull{projector}"
-    if found.choice is not None:
-        yield str(found.choice)
+    if found.here:
+        yield f"{found.placement.name}: {found.placement.reason}"
 
 
 def _data(found: "Advice", preview: "Preview | None") -> dict[str, Any]:
     """The plan as plain data for --json."""
-    here = {"backend": found.choice.name, "backend_reason": found.choice.reason} if found.choice else {}
+    placed = found.placement
+    here = {"backend": placed.name, "backend_reason": placed.reason} if found.here else {}
     return {
-        **asdict(found.plan),
-        "fits": found.plan.fits,
+        "model": found.model,
+        "layers": placed.layers,
+        "options": asdict(placed.options),
+        "uses": [asdict(use) for use in placed.uses],
+        "notes": placed.notes,
+        "measured": placed.measured,
+        "fits": placed.fits,
         "trained_context": found.trained_context,
         "longest_context": found.longest_context,
         "expected": found.expected and asdict(found.expected),
@@ -192,7 +198,7 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
             | (_data(found, preview) if found else {})
             for number, (preview, found, problem) in enumerate(compared)
         ]
-        answer(json.dumps(rows) + "\n")
+        answer(json.dumps(rows, default=str) + "\n")
         return best is not None
     cells = [_cells(preview, found, number == best) for number, (preview, found, _) in enumerate(compared)]
     answer(table([HEADINGS, *cells], right=(2, 3, 5, 6, 7)))
@@ -212,8 +218,8 @@ def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str,
     expected = found.expected
     return (
         *first,
-        human_bytes(sum(use.needed for use in found.plan.uses)),
-        "yes" if found.plan.fits else "no",
+        human_bytes(found.placement.main_bytes + found.placement.device_bytes),
+        "yes" if found.placement.fits else "no",
         f"{found.longest_context:,}",
         human_speed(expected.decode) if expected else "-",
         human_speed(expected.prefill) if expected else "-",

@@ -73,7 +73,7 @@ def perplexity(
 
 def _runner(file: "ModelFile", settings: "Settings", status: StatusLine) -> "Runner":
     """A runner with room for one chunk, so that two models fit side by side."""
-    from localllm.engine.backends import open_runner
+    from localllm.placement.backends import open_runner
 
     return open_runner(file, settings, status.share, kv_tokens=(settings.ctx or 0) + SPARE_TOKENS)[0]
 

@@ -138,9 +138,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         else:
             printed = generation.read(started.stream, status, silent=as_json)
         last = printed.answer.last
-        generation.end_if_failed(last, started.backend)
+        generation.end_if_failed(last, started.placement)
         if as_json:
-            generation.write_json(printed, model, started.backend, started.load_s)
+            generation.write_json(printed, model, started.placement, started.load_s)
         else:
             generation.note_cut(last, max_tokens)
         if last.finish_reason is FinishReason.STOP and isinstance(request.format, dict):
@@ -149,7 +149,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             for problem in unmet(request, printed.answer):
                 terminal.warn(problem)
         if stats:
-            generation.write_stats(last, started.backend, started.load_s)
+            generation.write_stats(last, started.placement, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
 
@@ -186,11 +186,11 @@ def _started_here(
     from localllm.answer.placeholders import has_images
     from localllm.answer.request import changed
     from localllm.cli import generation
-    from localllm.engine.companions import WITHOUT
-    from localllm.engine.loaded_model import load_model
     from localllm.engine.request import SamplingParams
     from localllm.library.behaviour import behaviour_of
     from localllm.packed import finish_keeping
+    from localllm.placement.companions import WITHOUT
+    from localllm.placement.loaded_model import load_model
     from localllm.settings import load_settings
 
     found = obtain(model, settings)
@@ -206,7 +206,7 @@ def _started_here(
         load_s = monotonic() - began
         answering = LocalModel(model, loaded, replace(behaviour, settings={}))
         prompt = answering.prepare(request)
-        yield generation.Started(prompt.submit(), loaded.backend, load_s, request, answering)
+        yield generation.Started(prompt.submit(), loaded.placement, load_s, request, answering)
         sys.stdout.flush()
         finish_keeping()
 
@@ -220,8 +220,8 @@ def _started_remotely(
     Raises RequestError for flags that do not apply to a remote server.
     """
     from localllm.cli import generation
-    from localllm.engine.backends import BackendChoice
     from localllm.engine.request import SamplingParams
+    from localllm.placement.placement import Placement
     from localllm.remote.openai import OpenAIServer
     from localllm.settings import setting_sources
 
@@ -237,6 +237,6 @@ def _started_remotely(
     answering = server.model(model)
     stream = answering.prepare(request).submit()
     try:
-        yield generation.Started(stream, BackendChoice("remote", str(server.endpoint)), 0.0, request, answering)
+        yield generation.Started(stream, Placement("remote", str(server.endpoint)), 0.0, request, answering)
     finally:
         stream.cancel()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gguf_io.metadata import Metadata, Value
     from localllm.library.entry import ModelDefaults
     from localllm.library.summary import ModelSummary
+    from models.needs import Needs
 
 MAX_SHOWN_ITEMS = 16
 MAX_SHOWN_CHARS = 100
@@ -23,9 +24,10 @@ MAX_SHOWN_CHARS = 100
 def show(model: Model, as_json: AsJson = False) -> None:
     """Describe a model. Metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
-    from localllm.engine.backends import loaded_projector, native_kv_types
     from localllm.library.lookup import find
     from localllm.library.summary import summarize
+    from localllm.placement.backends import loaded_projector, native_kv_types
+    from localllm.placement.memory import memory_of
     from localllm.settings import load_settings
 
     settings = load_settings({})
@@ -33,24 +35,27 @@ def show(model: Model, as_json: AsJson = False) -> None:
     defaults = found.defaults() if found.manifest is not None else None
     with open_model(found.path) as file:
         projector = loaded_projector(file, settings, found.projectors())
-        summary = summarize(file, native_kv_types(settings), projector)
+        summary, types = summarize(file), native_kv_types(settings)
+        needs = memory_of(file, types, projector)
         if as_json:
-            shown = _as_object(summary, file.metadata) | ({"defaults": asdict(defaults)} if defaults else {})
+            shown = _as_object(summary, needs, types, file.metadata) | (
+                {"defaults": asdict(defaults)} if defaults else {}
+            )
             answer(json.dumps(shown, ensure_ascii=False, default=str) + "\n")
         else:
-            answer("\n".join([*_as_text(summary, file.metadata), *_defaults(defaults)]) + "\n")
+            answer("\n".join([*_as_text(summary, needs, types, file.metadata), *_defaults(defaults)]) + "\n")
 
 
-def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, object]:
-    memory = summary.memory
-    shown = asdict(summary)
-    del shown["memory"]
-    return shown | {
-        "weights_bytes": memory and memory.weights,
-        "buffers_bytes": memory and memory.buffers,
-        "kv_bytes_per_token": memory and memory.kv_per_token,
-        "state_bytes": memory and memory.states(0),
-        "memory_bytes": summary.memory_bytes(summary.context or 0),
+def _as_object(
+    summary: "ModelSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
+) -> dict[str, object]:
+    return asdict(summary) | {
+        "kv_types": kv_types,
+        "weights_bytes": needs and needs.weights,
+        "buffers_bytes": needs and needs.buffers,
+        "kv_bytes_per_token": needs and needs.kv_per_token,
+        "state_bytes": needs and needs.states(0),
+        "memory_bytes": needs and needs.total(summary.context or 0),
         "metadata": {key: _json_value(value) for key, value in metadata.items()},
     }
 
@@ -64,7 +69,9 @@ def _json_value(value: "Value") -> object:
     return list(value) if len(value) <= MAX_SHOWN_ITEMS else {"items": len(value)}
 
 
-def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
+def _as_text(
+    summary: "ModelSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
+) -> Iterator[str]:
     parameters = f"{human_count(summary.parameters)} parameters"
     yield f"{summary.name}: {summary.architecture}, {parameters}, {summary.quantization}"
     yield from summary.notes
@@ -83,7 +90,7 @@ def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
         *((group.type, f"{group.tensors:>5}  {human_bytes(group.bytes)}") for group in summary.tensor_groups)
     )
     yield "\nMemory needed"
-    yield from _table(*_memory(summary))
+    yield from _table(*_memory(needs, kv_types, summary.context))
     yield "\nMetadata"
     yield from _table(*((key, _short(value)) for key, value in metadata.items() if key != "tokenizer.chat_template"))
     if summary.chat_template:
@@ -110,21 +117,19 @@ def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
         yield from _table(*((message["role"], _short(message["content"])) for message in defaults.messages))
 
 
-def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
-    memory = summary.memory
-    if memory is None:
+def _memory(needs: "Needs | None", kv_types: tuple[str, str], context: int | None) -> Iterator[tuple[str, str]]:
+    if needs is None:
         yield "keys and values", "unknown for this architecture"
         return
-    yield "weights", human_bytes(memory.weights)
-    yield "buffers", human_bytes(memory.buffers)
-    keys, values = summary.kv_types
+    yield "weights", human_bytes(needs.weights)
+    yield "buffers", human_bytes(needs.buffers)
+    keys, values = kv_types
     types = keys if keys == values else f"{keys} and {values}"
-    yield "keys and values", f"{human_bytes(memory.kv_per_token)} a token in {types}"
-    if states := memory.states(0):
+    yield "keys and values", f"{human_bytes(needs.kv_per_token)} a token in {types}"
+    if states := needs.states(0):
         yield "states", human_bytes(states)
-    total = summary.memory_bytes(summary.context or 0)
-    if total is not None and summary.context:
-        yield "together", f"{human_bytes(total)} at {summary.context} tokens"
+    if context:
+        yield "together", f"{human_bytes(needs.total(context))} at {context} tokens"
 
 
 def _table(*rows: tuple[str, str]) -> Iterator[str]:

@@ -180,13 +180,13 @@ def _costs(
 ) -> "tuple[ModelShape, Machine, StepTimes]":
     """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
-    from localllm.engine.backends import open_runner
     from localllm.library import resolve
     from localllm.measure.formulas.memory import KV_TYPES
     from localllm.measure.simulate.costs import roofline
     from localllm.measure.simulate.fit import machine_of
     from localllm.measure.simulate.fit import measure as measure_steps
     from localllm.measure.simulate.shape import ModelShape, llama_3_8b
+    from localllm.placement.backends import open_runner
     from localllm.settings import load_settings
 
     if kv_type not in (None, *KV_TYPES):

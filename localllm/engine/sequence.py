@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from localllm.engine.runner import AdapterSet, ImageRows
 from localllm.errors import RequestError
-from localllm.settings import LARGEST_LORA_WEIGHT
+from localllm.sampling import LARGEST_LORA_WEIGHT
 
 
 class KeySpace(NamedTuple):

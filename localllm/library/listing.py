@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from cpu_kernels.limits import available_memory
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
 from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel
 from localllm.library.suggestions import CHAT_TOKENS
-from localllm.library.summary import ModelSummary, summarize
-from localllm.memory import LEAST_TOKENS, RESERVE_BYTES
+from localllm.library.summary import summarize
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +37,17 @@ class Listed:
 def describe(
     model: LibraryModel,
     speed: Callable[[ModelFile], float | None],
-    projector: Callable[[ModelFile], Path | None],
+    memory: Callable[[ModelFile, int], tuple[int | None, bool | None]],
 ) -> Listed:
     """Read a model's header. A file that cannot be read gets a row that says why.
 
-    speed: expected speed of a file, see Listed. projector: the projector that would be loaded with it.
+    speed: expected speed of a file, see Listed. memory: Listed.memory and fits, of a file and a
+    conversation of some tokens.
     """
     try:
         with open_model(model.path) as file:
-            summary = summarize(file, projector=projector(file))
+            summary = summarize(file)
+            needed, fits = memory(file, min(summary.context or 0, CHAT_TOKENS))
             return Listed(
                 model.name,
                 model.source,
@@ -58,19 +57,12 @@ def describe(
                 parameters=summary.parameters,
                 architecture=summary.architecture,
                 context=summary.context,
-                memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-                fits=_fits(summary),
+                memory=needed,
+                fits=fits,
                 speed=speed(file),
             )
     except LocalLLMError as error:
         return Listed(model.name, model.source, str(model.path), problem=str(error))
-
-
-def _fits(summary: ModelSummary) -> bool | None:
-    """Whether the model and a short conversation fit into main memory; None for a file without layers."""
-    if summary.memory is None:
-        return None
-    return summary.memory.total(LEAST_TOKENS) + RESERVE_BYTES <= available_memory()
 
 
 def file_type(file: ModelFile) -> str | None:

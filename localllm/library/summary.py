@@ -2,11 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
-from localllm.memory import ModelMemory, model_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +20,7 @@ class TensorGroup:
 class ModelSummary:
     """A summary of a model file. Sizes are bytes, lengths tokens; None if the file does not say.
 
-    quantization: the block format with most bytes. kv_types: planned types of keys and values. memory: None for a file
-    without layers. notes: ModelFile's, about a file in another program's layout.
+    quantization: the block format with most bytes. notes: ModelFile's, about a file in another program's layout.
     """
 
     name: str
@@ -38,22 +35,11 @@ class ModelSummary:
     heads: int | None
     tensor_groups: tuple[TensorGroup, ...]
     chat_template: str | None
-    kv_types: tuple[str, str]
-    memory: ModelMemory | None
     notes: tuple[str, ...] = ()
 
-    def memory_bytes(self, context: int) -> int | None:
-        """Bytes for the model and a conversation of `context` tokens; None if memory is."""
-        return None if self.memory is None else self.memory.total(context)
 
-
-def summarize(
-    model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
-) -> ModelSummary:
-    """Summarize from the header alone, with keys and values of these types and the projector that is also loaded.
-
-    Raises ModelFileError if a key has the wrong type, RequestError if the model's heads do not fit the KV types.
-    """
+def summarize(model: ModelFile) -> ModelSummary:
+    """Summarize from the header alone. Raises ModelFileError if a key has the wrong type."""
     groups = _tensor_groups(model)
     return ModelSummary(
         name=model.name,
@@ -68,9 +54,6 @@ def summarize(
         heads=_number(model, "attention.head_count"),
         tensor_groups=groups,
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
-        kv_types=kv_types,
-        # A file of weights without layers (a vocabulary, a projector) stores no keys and values.
-        memory=model_memory(model, kv_types, projector) if _number(model, "block_count") else None,
         notes=model.notes,
     )
 

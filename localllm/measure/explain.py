@@ -16,7 +16,7 @@ from localllm.text import human_bytes, human_seconds, human_speed, table
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile
-    from gpu_offload.planner import MemoryUse
+    from gpu_offload.options import Use
     from localllm.roofline.expected import ExpectedSpeed
     from localllm.roofline.kept import KeptLimits
     from localllm.roofline.work import ModelWork
@@ -82,7 +82,7 @@ class Explanation:
     def of(
         cls,
         file: "ModelFile",
-        use: "MemoryUse",
+        use: "Use",
         context: int,
         kv_types: tuple[str, str],
         machine: Machine | None,
@@ -120,7 +120,7 @@ def machine_named(label: str, memory_bytes: float) -> Machine | None:
 
 
 def _memory(
-    file: "ModelFile", shape: ModelShape, use: "MemoryUse", context: int, kv_types: tuple[str, str]
+    file: "ModelFile", shape: ModelShape, use: "Use", context: int, kv_types: tuple[str, str]
 ) -> Iterator[Explained]:
     """What fills a device's memory. use: the plan for the device; context: tokens."""
     values = {
@@ -231,7 +231,7 @@ def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int
 
 def _notes(
     shape: ModelShape,
-    use: "MemoryUse",
+    use: "Use",
     context: int,
     filled: Sequence[Explained],
     machine: Machine | None,

@@ -88,7 +88,7 @@ class ModelCosts:
 
 def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
     """A loaded model's costs on this machine; None for architectures that only llama.cpp supports."""
-    from localllm.engine.backends import native_kv_types
+    from localllm.placement.backends import native_kv_types
     from localllm.roofline.kept import kept_limits
     from models.errors import UnsupportedModelError
 

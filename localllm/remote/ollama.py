@@ -19,7 +19,7 @@ from localllm.remote.connection import Call, Endpoint, RemoteError
 from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
 
 if TYPE_CHECKING:
-    from localllm.engine.loaded_model import LoadProgress
+    from gguf_io.runner_info import LoadProgress
 
 DEFAULT_PORT = 11434
 

@@ -13,9 +13,9 @@ from cpu_kernels.compile_children import KernelError
 from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from gguf_io import ModelFile, load_tokenizer
-from localllm.engine.backends import choose_backend, native_kv_types, open_runner
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
+from localllm.placement.backends import choose_backend, native_kv_types, open_runner
 from localllm.roofline.decode_step import measure_steps
 from localllm.roofline.formats import measure_formats
 from localllm.roofline.limits import LimitProbes
@@ -102,13 +102,13 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
     """The measurements with the settings' thread count, and the backend's name."""
     with ExitStack() as stack:
         settings = replace(settings, ctx=request.kv_tokens)
-        runner, choice = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
+        runner, placed = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
         stack.callback(runner.close)
         rows = runner.info.max_rows
         if not isinstance(runner, NativeRunner):
             test = _rounds(runner, None, request, tell)
             count = settings.threads or usable_cores()
-            return ThreadReport(count, None, _measures(test, request, None, rows), ()), choice.name
+            return ThreadReport(count, None, _measures(test, request, None, rows), ()), placed.name
         count = runner.last_step().threads
         probes = stack.enter_context(closing(LimitProbes(count, perf_counter)))
         test = _rounds(runner, probes, request, tell)
@@ -119,7 +119,7 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
         prompts = [(depth, test.tokens[: max(1, depth)]) for depth in request.depths]
         steps = measure_steps(runner, load_tokenizer(file), prompts, min(request.tokens, _MOST_STEPS))
         measures = _measures(test, request, work_in_header(file, types), rows)
-        return ThreadReport(count, probes.limits(), measures, tuple(steps), rates), choice.name
+        return ThreadReport(count, probes.limits(), measures, tuple(steps), rates), placed.name
 
 
 def _rounds(runner: Runner, probes: LimitProbes | None, request: BenchRequest, tell: Tell) -> SpeedTest:

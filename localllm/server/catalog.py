@@ -13,8 +13,6 @@ from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.pooling import is_reranker
 from localllm.answer.local import can_think
-from localllm.engine.backends import choose_backend
-from localllm.engine.companions import projector_of
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
@@ -23,6 +21,8 @@ from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, named
 from localllm.library.names import ModelName, without_suffix
 from localllm.library.summary import ModelSummary, summarize
+from localllm.placement.backends import choose_backend
+from localllm.placement.companions import projector_of
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.served import ModelAbout, ModelDescription

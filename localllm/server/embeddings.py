@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from gguf_io import load_tokenizer, open_model
 from gguf_io.interruption import checkpoint
 from gguf_io.pooling import is_reranker
+from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer.pairs import Pairs
-from localllm.engine.loaded_model import LoadProgress
-from localllm.engine.text_encoders import encoder_bytes, open_text_encoder
+from localllm.placement.placement import Placement
+from localllm.placement.text_encoders import open_text_encoder, place_text_encoder
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
@@ -24,13 +25,16 @@ from localllm.settings import Settings
 class EmbeddingModel:
     """An embedding model, or a reranker, and its tokenizer. Thread-safe: calls take turns, batch by batch.
 
-    backend: the backend that computes it, and why. held_bytes: the most memory that it takes.
+    placement: the backend that computes it, why, and the most memory that it takes.
     """
 
-    def __init__(self, path: Path, settings: Settings, progress: LoadProgress | None = None) -> None:
+    def __init__(
+        self, path: Path, settings: Settings, progress: LoadProgress | None = None, placed: Placement | None = None
+    ) -> None:
         """Load. progress is called on this thread; an exception from it ends the load and propagates.
 
-        Raises what open_text_encoder raises, and TokenizerError.
+        placed: where to load it; None places it on this machine with the settings. Raises what place_text_encoder and
+        open_text_encoder raise, and TokenizerError.
         """
         self._lock = threading.Lock()
         self.file = open_model(path)
@@ -38,8 +42,8 @@ class EmbeddingModel:
             self.tokenizer = load_tokenizer(self.file)
             self._ranks = is_reranker(self.file)
             self._pairs = Pairs(self.file.metadata, self.tokenizer)
-            self._encoder, self.backend = open_text_encoder(self.file, settings, progress)
-            self.held_bytes = sum(encoder_bytes(self.file, self.backend))
+            placed = placed or place_text_encoder(self.file, settings)
+            self._encoder, self.placement = open_text_encoder(self.file, placed, progress)
         except BaseException:
             self.file.close()
             raise

@@ -8,9 +8,9 @@ from typing import Any, cast
 from anyio import to_thread
 
 from localllm.answer.local import LocalModel
-from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel
+from localllm.placement.loaded_model import LoadedModel
 from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, facts_of
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
@@ -109,20 +109,20 @@ def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
     if slot.model is None:
         return ResidentModel(about, left, about.size, about.context, loading=slot.watch.state)
     if isinstance(slot.model, EmbeddingModel):
-        more = {"backend": slot.model.backend.name, "backend_reason": slot.model.backend.why}
+        more = {"backend": slot.model.placement.name, "backend_reason": slot.model.placement.why}
         return ResidentModel(about, left, about.size, slot.model.max_tokens, more=more)
-    engine, backend = slot.model.engine, slot.model.backend
+    engine, placed = slot.model.engine, slot.model.placement
     stats = engine.stats()
     used = (stats.pages_total - stats.pages_free) * stats.page_bytes
     return ResidentModel(
         about,
         left,
-        max(about.size + used, backend.device_bytes),  # clients show device_bytes as a share of it
+        max(about.size + used, placed.device_bytes),  # clients show device_bytes as a share of it
         engine.most_tokens,
-        device_bytes=backend.device_bytes,
+        device_bytes=placed.device_bytes,
         more={
-            "backend": backend.name,
-            "backend_reason": backend.why,
+            "backend": placed.name,
+            "backend_reason": placed.why,
             "cached_tokens": stats.cached_tokens,
             "running": stats.running,
             "waiting": stats.waiting,

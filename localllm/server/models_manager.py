@@ -15,12 +15,13 @@ from pathlib import Path
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import release_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
+from localllm.placement.loaded_model import release_memory
+from localllm.placement.placement import Placement
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener, LoadWatch
-from localllm.server.loading import LoadPlan, MemoryLoader, Model
+from localllm.server.loading import MemoryLoader, Model
 from localllm.server.options import FOREVER, ServerOptions
 from localllm.server.served import Lease, ModelAbout
 
@@ -34,16 +35,17 @@ STOPPING = "the server is shutting down"
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users: requests that hold it.
+    """A model that waits for room, loads, is loaded (model) or is being closed. users: requests that hold it.
 
-    watch: reports and stops the load. about: read before the load, since the file may change or disappear afterwards.
+    placed: where it is being loaded. watch: reports and stops the load. about: read before the load, since the file may
+    change or disappear afterwards.
     """
 
     entry: CatalogEntry
     embeds: bool
     keep_alive_s: float
     watch: LoadWatch = field(default_factory=LoadWatch)
-    plan: LoadPlan | None = None
+    placed: Placement | None = None
     model: Model | None = None
     about: ModelAbout | None = None
     users: int = 0
@@ -165,7 +167,7 @@ class ModelManager:
             del self._slots[key]
             raise
         finally:
-            slot.plan = None
+            slot.placed = None
             self._changed.set()
         log.info("loaded %s", slot.entry.name)
         self._plan_unload(slot)
@@ -177,14 +179,16 @@ class ModelManager:
             slot.watch.check()
             try:
                 if await self._planned(slot):
-                    assert slot.plan
-                    model = await to_thread.run_sync(self._loader.load, slot.plan, slot.watch.progress)
+                    assert slot.placed
+                    model = await to_thread.run_sync(
+                        self._loader.load, slot.entry, slot.embeds, slot.placed, slot.watch.progress
+                    )
                     if slot.watch.stopped:  # after the load's last report
                         await to_thread.run_sync(model.close)
                         slot.watch.check()
                     return model
             except (OutOfMemoryError, LlamaCppMemoryError):
-                slot.plan = None
+                slot.placed = None
                 if not self.slots() and not self._under_way():
                     raise
             await self._make_room(slot)
@@ -196,12 +200,12 @@ class ModelManager:
             if len(loaded) + len(coming) >= self._options.settings.max_models:
                 return False
             models = [other.model for other in loaded if other.model]
-            plans = [other.plan for other in coming if other.plan]
-            slot.plan = await to_thread.run_sync(self._loader.plan, slot.entry, slot.embeds, models, plans)
+            granted = [other.placed for other in coming if other.placed]
+            slot.placed = await to_thread.run_sync(self._loader.plan, slot.entry, slot.embeds, models, granted)
             return True
 
     def _under_way(self) -> list[Slot]:
-        return [slot for slot in self._slots.values() if slot.plan]
+        return [slot for slot in self._slots.values() if slot.placed]
 
     async def _make_room(self, waiting: Slot) -> None:
         """Wait until planning again may succeed, unloading the least recently used idle model."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from anyio import to_thread
 
-from localllm.engine.loaded_model import LoadedModel
 from localllm.library.entry import LibraryModel
 from localllm.library.names import plain
+from localllm.placement.loaded_model import LoadedModel
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIModel, OpenAIServer
 from localllm.server.errors import ApiError, ModelNotFoundError

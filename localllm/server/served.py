@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gguf_io.chat_template import ChatTemplate
     from gguf_io.tokenizer import Tokenizer
-    from localllm.engine.loaded_model import LoadedModel
+    from localllm.placement.loaded_model import LoadedModel
 
 
 class ServedModel(AnsweringModel, Protocol):

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from gguf_io.runner_info import LoadProgress
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot
@@ -12,7 +13,7 @@ from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
 from localllm.library.modelfile import Modelfile
 from localllm.measure.laboratory import ModelCosts
-from tui.backend import LoadProgress, ModelChoice, ModelInfo
+from tui.backend import ModelChoice, ModelInfo
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:

@@ -14,12 +14,12 @@ from gguf_io.errors import LocalLLMError, ModelFileError
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.loading import load_model, served
 from gpu_offload.options import LlamaOptions
-from gpu_offload.planner import PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 from gpu_offload.text_encoder import LlamaTextEncoder
 from localllm.cli.main import main
-from localllm.engine.backends import open_runner
 from localllm.engine.runner import Runner
+from localllm.placement.backends import open_runner
+from localllm.placement.llama import Request, plan
 from localllm.quality.quantize import quantize
 from localllm.settings import Settings
 from models.native_runner import NativeRunner
@@ -58,7 +58,7 @@ def test_it_is_planned_as_the_standard_file_is(name: str, tmp_path: Path) -> Non
     plans = []
     for path in _both(LAYOUTS[name], tmp_path):
         with open_model(path) as file:
-            made = plan(file, [], 1 << 30, PlanRequest(context_tokens=256, dry_run=True))
+            made = plan(file, [], 1 << 30, Request(context_tokens=256, dry_run=True))
             plans.append(replace(made, model=""))
             assert made.measured == (sys.platform == "linux")
     assert plans[0] == plans[1]
@@ -98,7 +98,7 @@ def test_an_embedding_model_makes_the_same_vectors(tmp_path: Path) -> None:
 
 def test_what_opens_a_model_says_whose_layout_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, own = _both(LAYOUTS["mistral3"], tmp_path)
-    with caplog.at_level(logging.INFO, "localllm.engine.backends"), open_model(own) as file:
+    with caplog.at_level(logging.INFO, "localllm.placement.backends"), open_model(own) as file:
         runner, choice = open_runner(file, Settings(ctx=256, kv_mib=8, gpu_layers=0), None)
         runner.close()
     assert choice.backend == "native"

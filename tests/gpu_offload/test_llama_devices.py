@@ -200,7 +200,7 @@ def wrong_library(folder: Path, start: str) -> Path:
 
 ASK = """
 import sys
-from localllm.engine.backends import automatic_choice, llama_is_here
+from localllm.placement.backends import automatic_choice, llama_is_here
 from localllm.doctor import check_gpu
 from localllm.settings import Settings
 print(automatic_choice(Settings(), lambda: ""))

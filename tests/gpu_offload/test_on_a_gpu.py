@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from gguf_io.model_file import open_model
-from gpu_offload import runner as opening
+from gpu_offload import devices
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
-from gpu_offload.planner import PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
+from localllm.placement.backends import open_runner
+from localllm.placement.llama import Request, plan
+from localllm.settings import Settings
 from tests.gpu_offload import sparse_models
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +65,7 @@ def test_any_number_of_layers_gives_the_same_story(gpu, data_dir, open_runner):
 def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
     path = sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "model.gguf")
     base = LlamaOptions(split_mode="none")
-    request = PlanRequest(context_tokens=8192, gpu_layers=layers, base=base)
+    request = Request(context_tokens=8192, gpu_layers=layers, base=base)
     with open_model(path) as model, caplog.at_level(logging.DEBUG, "localllm.llama_cpp"):
         planned = plan(model, gpus(), 2**40, replace(request, dry_run=True))
         estimated = plan(model, gpus(), 2**40, request)
@@ -91,11 +93,11 @@ def test_a_gpu_that_filled_up_meanwhile_gets_less_and_it_is_said(gpu, tmp_path, 
         options = LlamaOptions(context_tokens=cells, batch_rows=32, split_mode="none")
         hog = LlamaCppRunner(small, options)
     told = iter([before])
-    monkeypatch.setattr(opening, "gpus", lambda: next(told, None) or gpus())
+    monkeypatch.setattr(devices, "gpus", lambda: next(told, None) or gpus())
     path = sparse_models.write(sparse_models.LLAMA_8B, tmp_path / "large.gguf")
     try:
         with open_model(path) as large, caplog.at_level(logging.WARNING):
-            runner, chosen = opening.open_planned(large, PlanRequest(context_tokens=4096, reserve_bytes=0))
+            runner, chosen = open_runner(large, Settings(backend="llama", ctx=4096))
             runner.close()
     finally:
         hog.close()

@@ -12,9 +12,9 @@ import pytest
 from gguf_io.model_file import open_model
 from gpu_offload import loading
 from gpu_offload.dry_run import MAIN, dry_run
-from gpu_offload.estimate import Estimate, Sizes
-from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import LlamaOptions
+from gpu_offload.estimate import Estimate
+from gpu_offload.memory import FileSizes
+from gpu_offload.options import LlamaOptions, Use
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
@@ -47,7 +47,7 @@ def loaded(path: Path, options: LlamaOptions, caplog: pytest.LogCaptureFixture) 
     }
 
 
-def reported(path: Path, options: LlamaOptions) -> Sizes:
+def reported(path: Path, options: LlamaOptions) -> Use:
     with open_model(path) as model:
         found = dry_run(model, options)
     assert list(found) == [MAIN]
@@ -73,10 +73,10 @@ def test_a_dry_run_says_what_loading_takes(made_model, kv_type, caplog):
     for part, size in truth.items():
         assert getattr(found, part) / MIB == pytest.approx(size, abs=0.03), part  # the log has two digits
     with open_model(made_model) as model:
-        guess = Estimate(ModelNeeds(model), options, ()).in_main_memory()
+        guess = Estimate(FileSizes(model), options, ()).in_main_memory()
     assert guess.weights == pytest.approx(found.weights, rel=0.01)
     assert guess.kv == found.kv
-    assert guess.total == pytest.approx(found.total, rel=0.05)
+    assert guess.needed == pytest.approx(found.needed, rel=0.05)
 
 
 @pytest.mark.parametrize("shape", ["TINY_QWEN3", "TINY_GEMMA3"])
@@ -114,8 +114,8 @@ def test_estimates_for_real_shapes_are_near_and_never_far_under(tmp_path, name, 
     path = sparse_models.write(getattr(sparse_models, name), tmp_path / "model.gguf")
     found = reported(path, options)
     with open_model(path) as model:
-        guess = Estimate(ModelNeeds(model), options, ()).in_main_memory()
+        guess = Estimate(FileSizes(model), options, ()).in_main_memory()
     assert guess.weights == pytest.approx(found.weights, rel=0.001)
     assert guess.kv == found.kv
-    assert abs(guess.total - found.total) < 0.05 * found.total
+    assert abs(guess.needed - found.needed) < 0.05 * found.needed
     assert guess.compute - found.compute > -32 * MIB

@@ -8,7 +8,7 @@ import pytest
 
 from gguf_io.model_file import open_model
 from gpu_offload.estimate import Estimate
-from gpu_offload.memory import ModelNeeds
+from gpu_offload.memory import FileSizes
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from tests.gguf_files import finish
@@ -121,7 +121,7 @@ def test_whole_sequences_can_be_saved_and_restored(runner, path):
 def test_the_state_is_counted_a_sequence_not_a_token(runner, path):
     assert runner.info.kv_bytes_per_token == 0
     with open_model(path) as model:
-        use = Estimate(ModelNeeds(model), LlamaOptions(context_tokens=256, max_sequences=3), ()).in_main_memory()
+        use = Estimate(FileSizes(model), LlamaOptions(context_tokens=256, max_sequences=3), ()).in_main_memory()
     with llama_oracle.recorded_log() as log, llama_oracle.context(path, 64):
         pass
     line = next(line for line in "".join(log).split("\n") if "llama_memory_recurrent: size" in line)

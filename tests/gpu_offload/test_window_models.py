@@ -8,7 +8,7 @@ import pytest
 from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
-from localllm.engine.backends import LLAMA_SEQUENCES
+from localllm.placement.backends import LLAMA_SEQUENCES
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 

@@ -11,14 +11,15 @@ import pytest
 from filelock import FileLock
 
 from gguf_io import open_model
-from localllm import advice, memory, packed
-from localllm.engine.backends import open_runner, plan_native
+from gguf_io.runner_info import LoadProgress
+from localllm import advice, packed
 from localllm.errors import OutOfMemoryError
-from localllm.memory import native_memory
+from localllm.placement import memory
+from localllm.placement.backends import open_placed, place
 from localllm.settings import Settings
 from models import packed_file
 from models.native_runner import NativeRunner
-from models.steps import LoadProgress
+from models.needs import native_needs
 from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
@@ -126,19 +127,19 @@ def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, m
     settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
     monkeypatch.setattr(memory, "RESERVE_BYTES", 0)
     with open_model(model) as file:
-        needs = native_memory(file, ("f16", "f16"), 1)
-        whole = plan_native(file, settings, room=2**40)
-        room = whole.needed - needs.weights // 2
+        needs = native_needs(file, threads=1)
+        whole = place(file, settings, room=2**40)
+        room = whole.main_bytes - needs.weights // 2
         with pytest.raises(OutOfMemoryError, match="from_disk"):
-            plan_native(file, settings, room=room)
+            place(file, settings, room=room).checked()
         allowed = replace(settings, from_disk=True)
-        plan = plan_native(file, allowed, room=room)
-        assert plan.on_disk == needs.weights - plan.weights == needs.weights // 2
-        assert plan.needed == room and "on disk" in str(plan)
-        assert plan_native(file, allowed, room=2**40).on_disk == 0
+        plan = place(file, allowed, room=room)
+        assert plan.on_disk == needs.weights - plan.uses[0].weights == needs.weights // 2
+        assert plan.main_bytes == room and "on disk" in plan.sums()
+        assert place(file, allowed, room=2**40).on_disk == 0
         with pytest.raises(OutOfMemoryError, match="from disk either"):
-            plan_native(file, allowed, room=whole.needed - needs.weights)
-        runner, choice = open_runner(file, allowed, None, room)
+            place(file, allowed, room=whole.main_bytes - needs.weights).checked()
+        runner, choice = open_placed(file, plan)
     assert stored() and "from disk" in choice.why
     runner.close()
 
@@ -146,12 +147,12 @@ def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, m
 def test_a_plan_tells_what_stays_on_the_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(backend="native", ctx=64, threads=1, from_disk=True)
     with open_model(model) as file:
-        needs = native_memory(file, ("f16", "f16"), 1)
-        room = advice.RESERVE_BYTES + needs.total(64) - needs.weights // 2
+        needs = native_needs(file, threads=1)
+        room = memory.RESERVE_BYTES + needs.total(64) - needs.weights // 2
         monkeypatch.setattr(advice, "available_memory", lambda: room)
         monkeypatch.setattr(memory, "LEAST_TOKENS", 64)
         told = advice.advise(file, settings)
         refused = advice.advise(file, replace(settings, from_disk=False))
-    assert told.plan.fits and told.longest_context == 64 and told.expected is None
-    assert any("from disk" in note for note in told.plan.notes)
-    assert not refused.plan.fits and any("from_disk" in note for note in refused.plan.notes)
+    assert told.placement.fits and told.longest_context == 64 and told.expected is None
+    assert any("from disk" in note for note in told.placement.notes)
+    assert not refused.placement.fits and any("from_disk" in note for note in refused.placement.notes)

@@ -16,11 +16,11 @@ from filelock import FileLock
 
 from gguf_io import open_model
 from localllm import packed
-from localllm.engine.backends import open_runner
 from localllm.library.own_store import OwnStore
-from localllm.memory import native_memory
+from localllm.placement.backends import open_runner
 from localllm.settings import Settings
 from models.native_runner import NativeRunner
+from models.needs import native_needs
 from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
@@ -62,7 +62,7 @@ def test_mapped_weights_are_told_since_the_system_counts_them_as_free(model: Pat
             packed.finish_keeping()
             runner.close()
             found.append(choice)
-        weights = native_memory(file, ("f16", "f16"), 1).weights
+        weights = native_needs(file, ("f16", "f16"), 1).weights
     assert [choice.mapped_bytes for choice in found] == [0, weights]
     assert found[0].main_bytes == found[1].main_bytes
 

@@ -67,9 +67,9 @@ def test_the_header_counts_the_arrays_of_an_encoder(
 ) -> None:
     path = in_type(write(ENCODERS[name], tmp_path / "small.gguf"), tmp_path / f"{kind}.gguf", kind)
     with open_model(path) as file:
-        weights, beside = encoder_needs(file, threads=2)
+        needs = encoder_needs(file, threads=2)
         TextEncoder(file, threads=2).close()
-    assert 0 < weights + beside - touched_bytes(builders[0]) < 0.2 * beside  # one layer's keys and values
+    assert 0 < needs.total(0) - touched_bytes(builders[0]) < 0.2 * needs.buffers  # one layer's keys and values
 
 
 # The packed bytes of a tensor of each type, and by how much they make the process grow.
@@ -78,7 +78,7 @@ import json, sys
 from gguf_io import open_model
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
-from localllm.engine.loaded_model import release_memory
+from localllm.placement.loaded_model import release_memory
 from models.weights import WeightLoader
 
 def anonymous():

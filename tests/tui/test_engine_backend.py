@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from gpu_offload.options import LlamaOptions
 from localllm.answer.event import PartKind
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
-from localllm.engine.backends import BackendChoice
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.library.behaviour import Behaviour
+from localllm.placement.placement import Placement
 from localllm.settings import Settings
 from tui.backend import ModelInfo
 from tui.engine_backend import EngineBackend, _place
@@ -116,6 +117,9 @@ def test_the_users_system_prompt_replaces_the_manifests() -> None:
 
 
 def test_the_place_tells_layers_on_gpus() -> None:
-    assert _place(BackendChoice("native", "")) == "native, CPU"
-    assert _place(BackendChoice("llama", "")) == "llama.cpp, CPU"
-    assert _place(BackendChoice("llama", "", device_layers=(20, 29))) == "llama.cpp, 20/29 layers on GPU"
+    assert _place(Placement("native", "")) == "native, CPU"
+    assert _place(Placement("llama", "")) == "llama.cpp, CPU"
+    assert (
+        _place(Placement("llama", "", options=LlamaOptions(gpu_layers=20), layers=29))
+        == "llama.cpp, 20/29 layers on GPU"
+    )

@@ -11,10 +11,10 @@ import pytest
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
 from localllm.cli.main import main
-from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.library.behaviour import Behaviour
+from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.ollama.generate import chat_request as ollama_chat_request
 from localllm.server.ollama.generate import generate_request
@@ -78,7 +78,7 @@ def asked_by_run(case: Case, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatc
     (folder / "fox.png").write_bytes(PICTURE)
     flags = [flag for name, value in case.sampling.items() for flag in (f"--{name.replace('_', '-')}", str(value))]
     picture = [str(folder / "fox.png")] if "--image" in (case.run or []) else []
-    monkeypatch.setattr("localllm.engine.loaded_model.load_model", lambda *_: Held())
+    monkeypatch.setattr("localllm.placement.loaded_model.load_model", lambda *_: Held())
     monkeypatch.setattr("localllm.library.behaviour.behaviour_of", lambda _: case.behaviour)
     monkeypatch.setattr("localllm.settings.config_path", lambda: folder / "config.toml")
     monkeypatch.setattr("sys.stdin", None)

@@ -18,10 +18,10 @@ from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.placeholders import Placeholders
 from localllm.answer.rendering import render
-from localllm.engine.backends import BackendChoice
-from localllm.engine.loaded_model import LoadedModel
+from localllm.placement.loaded_model import LoadedModel
+from localllm.placement.placement import Placement
 
-NATIVE = BackendChoice("native", "there is no engine here")
+NATIVE = Placement("native", "there is no engine here")
 
 # Real templates, a real vocabulary for each, and the markup that its family reads as tokens.
 FAMILIES = {

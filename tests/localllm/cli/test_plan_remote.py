@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
-from localllm.memory import RESERVE_BYTES
+from localllm.placement.memory import RESERVE_BYTES
 from localllm.roofline.expected import main_type
 from localllm.roofline.kept import keep
 from localllm.roofline.report import Measure, Report, ThreadReport

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from localllm.cli.main import main
-from localllm.engine.backends import BackendChoice
 from localllm.engine.request import Counts, FinishReason, GenerationRequest, Progress, Timings, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.errors import ContextOverflowError, OutOfMemoryError
+from localllm.placement.placement import Placement
 from localllm.settings import Settings
 
 COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3, drafted=4, accepted=1)
@@ -57,7 +57,7 @@ class ScriptedModel:
             bos_id=None,
         )
         self.engine = SimpleNamespace(submit=self.submit, context=512)
-        self.backend = BackendChoice("native", "the script says so")
+        self.placement = Placement("native", "the script says so")
         self.request = GenerationRequest(prompt=())
         self.messages: list[dict[str, str]] = []
         self.settings = Settings()
@@ -96,7 +96,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run the command line on a scripted model and return the exit code."""
 
     def call(model: ScriptedModel, *arguments: str, stdin: bytes | None = None) -> int:
-        monkeypatch.setattr("localllm.engine.loaded_model.load_model", model.load)
+        monkeypatch.setattr("localllm.placement.loaded_model.load_model", model.load)
         monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
         monkeypatch.setattr("sys.stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr("sys.argv", ["localllm", "run", "model.gguf", *arguments])

@@ -6,12 +6,12 @@ import pytest
 
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import AdapterSet
 from localllm.engine.sequence import adapter_set
 from localllm.engine.stream import Completion
 from localllm.errors import RequestError, SettingsError
+from localllm.placement.loaded_model import load_model
 from localllm.settings import Settings, lora_text, parse_lora
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
@@ -123,8 +123,8 @@ def test_a_model_loaded_with_adapters_answers_as_the_merged_one(data_dir: Path, 
     lora_files.merge(path, tmp_path / "merged.gguf", (made, 0.5))
     settings = Settings(lora=f"{adapter}:0.5", ctx=256, threads=1, disk_cache=False)
     with load_model(path, settings) as model:
-        assert model.backend.name == "llama.cpp"
-        assert "lora set" in model.backend.why
+        assert model.placement.name == "llama.cpp"
+        assert "lora set" in model.placement.why
         prompt = tuple(model.tokenizer.encode("Once upon a time"))
         answers = [
             model.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=12, adapters=adapters)).collect().token_ids

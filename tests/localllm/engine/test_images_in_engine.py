@@ -14,12 +14,12 @@ from gpu_offload.image_rows import ImagePieces, ImageRows
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.answer.rendering import render
-from localllm.engine.backends import BackendChoice
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.errors import ContextOverflowError, RequestError
+from localllm.placement.loaded_model import LoadedModel
+from localllm.placement.placement import Placement
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
 
@@ -186,7 +186,7 @@ def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer
     file = open_model(path)
     engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout))
     engine.start()
-    with LoadedModel(file, tokenizer, load_chat_template(file), engine, BackendChoice("llama", "")) as model:
+    with LoadedModel(file, tokenizer, load_chat_template(file), engine, Placement("llama", "")) as model:
         assert model.sees_images
         image = {"type": "image", "data": png(1)}
         messages: list[dict[str, Any]] = [

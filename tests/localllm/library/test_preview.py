@@ -15,7 +15,7 @@ from localllm.library.errors import LibraryError, PullError
 from localllm.library.preview import every_preview, previewed
 from localllm.library.pull import pull
 from localllm.library.suggestions import CHAT_TOKENS
-from localllm.library.summary import summarize
+from localllm.placement.memory import conversation_bytes
 from localllm.settings import Settings
 from tests.gguf_files import finish
 from tests.localllm.library.model_server import ModelServer, cut, refuse
@@ -78,11 +78,10 @@ def offer(server: ModelServer, kind: str, data: bytes) -> str:
 def said(path: Path) -> tuple[object, ...]:
     """The facts that a plan of a file is based on."""
     with open_model(path) as file:
-        summary = summarize(file)
         return (
             dict(file.tensors),
             file.size_bytes,
-            summary.memory_bytes(CHAT_TOKENS),
+            conversation_bytes(file, CHAT_TOKENS),
             file.metadata.get_str("general.name"),
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
-from gpu_offload.planner import MemoryUse
+from gpu_offload.options import Use
 from localllm.cli.main import main
 from localllm.measure.explain import Explained, Explanation, machine_here, machine_named
 from localllm.measure.simulate.machines import Machine
@@ -19,7 +19,7 @@ from tests.models.synthetic import write
 
 GB, TERA = 1e9, 1e12
 MACHINE = Machine("here", 10 * GB, 1 * TERA, 8 * GB)
-USE = MemoryUse("main memory", weights=10**8, kv=1 << 20, compute=10**7, other=0, reserve=10**8, available=10**9)
+USE = Use("main memory", weights=10**8, kv=1 << 20, compute=10**7, other=0, reserve=10**8, available=10**9)
 FORMULAS = Path(__file__).resolve().parents[3].joinpath("docs/inference.md").read_text(encoding="utf-8")
 
 

@@ -41,7 +41,7 @@ class FakeEncoder:
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> FakeEncoder:
     fake = FakeEncoder()
-    monkeypatch.setattr(embeddings, "encoder_bytes", lambda *_: (0, 0))
+    monkeypatch.setattr(embeddings, "place_text_encoder", lambda *_: None)
     monkeypatch.setattr(embeddings, "open_text_encoder", lambda *_: (fake, None))
     return fake
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from localllm.answer.rendering import render
-from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.settings import Settings
 from models.builtin import path
 

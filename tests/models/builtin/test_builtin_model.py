@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from gguf_io import open_model
-from localllm.engine.loaded_model import LoadedModel, load_model
+from localllm.placement.loaded_model import LoadedModel, load_model
 from models.builtin import path
 from tests.models.builtin.conversations import SETTINGS, ask
 

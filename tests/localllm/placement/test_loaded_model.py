@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from gpu_offload.options import Use
 from localllm.answer.rendering import render
-from localllm.engine import loaded_model
-from localllm.engine.backends import BackendChoice
 from localllm.engine.constraint import ConstraintKind
-from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import LEAST_TOKENS, ModelMemory, plan_from_disk, plan_memory
+from localllm.placement import loaded_model
+from localllm.placement.loaded_model import LoadedModel, load_model
+from localllm.placement.memory import LEAST_TOKENS, RESERVE_BYTES, place_in_memory
+from localllm.placement.placement import Placement
 from localllm.settings import Settings
+from models.needs import Needs
 from tests.fakes.fake_runner import FakeRunner
 from tests.localllm.engine.real_runners import KINDS
 
@@ -33,7 +35,7 @@ def test_a_load_that_fails_after_its_weights_frees_them(data_dir: Path, monkeypa
         raise OSError("no home folder")
 
     runner = FakeRunner()
-    monkeypatch.setattr(loaded_model, "open_runner", lambda *_, **__: (runner, BackendChoice("native", "")))
+    monkeypatch.setattr(loaded_model, "open_placed", lambda *_: (runner, Placement("native", "", (Use(),))))
     monkeypatch.setattr(loaded_model, "disk_cache_of", fail)
     with pytest.raises(OSError, match="no home folder"):
         load_model(data_dir / "models" / "gguf" / "stories260K-F32.gguf", Settings())
@@ -43,7 +45,7 @@ def test_a_load_that_fails_after_its_weights_frees_them(data_dir: Path, monkeypa
 def test_a_draft_model_that_cannot_draft_is_freed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
     runner = FakeRunner(can_truncate=False)
-    monkeypatch.setattr(loaded_model, "open_runner", lambda *_, **__: (runner, BackendChoice("native", "")))
+    monkeypatch.setattr(loaded_model, "open_placed", lambda *_: (runner, Placement("native", "", (Use(),))))
     with pytest.raises(RequestError, match="cannot be cut back"):
         load_model(path, Settings(draft=str(path)))
     assert runner.closed
@@ -91,24 +93,34 @@ def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
         model.constraint(ConstraintKind.REGEX, "(")
 
 
-def test_the_memory_plan_shows_its_sums() -> None:
-    memory = ModelMemory(weights=4 * 2**30, buffers=2**28, kv_per_token=2**17, position_bytes=2**9)
-    plan = plan_memory(memory, 1024, available=8 * 2**30)
-    assert plan.kv == 8 * 2**30 - 4 * 2**30 - 2**28 - 1024 * 2**9 - plan.reserve
-    assert plan.needed + plan.reserve == 8 * 2**30
+def test_a_placement_in_memory_shows_its_sums() -> None:
+    needs = Needs(weights=4 * 2**30, buffers=2**28, kv_per_token=2**17, position_bytes=2**9)
+    placed = place_in_memory(needs, 1024, None, 8 * 2**30).checked()
+    assert placed.uses[0].kv == 8 * 2**30 - 4 * 2**30 - 2**28 - 1024 * 2**9 - RESERVE_BYTES
+    assert placed.main_bytes + RESERVE_BYTES == 8 * 2**30
     with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB\n\s+buffers\s+256 MiB\n\s+KV cache\s+64 MiB"):
-        plan_memory(memory, 1024, available=4 * 2**30)
-    with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
-        plan_memory(replace(memory, weights=2**30), 1024, kv_bytes=2**33, available=2**32)
+        place_in_memory(needs, 1024, None, 4 * 2**30).checked()
+    with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB(.|\n)*lower\.$"):
+        place_in_memory(replace(needs, weights=2**30), 1024, 2**33, 2**32).checked()
+    with pytest.raises(OutOfMemoryError, match=r"\(kv_mib\) higher: it holds 8 tokens\.$"):
+        place_in_memory(needs, 1024, 2**20, 2**34).checked()
+    with pytest.raises(OutOfMemoryError, match=r"draft\s+2,048 MiB"):
+        place_in_memory(needs, 1024, None, 6 * 2**30, other=2**31).checked()
 
 
-def test_the_memory_plan_counts_states() -> None:
-    """A hybrid model's states take a part of the budget that holds no tokens."""
-    memory = ModelMemory(2**30, 0, 2**14, states=lambda budget: budget // 4)
-    plan = plan_memory(memory, 1024, kv_bytes=2**30, available=4 * 2**30)
-    assert plan.kv_tokens == (2**30 - 2**28) // 2**14
-    assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", str(plan))
+class Hybrid(Needs):
+    """A model whose states take a part of the budget that holds no tokens."""
+
+    def states(self, kv_bytes: int) -> int:
+        return kv_bytes // 4
+
+
+def test_a_placement_in_memory_counts_states() -> None:
+    needs = Hybrid(2**30, 0, 2**14)
+    placed = place_in_memory(needs, 1024, 2**30, 4 * 2**30)
+    assert placed.tokens == (2**30 - 2**28) // 2**14
+    assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", placed.sums())
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+1,024 MiB\n\s+states\s+1,024 MiB"):
-        plan_memory(replace(memory, states=lambda _: 2**30), 1024, kv_bytes=2**30, available=4 * 2**30)
-    from_disk = plan_from_disk(memory, LEAST_TOKENS, available=2**30)
-    assert from_disk.kv_tokens == LEAST_TOKENS and from_disk.kv == LEAST_TOKENS * 2**14 * 4 // 3
+        place_in_memory(Needs(2**30, 0, 2**14, fixed_states=2**30), 1024, 2**30, 4 * 2**30).checked()
+    from_disk = place_in_memory(needs, LEAST_TOKENS, None, 2**30, from_disk=True)
+    assert from_disk.tokens == LEAST_TOKENS and from_disk.uses[0].kv == LEAST_TOKENS * 2**14 * 4 // 3

@@ -7,10 +7,10 @@ import pytest
 
 from gguf_io import open_model
 from gpu_offload.memory import projector_bytes
-from localllm.engine.backends import choose_backend, loaded_projector, plan_request
-from localllm.engine.companions import projector_of
 from localllm.errors import RequestError
-from localllm.library.summary import summarize
+from localllm.placement.backends import choose_backend, loaded_projector, plan_request
+from localllm.placement.companions import projector_of
+from localllm.placement.memory import conversation_bytes
 from localllm.settings import Settings
 from tests.gpu_offload.projector_files import write_projector
 from tests.oracle import llama_oracle
@@ -58,7 +58,7 @@ def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_p
         assert loaded_projector(file, Settings(mmproj="none")) is None
         with pytest.raises(RequestError, match="projector not found"):
             loaded_projector(file, Settings(), [tmp_path / "gone.gguf"])
-        shown = summarize(file, projector=beside).memory_bytes(512)
+        shown, _ = conversation_bytes(file, 512, beside)
         assert shown is not None and shown > projector_bytes(beside) + file.weights_bytes
         request = plan_request(file, Settings(), beside)
     assert (request.base.mmproj, request.projector_bytes) == (beside, projector_bytes(beside))

@@ -5,41 +5,38 @@ import ctypes
 import gc
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
+from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import BackendChoice, open_runner
-from localllm.engine.companions import draft_beside, draft_file, for_draft, is_head, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
-from localllm.memory import context_note, model_memory
+from localllm.placement.backends import open_placed, place
+from localllm.placement.companions import draft_file, usual_adapters
+from localllm.placement.memory import context_note
+from localllm.placement.placement import Placement
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
 
 log = logging.getLogger(__name__)
-DRAFT_KV_MIB = 256  # a draft model's KV cache
-
-# Called with a load's phase and its completed share, 0 to 1. An exception aborts the load.
-LoadProgress = Callable[[str, float], None]
 
 
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    backend: its backend, where its weights are, and why. adapters: the files of its LoRA adapters, each with its
+    placement: its backend, where its bytes are, and why. adapters: the files of its LoRA adapters, each with its
     default weight. trunks: prompts of system text and tools alone, cached by localllm.answer.rendering.
     """
 
@@ -49,14 +46,14 @@ class LoadedModel:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         engine: Engine,
-        backend: BackendChoice,
+        placement: Placement,
         adapters: Sequence[tuple[Path, float]] = (),
     ) -> None:
         self.file = file
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
-        self.backend = backend
+        self.placement = placement
         self.adapters = adapters
         self.trunks: dict[str, tuple[int, ...]] = {}
         self._vocabulary_lock = threading.Lock()
@@ -134,13 +131,13 @@ def load_model(
     settings: Settings,
     progress: LoadProgress | None = None,
     template: str | None = None,
-    main_memory: int | None = None,
+    placed: Placement | None = None,
 ) -> LoadedModel:
-    """Open, plan, load and start a model, with the settings' draft model or head.
+    """Open, place, load and start a model, with the settings' draft model or head.
 
-    progress: called on this thread. template: a Jinja chat template that replaces the file's. main_memory: bytes to
-    plan with; None is the machine's free memory. Raises ModelFileError, TokenizerError, TemplateError, what open_runner
-    raises, and RequestError if the draft's vocabulary differs.
+    progress: called on this thread. template: a Jinja chat template that replaces the file's. placed: where to load it,
+    with these settings; None places it on this machine. Raises ModelFileError, TokenizerError, TemplateError, what
+    place and open_placed raise, and RequestError if the draft's vocabulary differs.
     """
     with contextlib.ExitStack() as opened:  # closes everything if something fails
         file = opened.enter_context(open_model(path))
@@ -151,9 +148,14 @@ def load_model(
         with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings) as draft:
             loading = executor.submit(load_tokenizer, file)
             chat_template = load_chat_template(file, template)
-            if draft is not None and (drafter := _load_draft(draft, loading.result(), settings, progress)):
-                opened.callback(drafter.close)
-            runner, backend = open_runner(file, settings, _failing_with(loading, progress), main_memory, draft=draft)
+            placed = (placed or place(file, settings, draft=draft)).checked()
+            if draft is not None:
+                _check_vocabulary(draft, loading.result(), settings)
+                if placed.draft is not None:
+                    drafter, where = _load_draft(draft, placed.draft, progress)
+                    opened.callback(drafter.close)
+                    placed = placed.beside(where)
+            runner, placed = open_placed(file, placed, _failing_with(loading, progress), draft)
             opened.callback(runner.close)
             tokenizer = loading.result()
         files = usual_adapters(settings)
@@ -174,18 +176,7 @@ def load_model(
         )
         opened.pop_all()
     engine.start()
-    return LoadedModel(file, tokenizer, chat_template, engine, backend, files)
-
-
-def draft_bytes(draft: ModelFile | None) -> int:
-    """Bytes of a draft model, including its KV cache; 0 without one, and for a head, which is planned with its model.
-
-    draft: from draft_file.
-    """
-    if (model := draft_beside(draft)) is None:
-        return 0
-    memory = model_memory(model)
-    return memory.weights + memory.buffers + DRAFT_KV_MIB * 2**20
+    return LoadedModel(file, tokenizer, chat_template, engine, placed, files)
 
 
 def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:
@@ -200,19 +191,16 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
     return report
 
 
-def _load_draft(
-    draft: ModelFile, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None
-) -> DraftModel | None:
-    """Load the draft model with its own KV cache; None for a head, which the runner loads with its model."""
+def _check_vocabulary(draft: ModelFile, tokenizer: Tokenizer, settings: Settings) -> None:
     if not tokenizer.agrees_with(load_tokenizer(draft)):
         raise RequestError(f"{settings.draft} cannot draft for this model: its vocabulary differs. Leave out --draft.")
-    if is_head(draft):
-        return None
-    # Packed, not mapped: the next model's plan would count mapped weights as free memory.
-    alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
-    runner, _ = open_runner(draft, alone, progress)
+
+
+def _load_draft(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[DraftModel, Placement]:
+    """Load the draft model with its own KV cache."""
+    runner, placed = open_placed(file, placed, progress)
     try:
-        return DraftModel(runner)
+        return DraftModel(runner), placed
     except RequestError:
         runner.close()
         raise

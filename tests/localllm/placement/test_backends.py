@@ -11,14 +11,14 @@ from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from localllm import advice
-from localllm.engine import backends
-from localllm.engine.backends import choose_backend, open_runner, plan_native, plan_request
-from localllm.engine.companions import for_draft
-from localllm.engine.loaded_model import load_model
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import RESERVE_BYTES, ModelMemory, native_memory, trained_context
+from localllm.placement.backends import choose_backend, open_placed, open_runner, place, plan_request
+from localllm.placement.companions import for_draft
+from localllm.placement.loaded_model import load_model
+from localllm.placement.memory import RESERVE_BYTES, trained_context
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
+from models.needs import native_needs
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle
@@ -75,15 +75,15 @@ def test_a_gpu_takes_everything_unless_it_is_to_have_no_layers(
 @llama_oracle.needs_llama
 def test_llama_cpp_is_taken_where_only_that_fits(known: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch)
-    large = ModelMemory(2**33, 0, 256)
-    monkeypatch.setattr(backends, "native_memory", lambda *_: large)
+    large = replace(native_needs(known), weights=2**33)
+    monkeypatch.setattr("models.needs.native_needs", lambda *_: large)
     choice = choose_backend(known, Settings(), 4 * 2**30)
     assert choice.backend == "llama" and "only llama.cpp fits" in choice.reason
     assert choose_backend(known, Settings(backend="native"), 4 * 2**30).backend == "native"
     # If nothing fits, nothing is read, and both figures are reported.
     monkeypatch.setattr(ModelFile, "data", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(OutOfMemoryError, match=r"weights +8,192 MiB(.|\n)*llama.cpp would need \d+ MiB"):
-        open_runner(known, Settings(), None, main_memory=2**20)
+        open_placed(known, place(known, Settings(), room=2**20))
 
 
 def test_types_of_keys_and_values_that_only_llama_cpp_knows_go_to_it(
@@ -118,7 +118,7 @@ def test_wishes_about_devices_need_llama_cpp(known: ModelFile, monkeypatch: pyte
 def test_the_settings_become_a_request_to_the_planner(known: ModelFile) -> None:
     settings = Settings(ctx=512, gpu_layers=7, main_gpu=1, n_cpu_moe=3, threads=2)
     request = plan_request(known, settings)
-    assert (request.context_tokens, request.spare, request.gpu_layers, request.cpu_expert_layers) == (512, True, 7, 3)
+    assert (request.context_tokens, request.spare, request.gpu_layers, request.n_cpu_moe) == (512, True, 7, 3)
     assert request.about_gpus == ("main_gpu",)
     assert (request.base.main_gpu, request.base.split_mode, request.base.threads) == (1, "none", 2)
     assert plan_request(known, Settings()).base.split_mode == "layer"
@@ -133,8 +133,8 @@ def test_more_context_than_the_model_was_trained_for_is_lowered_with_a_warning(
     with open_model(path) as file:
         trained = trained_context(file)
         assert plan_request(file, settings).context_tokens == trained < 5000
-        least = plan_native(file, replace(settings, ctx=trained))
-        assert replace(plan_native(file, settings), available=least.available) == least
+        least = place(file, replace(settings, ctx=trained), room=2**33)
+        assert place(file, settings, room=2**33) == replace(least, settings=settings)
         told = f"{file.name} was trained for {trained:,} tokens of context; the limit of 5,000 is lowered to that"
     with load_model(path, settings) as loaded:
         assert loaded.engine.context == trained
@@ -198,7 +198,7 @@ ODD = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})
 def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
     with open_model(write(ODD, tmp_path / "odd.gguf")) as file:
         settings = Settings(backend="native", kv_mib=4)
-        per_token = plan_native(file, settings).kv_bytes_per_token
+        per_token = native_needs(file).kv_per_token
         assert per_token == ODD.layers * ODD.kv_heads * 2 * (
             96 * 2 + 4
         )  # 80 values take three times 32 of two bytes, and a scale
@@ -214,7 +214,7 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
 def test_a_pool_of_some_tokens_has_room_for_states_beside_them(tmp_path: Path) -> None:
     with open_model(write(MODELS["qwen35"], tmp_path / "qwen35.gguf")) as file:
         settings = Settings(backend="native", kv_mib=64)
-        assert 64 * 2**20 // 8 < native_memory(file, ("f16", "f16")).states(64 * 2**20) <= 64 * 2**20 // 4
+        assert 64 * 2**20 // 8 < native_needs(file).states(64 * 2**20) <= 64 * 2**20 // 4
         for tokens in (512, 1024, 100_000):
             runner = open_runner(file, settings, None, kv_tokens=tokens)[0]
             assert tokens <= runner.info.pages_total * runner.info.page_size <= 1.5 * tokens + 16
@@ -227,15 +227,15 @@ def test_advice_promises_the_context_that_a_load_holds(
 ) -> None:
     settings = Settings(backend="native", threads=1)
     with open_model(write(replace(MODELS[name], context=2**20), tmp_path / "model.gguf")) as file:
-        needs = native_memory(file, ("f16", "f16"), 1)
+        needs = native_needs(file, threads=1)
         room = RESERVE_BYTES + needs.weights + needs.buffers + 100 * 2**20
         monkeypatch.setattr(advice, "available_memory", lambda: room)
         longest = advice.advise(file, settings).longest_context
-        assert 0 <= plan_native(file, settings, room=room).kv_tokens - longest < advice.CONTEXT_STEP
-        told = advice.advise(file, replace(settings, ctx=longest)).plan
+        assert 0 <= place(file, settings, room=room).tokens - longest < advice.CONTEXT_STEP
+        told = advice.advise(file, replace(settings, ctx=longest)).placement
         assert told.fits
         kv_mib = -(-told.uses[0].kv >> 20)
-        assert plan_native(file, replace(settings, ctx=longest, kv_mib=kv_mib), room=room + 2**20).kv_tokens >= longest
+        assert place(file, replace(settings, ctx=longest, kv_mib=kv_mib), room=room + 2**20).tokens >= longest
 
 
 def test_heads_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from gguf_io.errors import LocalLLMError
 from gguf_io.model_file import ModelFile, open_model
-from gpu_offload import planner
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError
-from gpu_offload.estimate import Estimate, Sizes
-from gpu_offload.known_gpus import imagined_gpu, known_gpus
-from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import LlamaOptions
-from gpu_offload.planner import DEFAULT_RESERVE, Plan, PlanRequest, plan
+from gpu_offload.estimate import Estimate
+from gpu_offload.known_gpus import KNOWN_GPUS, imagined_gpu
+from gpu_offload.memory import FileSizes
+from gpu_offload.options import LlamaOptions, Use
+from localllm.placement import llama
+from localllm.placement.llama import DEFAULT_RESERVE, Request, plan
+from localllm.placement.placement import Placement
 from tests.gpu_offload import sparse_models
 
 GIB = 2**30
@@ -48,7 +49,7 @@ def gpu(gib: float, name: str = "") -> Device:
     return Device(name or label, label, "CUDA", DeviceKind.GPU, int(gib * GIB), int(gib * GIB))
 
 
-def gpu_bytes(found: Plan) -> list[int]:
+def gpu_bytes(found: Placement) -> list[int]:
     return [use.needed for use in found.uses[1:]]
 
 
@@ -83,7 +84,7 @@ def test_without_a_gpu_everything_is_in_main_memory(dense):
 @settings(max_examples=60)
 @given(gib=st.floats(1.0, 12.0), context=st.sampled_from([None, 2048, 16384]))
 def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context):
-    request = PlanRequest(context_tokens=context)
+    request = Request(context_tokens=context)
     found = plan(dense, [gpu(gib)], RAM, request)
     if found.options.gpu_layers == 0:
         assert found.uses[1].needed == 0
@@ -108,9 +109,7 @@ def test_a_mixture_gives_up_no_more_experts_than_it_must(mixture, gib):
     if found.options.gpu_layers < found.layers:
         assert kept == found.layers - 1
     elif kept:
-        less = PlanRequest(
-            context_tokens=4096, kv_types=("f16", "f16"), gpu_layers=found.layers, cpu_expert_layers=kept - 1
-        )
+        less = Request(context_tokens=4096, kv_types=("f16", "f16"), gpu_layers=found.layers, n_cpu_moe=kept - 1)
         assert not plan(mixture, [gpu(gib)], RAM, less).fits
 
 
@@ -136,7 +135,7 @@ def test_several_gpus_share_the_layers_and_none_overflows(folder, name, sizes):
 
 
 def test_two_gpus_hold_more_than_one(dense):
-    request = PlanRequest(context_tokens=8192)
+    request = Request(context_tokens=8192)
     one = plan(dense, [gpu(4)], RAM, request)
     two = plan(dense, [gpu(4), gpu(4)], RAM, request)
     assert one.options.gpu_layers < two.options.gpu_layers
@@ -149,12 +148,12 @@ def test_one_gpu_is_enough_where_the_model_fits_on_the_roomiest(dense):
 
 
 def test_what_runs_beside_lies_where_the_model_does(dense):
-    found = plan(dense, [gpu(12), gpu(24)], RAM, PlanRequest(projector_bytes=GIB))
+    found = plan(dense, [gpu(12), gpu(24)], RAM, Request(projector_bytes=GIB))
     assert (found.options.main_gpu, [use.other for use in found.uses]) == (1, [0, 0, GIB])
 
 
 def test_rows_are_split_in_proportion_to_free_memory(dense):
-    request = PlanRequest(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
+    request = Request(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
     found = plan(dense, [gpu(5), gpu(9)], RAM, request)
     first, second = found.uses[1:]
     assert found.options.tensor_split == pytest.approx((4 / 12, 8 / 12))
@@ -165,7 +164,7 @@ def test_rows_are_split_in_proportion_to_free_memory(dense):
 
 
 def test_a_context_is_doubled_only_where_that_fits(dense):
-    request = PlanRequest(context_tokens=8192, spare=True)
+    request = Request(context_tokens=8192, spare=True)
     assert plan(dense, [gpu(24)], RAM, request).options.context_tokens == 16384
     tight = plan(dense, [gpu(6.4)], RAM, request)
     assert (tight.options.context_tokens, tight.options.type_k, tight.options.gpu_layers) == (8192, "f16", 33)
@@ -174,23 +173,23 @@ def test_a_context_is_doubled_only_where_that_fits(dense):
 
 def test_settings_about_gpus_are_refused_where_there_is_none(dense):
     with pytest.raises(DeviceRequestError, match="split_mode set, but llama"):
-        plan(dense, [], RAM, PlanRequest(about_gpus=("split_mode",)))
+        plan(dense, [], RAM, Request(about_gpus=("split_mode",)))
     with pytest.raises(DeviceRequestError, match="gpu_layers is 7"):
-        plan(dense, [], RAM, PlanRequest(gpu_layers=7, about_gpus=("main_gpu",)))
+        plan(dense, [], RAM, Request(gpu_layers=7, about_gpus=("main_gpu",)))
 
 
 def test_notes_tell_what_a_wish_comes_to(dense, mixture):
-    asked = PlanRequest(cpu_expert_layers=200)
+    asked = Request(n_cpu_moe=200)
     assert "n_cpu_moe changes nothing: the model has no experts" in plan(dense, [gpu(24)], RAM, asked).notes
     assert plan(dense, [gpu(24)], RAM, asked).uses == plan(dense, [gpu(24)], RAM).uses
     assert "the experts of the first 48 layers stay in main memory" in plan(mixture, [gpu(24)], RAM, asked).notes
     assert plan(dense, [gpu(1)], RAM).notes[0] == "all layers in main memory: none fits on a GPU"
-    none = plan(dense, [gpu(24)], RAM, PlanRequest(gpu_layers=0))
+    none = plan(dense, [gpu(24)], RAM, Request(gpu_layers=0))
     assert none.notes[0] == "all layers in main memory: gpu_layers is 0"
 
 
 def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
-    found = plan(dense, [gpu(4)], RAM, PlanRequest(context_tokens=8192, kv_types=("q8_0", None), gpu_layers=33))
+    found = plan(dense, [gpu(4)], RAM, Request(context_tokens=8192, kv_types=("q8_0", None), gpu_layers=33))
     options = found.options
     assert (options.gpu_layers, options.context_tokens, options.type_k, options.type_v) == (33, 8192, "q8_0", "f16")
     assert not found.fits
@@ -204,17 +203,18 @@ def test_main_memory_that_is_too_small_is_told(dense):
 
 
 def test_without_a_gpu_a_projector_lies_in_main_memory(dense):
-    without, beside = (plan(dense, [], RAM, PlanRequest(projector_bytes=size)) for size in (0, GIB))
+    without, beside = (plan(dense, [], RAM, Request(projector_bytes=size)) for size in (0, GIB))
     assert beside.uses[0].needed - without.uses[0].needed == GIB
 
 
 def test_drafts_and_projectors_take_their_part(folder, dense):
-    request = PlanRequest(context_tokens=4096)
+    request = Request(context_tokens=4096)
     alone = plan(dense, [gpu(24)], RAM, request)
     with opened(folder, "QWEN3_06B") as draft:
         size = sum(tensor.nbytes for tensor in draft.tensors.values())
-        both = plan(dense, [gpu(24)], RAM, replace(request, draft=draft, projector_bytes=GIB))
-    assert gpu_bytes(both)[0] - gpu_bytes(alone)[0] > GIB + size
+        beside = plan(draft, [gpu(24)], RAM, request)
+        both = plan(dense, [gpu(24)], RAM, replace(request, draft=beside, projector_bytes=GIB))
+    assert gpu_bytes(both)[0] - gpu_bytes(alone)[0] == GIB + gpu_bytes(beside)[0] > GIB + size
 
 
 def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
@@ -223,7 +223,7 @@ def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
         open_model(path) as model,
         pytest.raises(ValueError, match="heads of 80 numbers do not fit q8_0, which stores 32"),
     ):
-        plan(model, [], RAM, PlanRequest(kv_types=("q8_0", "q8_0")))
+        plan(model, [], RAM, Request(kv_types=("q8_0", "q8_0")))
 
 
 def test_the_table_has_a_row_a_place_and_adds_up(dense):
@@ -244,11 +244,11 @@ class Report:
         self.names = names
         self.asked: list[LlamaOptions] = []
 
-    def __call__(self, model: ModelFile, options: LlamaOptions) -> dict[str, Sizes]:
+    def __call__(self, model: ModelFile, options: LlamaOptions) -> dict[str, Use]:
         self.asked.append(options)
         units = options.gpu_layers or 0
         counts = tuple(map(int, options.tensor_split)) or (units,)
-        estimate = Estimate(ModelNeeds(model), options, counts)
+        estimate = Estimate(FileSizes(model), options, counts)
         found, start = {"": estimate.in_main_memory()}, estimate.first
         for name, count in zip(self.names, counts, strict=True):
             guess = estimate.on_gpu(start, start + count)
@@ -261,8 +261,8 @@ class Report:
 @pytest.mark.parametrize("gib", [3, 6, 7.5, 24])
 def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib):
     report = Report(more, "CUDA0")
-    monkeypatch.setattr(planner, "dry_run", report)
-    found = plan(dense, [gpu(gib, "CUDA0")], RAM, PlanRequest(dry_run=True))
+    monkeypatch.setattr(llama, "dry_run", report)
+    found = plan(dense, [gpu(gib, "CUDA0")], RAM, Request(dry_run=True))
     assert found.measured and "sizes reported by llama.cpp" in found.notes
     assert found.fits
     if found.options.gpu_layers:
@@ -270,23 +270,23 @@ def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib)
     # What the estimates would have chosen with that much more or less room.
     expected = plan(dense, [gpu(gib - more / GIB)], RAM).options
     assert found.options == expected
-    assert len(report.asked) <= planner._DRY_RUNS + 1
+    assert len(report.asked) <= llama._DRY_RUNS + 1
 
 
 def test_figures_for_several_gpus_move_layers_between_them(dense, monkeypatch):
     report = Report(2**29, "CUDA0", "CUDA1")
-    monkeypatch.setattr(planner, "dry_run", report)
-    found = plan(dense, [gpu(3.5, "CUDA0"), gpu(3.5, "CUDA1")], RAM, PlanRequest(context_tokens=4096, dry_run=True))
+    monkeypatch.setattr(llama, "dry_run", report)
+    found = plan(dense, [gpu(3.5, "CUDA0"), gpu(3.5, "CUDA1")], RAM, Request(context_tokens=4096, dry_run=True))
     assert found.measured and found.fits
     assert found.options.gpu_layers == sum(found.options.tensor_split) < 33
-    expected = plan(dense, [gpu(3), gpu(3)], RAM, PlanRequest(context_tokens=4096))
+    expected = plan(dense, [gpu(3), gpu(3)], RAM, Request(context_tokens=4096))
     assert found.options == expected.options
 
 
 def test_without_figures_of_these_devices_the_estimates_hold(dense, monkeypatch):
     for report in (lambda *_: {}, Report(0, "CUDA7")):
-        monkeypatch.setattr(planner, "dry_run", report)
-        found = plan(dense, [gpu(24, "CUDA0")], RAM, PlanRequest(dry_run=True))
+        monkeypatch.setattr(llama, "dry_run", report)
+        found = plan(dense, [gpu(24, "CUDA0")], RAM, Request(dry_run=True))
         assert not found.measured and "sizes estimated from the file's header" in found.notes
         assert found.uses == plan(dense, [gpu(24)], RAM).uses
 
@@ -309,7 +309,7 @@ def test_gpus_that_are_not_here(text, name, gib):
 
 
 def test_every_known_gpu_is_found_by_its_name():
-    assert all(imagined_gpu(name).label == name for name in known_gpus())
+    assert all(imagined_gpu(known.name).label == known.name for known in KNOWN_GPUS)
 
 
 def test_an_unknown_gpu_names_the_nearest():
@@ -319,5 +319,5 @@ def test_an_unknown_gpu_names_the_nearest():
 
 @pytest.mark.parametrize("text", ["", "8", "???", "9" * 400 + "GiB"])
 def test_what_resembles_none_is_told_all(text):
-    with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: RTX 3070, .*Instinct MI300X"):
+    with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: GTX 1080 Ti, .*RTX 3070, .*Instinct MI300X"):
         imagined_gpu(text)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
-from localllm.engine.backends import choose_backend, plan_native
-from localllm.engine.companions import draft_file, refuse_head_on_llama
 from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
-from localllm.engine.loaded_model import draft_bytes, load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
 from localllm.errors import RequestError
+from localllm.placement.backends import choose_backend, place
+from localllm.placement.companions import draft_file, refuse_head_on_llama
+from localllm.placement.loaded_model import load_model
 from localllm.settings import Settings
 from models.builtin import path as built_in
 from models.native_runner import NativeRunner
@@ -86,8 +86,9 @@ def test_plans_count_what_a_head_takes(tmp_path: Path) -> None:
         assert (with_drafts.kv_per_token, with_drafts.row) == (without.kv_per_token, without.row)
         settings = Settings(backend="native", kv_mib=64, draft=str(head))
         with draft_file(settings) as draft:
-            assert draft_bytes(draft) == 0
-            assert plan_native(file, settings, draft=draft).weights == native_needs(file, drafts=drafts).weights
+            placed = place(file, settings, draft=draft)
+        assert placed.draft is None and placed.uses[0].other == 0
+        assert placed.uses[0].weights == native_needs(file, drafts=drafts).weights
 
 
 def test_a_head_is_no_model() -> None:

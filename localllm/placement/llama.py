@@ -1,4 +1,4 @@
-"""Decides how much of a model goes to which GPU, before anything is loaded."""
+"""Plans llama.cpp's share: how much of a model goes to which GPU, before anything is loaded."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,11 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.devices import Device
 from gpu_offload.dry_run import MAIN, dry_run
 from gpu_offload.errors import DeviceRequestError
-from gpu_offload.estimate import Estimate, Sizes
+from gpu_offload.estimate import Estimate
 from gpu_offload.loading import output_rows
-from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import COPIES_SHARE, LlamaOptions
+from gpu_offload.memory import FileSizes
+from gpu_offload.options import COPIES_SHARE, LlamaOptions, Use
+from localllm.placement.placement import Placement
 
 DEFAULT_RESERVE = 2**30  # bytes of each GPU for the desktop, the driver's context and other programs
 _CONTEXTS = (32768, 16384, 8192, 4096)
@@ -20,109 +21,42 @@ _DRY_RUNS = 6  # at most, 10 to 100 ms each; one or two are usual
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What the caller requests. None leaves the choice to the planner.
+class Request:
+    """What the caller requests. None leaves the choice to the planner."""
 
-    context_tokens: cells for all sequences together. spare: plan twice as many if they fit, for other cached prefixes.
-    kv_types: ggml types of keys and of values; if only one is given, the other is f16. gpu_layers, cpu_expert_layers:
-    as in LlamaOptions. about_gpus: names of settings that need a GPU. reserve_bytes: left free on every GPU.
-    draft: a draft model. projector_bytes: of an image projector. Both go to the main GPU, if there is one.
-    copies: whether cached prefixes may move to copies in main memory; with the native engine they never do.
-    dry_run: use the sizes that llama.cpp reports, if any; only for devices of this machine. base: everything else.
-    """
-
-    context_tokens: int | None = None
-    spare: bool = False
-    kv_types: tuple[str | None, str | None] = (None, None)
-    gpu_layers: int | None = None
-    cpu_expert_layers: int | None = None
-    about_gpus: tuple[str, ...] = ()
-    reserve_bytes: int = DEFAULT_RESERVE
-    draft: ModelFile | None = None
-    projector_bytes: int = 0
-    copies: bool = True
-    dry_run: bool = False
-    base: LlamaOptions = field(default_factory=LlamaOptions)
+    reason: str = ""  # why llama.cpp computes the model
+    context_tokens: int | None = None  # cells for all sequences together
+    spare: bool = False  # plan twice as many cells if they fit, for other cached prefixes
+    kv_types: tuple[str | None, str | None] = (None, None)  # ggml types; if only one is given, the other is f16
+    gpu_layers: int | None = None  # as in LlamaOptions
+    n_cpu_moe: int | None = None  # LlamaOptions.cpu_expert_layers
+    about_gpus: tuple[str, ...] = ()  # names of settings that need a GPU
+    reserve_bytes: int = DEFAULT_RESERVE  # left free on every GPU
+    draft: Placement | None = None  # of a draft model: its bytes are taken in each place
+    projector_bytes: int = 0  # of an image projector, which goes to the main GPU, if there is one
+    copies: bool = True  # whether cached prefixes may move to copies in main memory
+    dry_run: bool = False  # use the sizes that llama.cpp reports, if any; only for devices of this machine
+    base: LlamaOptions = field(default_factory=LlamaOptions)  # everything else
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Memory use of main memory or one GPU, in bytes.
-
-    other: a draft model, a projector, adapters, copies of cached prefixes. reserve: kept free. available: free now.
-    """
-
-    place: str
-    weights: int
-    kv: int
-    compute: int
-    other: int
-    reserve: int
-    available: int
-
-    @property
-    def needed(self) -> int:
-        """Everything except the reserve."""
-        return self.weights + self.kv + self.compute + self.other
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits with the reserve kept free; a place that holds nothing always fits."""
-        return not self.needed or self.needed + self.reserve <= self.available
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A placement and its sizes. uses: main memory, then every GPU. notes: what was chosen and why, one line each.
-
-    measured: whether the sizes are llama.cpp's own, not estimates.
-    """
-
-    model: str
-    layers: int
-    options: LlamaOptions
-    uses: tuple[MemoryUse, ...]
-    notes: tuple[str, ...]
-    measured: bool = False
-
-    @property
-    def fits(self) -> bool:
-        """Whether every place has enough memory."""
-        return all(use.fits for use in self.uses)
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes on all GPUs together."""
-        return sum(use.needed for use in self.uses[1:])
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the sizes as a table of strings in MiB, header row first."""
-        head = ("place", "weights", "KV", "compute", "other", "needed", "reserve", "free")
-        return [head, *(self._row(use) for use in self.uses)]
-
-    def _row(self, use: MemoryUse) -> tuple[str, ...]:
-        sizes = (use.weights, use.kv, use.compute, use.other, use.needed, use.reserve, use.available)
-        return (use.place, *(f"{size / 2**20:,.0f}" for size in sizes))
-
-
-def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: PlanRequest | None = None) -> Plan:
+def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: Request | None = None) -> Placement:
     """Choose the context, the KV type and the layers for each GPU.
 
     main_memory: free bytes of main memory. The longest context (up to 32768 tokens) with which the whole model fits on
     the GPUs wins; KV in q8_0 is chosen only if f16 would allow less than 8192. If the whole model never fits, the plan
     is for 4096 tokens and as many layers as fit; a mixture of experts moves its experts to main memory first. Without
-    GPUs everything goes to main memory. An explicit request that does not fit is planned anyway; Plan.fits is then
+    GPUs everything goes to main memory. An explicit request that does not fit is planned anyway; its `fits` is then
     False. Raises ValueError for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata,
     DeviceRequestError for requests about missing GPUs.
     """
-    request = request or PlanRequest()
+    request = request or Request()
     _check_devices(request, gpus)
-    planner = _Planner(ModelNeeds(model), gpus, main_memory, request)
+    planner = _Planner(FileSizes(model), gpus, main_memory, request)
     made = planner.plan()
     return planner.corrected(made) if request.dry_run else made
 
 
-def _check_devices(request: PlanRequest, gpus: Sequence[Device]) -> None:
+def _check_devices(request: Request, gpus: Sequence[Device]) -> None:
     if not gpus and (request.gpu_layers or request.about_gpus):
         layers = f"gpu_layers is {request.gpu_layers}, but " if request.gpu_layers else ""
         others = f"{', '.join(request.about_gpus)} set, but " if request.about_gpus and not layers else ""
@@ -138,19 +72,19 @@ def _check_devices(request: PlanRequest, gpus: Sequence[Device]) -> None:
 class _Planner:
     """One planning run. Units are the repeating layers and, last, the output layer; counts are units per GPU."""
 
-    def __init__(self, needs: ModelNeeds, gpus: Sequence[Device], main_memory: int, request: PlanRequest) -> None:
-        self.needs = needs
+    def __init__(self, sizes: FileSizes, gpus: Sequence[Device], main_memory: int, request: Request) -> None:
+        self.sizes = sizes
         self.request = request
         self.gpus = list(gpus)
         self.memory = main_memory
-        self.units = needs.layer_count + 1
-        self.mixes = any(layer.experts for layer in needs.layers)
+        self.units = sizes.layer_count + 1
+        self.mixes = any(layer.experts for layer in sizes.layers)
         self.by_room = sorted(range(len(self.gpus)), key=lambda index: -self.gpus[index].free_bytes)
         self.main = self.by_room[0] if gpus and request.base.split_mode == "layer" else request.base.main_gpu
-        self.other = self._other()
+        self.other = self._other()  # per place
         self.errors = [0] * (len(self.gpus) + 1)  # bytes by which estimates are too small, per place
 
-    def plan(self) -> Plan:
+    def plan(self) -> Placement:
         """Decide by estimates and their known errors."""
         candidates = list(self._candidates())
         chooses = bool(self.gpus) and self.request.gpu_layers is None
@@ -164,15 +98,15 @@ class _Planner:
                 return self._partly(candidates[-1])
         return self._result(options, units, uses)
 
-    def corrected(self, made: Plan) -> Plan:
+    def corrected(self, made: Placement) -> Placement:
         """Have llama.cpp report the sizes of a plan, correct the estimates, and plan again until the plan is stable.
 
         Returns the last plan that fits by llama.cpp's sizes, or the first one; the estimate if there are no sizes.
         """
         best = None
         for _ in range(_DRY_RUNS):
-            sizes = dry_run(self.needs.model, made.options)
-            found = [sizes.get(name, Sizes()) for name in (MAIN, *(gpu.name for gpu in self.gpus))]
+            sizes = dry_run(self.sizes.model, made.options)
+            found = [sizes.get(name, Use()) for name in (MAIN, *(gpu.name for gpu in self.gpus))]
             if any(guess.weights and not one.weights for one, guess in zip(found, made.uses, strict=True)):
                 break  # no sizes, or those of other devices
             units = made.options.gpu_layers or 0
@@ -189,26 +123,26 @@ class _Planner:
 
     def _candidates(self) -> Iterator[LlamaOptions]:
         """Contexts and KV types in order of preference."""
-        asked, longest = self.request, self.needs.trained_context
+        asked, longest = self.request, self.sizes.trained_context
         contexts = [context for context in _CONTEXTS if context <= longest] or [longest]
         if asked.context_tokens:
             contexts = [2 * asked.context_tokens, asked.context_tokens] if asked.spare else [asked.context_tokens]
         types = asked.kv_types[0] or "f16", asked.kv_types[1] or "f16"
         choices = [(context, types) for context in contexts]
-        heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
+        heads = {length for cache in self.sizes.caches for length in (cache.key_length, cache.value_length)}
         if not any(asked.kv_types) and all(n % 32 == 0 for n in heads):
             long = sum(context >= _CHAT for context in contexts) or 1
             choices[long:long] = [(context, ("q8_0", "q8_0")) for context in contexts]
-        experts = min(asked.cpu_expert_layers or 0, self.needs.layer_count if self.mixes else 0)
+        experts = min(asked.n_cpu_moe or 0, self.sizes.layer_count if self.mixes else 0)
         for context, (type_k, type_v) in choices:
             yield replace(asked.base, context_tokens=context, type_k=type_k, type_v=type_v, cpu_expert_layers=experts)
 
-    def _partly(self, options: LlamaOptions) -> Plan:
+    def _partly(self, options: LlamaOptions) -> Placement:
         """Move experts, then layers, off the GPUs until the rest fits; KV in q8_0 would save too little to matter."""
         if not any(self.request.kv_types):
             options = replace(options, type_k="f16", type_v="f16")
-        if self.request.cpu_expert_layers is None and self.mixes:
-            for kept in range(1, self.needs.layer_count + 1):
+        if self.request.n_cpu_moe is None and self.mixes:
+            for kept in range(1, self.sizes.layer_count + 1):
                 options = replace(options, cpu_expert_layers=kept)
                 uses = self._uses(options, self.units)
                 if all(use.fits for use in uses[1:]):
@@ -219,32 +153,31 @@ class _Planner:
                 break
         return self._result(options, units, uses)
 
-    def _uses(self, options: LlamaOptions, units: int) -> list[MemoryUse]:
+    def _uses(self, options: LlamaOptions, units: int) -> list[Use]:
         """Estimated use of every place with the last `units` units on GPUs."""
         counts = self._counts(options, units)
-        estimate = Estimate(self.needs, options, counts)
+        estimate = Estimate(self.sizes, options, counts)
         sizes, start = [estimate.in_main_memory()], estimate.first
         for count, share in zip(counts, self._shares(), strict=True):
             by_rows = options.split_mode == "row"
             sizes.append(estimate.on_gpu_by_rows(share) if by_rows else estimate.on_gpu(start, start + count))
             start += count
         return [
-            self._use(place, replace(one, compute=one.compute + self.errors[place]) if one.total else one, units)
+            self._use(place, replace(one, compute=one.compute + self.errors[place]) if one.needed else one, units)
             for place, one in enumerate(sizes)
         ]
 
-    def _use(self, place: int, sizes: Sizes, units: int) -> MemoryUse:
+    def _use(self, place: int, sizes: Use, units: int) -> Use:
         """Use of main memory (place 0) or a GPU, of which model and context take `sizes`."""
-        parts = sizes.weights, sizes.kv, sizes.compute
+        other = self.other[place]
         if place:
-            gpu = self.gpus[place - 1]
-            other = self.other if place - 1 == self.main else 0
-            return MemoryUse(gpu.label, *parts, other, self.request.reserve_bytes, gpu.free_bytes)
-        results = output_rows(self.request.base) * self.needs.vocabulary * 4
-        other = 0 if self.gpus else self.other
-        if self.request.copies and not units and not any(cache.state_bytes for cache in self.needs.caches):
+            gpu, reserve = self.gpus[place - 1], self.request.reserve_bytes
+            return replace(sizes, place=gpu.label, other=other, reserve=reserve, available=gpu.free_bytes)
+        results = output_rows(self.request.base) * self.sizes.vocabulary * 4
+        if self.request.copies and not units and not any(cache.state_bytes for cache in self.sizes.caches):
             other += sizes.kv // COPIES_SHARE
-        return MemoryUse("main memory", sizes.weights, sizes.kv, sizes.compute + results, other, 0, self.memory)
+        compute = sizes.compute + results
+        return replace(sizes, place="main memory", compute=compute, other=other, available=self.memory)
 
     def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
         """Use the fewest GPUs that hold the units, those with most memory first; what does not fit goes to the last."""
@@ -263,10 +196,10 @@ class _Planner:
     def _fitting(self, options: LlamaOptions, units: int, start: int, index: int) -> int:
         """How many of the units from `start` on fit on a GPU."""
         room = self.gpus[index].free_bytes - self.request.reserve_bytes - self.errors[index + 1]
-        room -= self.other if index == self.main else 0
+        room -= self.other[index + 1]
         # Assume two GPUs, for the size of the compute buffer; a model on one GPU needs no more.
-        estimate = Estimate(self.needs, options, (max(units - 1, 0), min(units, 1)))
-        fitting = (stop - start for stop in range(self.units, start, -1) if estimate.on_gpu(start, stop).total <= room)
+        estimate = Estimate(self.sizes, options, (max(units - 1, 0), min(units, 1)))
+        fitting = (stop - start for stop in range(self.units, start, -1) if estimate.on_gpu(start, stop).needed <= room)
         return next(fitting, 0)
 
     def _shares(self) -> list[float]:
@@ -274,19 +207,16 @@ class _Planner:
         free = [max(gpu.free_bytes - self.request.reserve_bytes, 0) for gpu in self.gpus]
         return [size / (sum(free) or 1) for size in free]
 
-    def _other(self) -> int:
-        """Bytes of the draft model, the projector and the adapters."""
-        draft = self.request.draft
+    def _other(self) -> list[int]:
+        """Bytes of the draft model, the projector and the adapters, in main memory and on each GPU."""
+        found = [0] * (len(self.gpus) + 1)
+        for place, use in enumerate(self.request.draft.uses if self.request.draft else ()):
+            found[place] = use.needed
         beside = self.request.projector_bytes + sum(path.stat().st_size for path in self.request.base.lora)
-        if draft is None:
-            return beside
-        needs = ModelNeeds(draft)
-        context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
-        units = needs.layer_count + 1
-        options = replace(self.request.base, context_tokens=context)
-        return beside + Estimate(needs, options, (units,)).on_gpu(0, units).total
+        found[self.main + 1 if self.gpus else 0] += beside
+        return found
 
-    def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
+    def _result(self, options: LlamaOptions, units: int, uses: list[Use]) -> Placement:
         counts = self._counts(options, units)
         split: tuple[float, ...] = ()
         if options.split_mode == "row" and len(self.gpus) > 1 and units:
@@ -297,9 +227,18 @@ class _Planner:
             options = replace(options, split_mode="none")
         options = replace(options, gpu_layers=units, tensor_split=split, main_gpu=self.main)
         notes = tuple(self._notes(options, units, uses, measured=False))
-        return Plan(self.needs.name, self.units, options, tuple(uses), notes)
+        return Placement(
+            "llama",
+            self.request.reason,
+            tuple(uses),
+            options,
+            layers=self.units,
+            notes=notes,
+            tokens=options.context_tokens,
+            draft=self.request.draft,
+        )
 
-    def _notes(self, options: LlamaOptions, units: int, uses: list[MemoryUse], *, measured: bool) -> Iterator[str]:
+    def _notes(self, options: LlamaOptions, units: int, uses: list[Use], *, measured: bool) -> Iterator[str]:
         if units:
             names = ", ".join(use.place for use in uses[1:] if use.weights)
             yield f"{units} of {self.units} layers (the output is one) on {names}"
@@ -312,7 +251,7 @@ class _Planner:
         yield f"{tokens} with {options.type_k} keys and {options.type_v} values"
         if options.cpu_expert_layers:
             yield f"the experts of the first {options.cpu_expert_layers} layers stay in main memory"
-        elif self.request.cpu_expert_layers:
+        elif self.request.n_cpu_moe:
             yield "n_cpu_moe changes nothing: the model has no experts"
         yield "sizes reported by llama.cpp" if measured else "sizes estimated from the file's header"
         for use in uses:
