@@ -94,13 +94,13 @@ class CallWatcher:
 
     @property
     def is_open(self) -> bool:
-        return self._splitter.call is not None
+        return self._splitter.call is not None and self._splitter.call.form in self._formats
 
     def watch(self, text: str) -> tuple[int, str] | None:
         before = self._splitter.call
         self._splitter.push(text)
         call = self._splitter.call
-        if call is None or call is before:
+        if call is None or call is before or call.form not in self._formats:
             return None
         opening = "" if call.form.starts else call.opening
         return self._formats.index(call.form), call.source.removeprefix(opening)

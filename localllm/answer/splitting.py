@@ -4,6 +4,7 @@ Only the markers are dropped, and the white space between them and what they enc
 one piece is kept between the texts before and after them.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 from localllm.answer.event import AnswerPart, PartKind
@@ -11,7 +12,11 @@ from localllm.answer.harmony import ANALYSIS, HarmonySplitter
 from localllm.answer.splitter import CallSection, Splitter
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
+from localllm.answer.tool_calls.formats import LOOSE
 from localllm.engine.stream import beginning_at_end
+
+FENCE = "```"
+LOOSE_MARKS = ("`", "<", "{", "[")  # how a line begins that may hold a call without the template's markers
 
 # Opening and closing marker, as in ChatTemplate; a closing "" is the end of the answer.
 Marker = tuple[str, str]
@@ -54,7 +59,18 @@ class AnswerSplitter(Splitter):
         super().__init__()
         self._reasoning = list(reasoning)
         self._tools = tools
-        self._openings = [(opening, form) for form in formats for opening in form.openings]
+        self._openings = [(opening, form) for form in formats if not form.starts for opening in form.openings]
+        # A bare object opens a call only once it names a tool.
+        self._firsts = [
+            (f"{opening}{json.dumps(name, ensure_ascii=False)[1:]}", form)
+            for form in formats
+            if form.starts
+            for opening in form.openings
+            for name in tools
+        ]
+        self._takes_loose = bool(formats)
+        self._line = ""  # the beginning of the content's current line
+        self._in_fence = False  # whether that line is in a code fence
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
         self._begun = False  # whether reasoning can no longer come
         self._said = False  # whether there was content or a call
@@ -130,15 +146,18 @@ class AnswerSplitter(Splitter):
         if closed := super()._read_call(call, parts):
             self._mark_gap("".join(self._blanks))
             self._skip_blanks()
-        return closed
+            self._said, self._line, self._in_fence = True, "", False
+        return closed or bool(self._held)
 
     def _in_content(self) -> bool | None:
         if self._section is not None or self._trims:
             return False
-        is_open = not self._begun or (not self._said and any(form.starts for _, form in self._openings))
-        return None if is_open else True
+        return None if not self._begun or (self._firsts and not self._said) else True
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
+        if call.form is LOOSE and call.broken and not call.named:
+            self.call, self._held = None, call.source[1:]  # read again as what it is
+            return [self._content(call.source[:1])]
         blank = self._take_blanks()  # before the section; it belongs to content, but not beside a call
         parts = super()._ended_call(call)
         if call.has_calls:
@@ -160,8 +179,8 @@ class AnswerSplitter(Splitter):
         text = self._held.lstrip()
         start = len(self._held) - len(text)
         self._begun = self._begun or not any(opening.startswith(text[: len(opening)]) for opening, _ in self._reasoning)
-        firsts = [(opening, form) for opening, form in self._openings if form.starts and not self._said]
-        anywhere: list[tuple[str, Marker | CallFormat]] = [entry for entry in self._openings if not entry[1].starts]
+        firsts = [] if self._said else self._firsts
+        anywhere: list[tuple[str, Marker | CallFormat]] = [*self._openings]
         if not self._begun:
             anywhere += [(marker[0], marker) for marker in self._reasoning]
         found = [(self._held.find(opening), opening, what) for opening, what in anywhere]
@@ -171,17 +190,44 @@ class AnswerSplitter(Splitter):
         if what is None and text and any(opening.startswith(text) for opening, _ in firsts):
             return False
         end = at if what else len(self._held) - beginning_at_end(self._held, [opening for opening, _ in anywhere])
-        part = self._said_part(PartKind.CONTENT, self._held[:end])
-        self._said = self._said or bool(part.text)
-        parts.append(part)
+        loose = self._find_loose(end)
+        if loose is not None:
+            end, opening, what = loose, "", LOOSE
+        parts.append(self._content(self._held[:end]))
         self._held = self._held[end + len(opening) if what else end :]
-        if isinstance(what, CallFormat):
+        if what is LOOSE:
+            self.call = CallSection(LOOSE, self._tools, "")
+        elif isinstance(what, CallFormat):
             self.call = CallSection(what, self._tools, opening)
             self._said, self._trims = True, False
         elif what is not None:
             self._section = what
             self._skip_blanks()
         return what is not None
+
+    def _content(self, text: str) -> AnswerPart:
+        """Say content, and note where its last line begins."""
+        *lines, last = (self._line + text).split("\n")
+        for line in lines:
+            self._in_fence ^= line.lstrip().startswith(FENCE)
+        self._line = last.lstrip()[: len(FENCE)]
+        part = self._said_part(PartKind.CONTENT, text)
+        self._said = self._said or bool(part.text)
+        return part
+
+    def _find_loose(self, end: int) -> int | None:
+        """Where a call without the template's markers may begin in the held text, before an index."""
+        if not self._takes_loose or not self._begun:
+            return None
+        in_fence, start = self._in_fence, 0
+        for number, line in enumerate(self._held[:end].split("\n")):
+            whole = self._line + line if number == 0 else line
+            indent = len(line) - len(line.lstrip())
+            if not in_fence and line.lstrip()[:1] in LOOSE_MARKS and (number or not self._line):
+                return start + indent
+            in_fence ^= whole.lstrip().startswith(FENCE)
+            start += len(line) + 1
+        return None
 
 
 class ThinkingFirst(Splitter):

@@ -1,10 +1,13 @@
 """Tool calls, complete and as deltas, and the schemas of tools."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
+MAX_CHECKS = 20_000  # of a value against a schema
 MAX_REFERENCES = 16  # followed in a row
 MAX_CHOICES = 256  # schemas among which those of texts are looked for
 
@@ -45,7 +48,7 @@ def resolved(schema: Any, root: Schema) -> Schema:
         if not isinstance(reference, str):
             break
         schema = root
-        for step in reference.removeprefix("#").split("/")[1:]:
+        for step in unquote(reference.removeprefix("#")).split("/")[1:]:
             schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
     return schema if isinstance(schema, Mapping) and "$ref" not in schema else {}
 
@@ -66,6 +69,74 @@ def choices_of(schema: Schema) -> list[Any]:
     """The schemas of which a value must match one; [] if there are none."""
     choices = schema.get("anyOf") or schema.get("oneOf")
     return choices if isinstance(choices, list) else []
+
+
+def fits(schema: Schema, arguments: Mapping[str, Any]) -> bool:
+    """Whether arguments fit a tool's schema, which is in plain form, as far as MAX_CHECKS tell.
+
+    Patterns, formats and conditions are not checked: nothing here may take long. See schema_check for all keywords.
+    """
+    return _Fit(schema).fits(schema, arguments)
+
+
+class _Fit:
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._left = MAX_CHECKS
+
+    def fits(self, schema: Any, value: Any) -> bool:
+        self._left -= 1
+        if self._left < 0 or isinstance(schema, bool):
+            return schema is True
+        if "$ref" in schema and not self.fits(resolved(schema, self._root), value):
+            return False
+        if "const" in schema and schema["const"] != value:
+            return False
+        choices = [schema[key] for key in ("anyOf", "oneOf") if key in schema]
+        return (
+            _has_type(schema.get("type"), value)
+            and ("enum" not in schema or value in schema["enum"])
+            and all(any(self.fits(one, value) for one in some) for some in choices)
+            and all(self.fits(one, value) for one in schema.get("allOf", ()))
+            and _is_within(schema, value)
+            and self._parts_fit(schema, value)
+        )
+
+    def _parts_fit(self, schema: Schema, value: Any) -> bool:
+        if isinstance(value, dict):
+            own, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+            if "patternProperties" in schema:
+                rest = True
+            required = all(name in value for name in schema.get("required", ()))
+            return required and all(self.fits(own.get(name, rest), one) for name, one in value.items())
+        if isinstance(value, list):
+            first, rest = schema.get("prefixItems", []), schema.get("items", True)
+            return all(self.fits(first[at] if at < len(first) else rest, one) for at, one in enumerate(value))
+        return True
+
+
+def _has_type(kinds: Any, value: Any) -> bool:
+    if kinds is None:
+        return True
+    known = {str: "string", dict: "object", list: "array", bool: "boolean", int: "integer", float: "number"}
+    kind = known.get(type(value), "null")
+    wanted = kinds if isinstance(kinds, list) else [kinds]
+    is_whole = kind == "integer" or (kind == "number" and value.is_integer())
+    return kind in wanted or ("number" in wanted and is_whole) or ("integer" in wanted and is_whole)
+
+
+def _is_within(schema: Schema, value: Any) -> bool:
+    """Whether a number, or a length, is within the schema's bounds."""
+    if isinstance(value, bool) or value is None:
+        return True
+    if isinstance(value, int | float):
+        return (
+            schema.get("minimum", value) <= value <= schema.get("maximum", value)
+            and not schema.get("exclusiveMinimum", -math.inf) >= value
+            and not schema.get("exclusiveMaximum", math.inf) <= value
+        )
+    unit = "Length" if isinstance(value, str) else "Items" if isinstance(value, list) else "Properties"
+    return bool(schema.get(f"min{unit}", 0) <= len(value) <= schema.get(f"max{unit}", len(value)))
 
 
 def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:

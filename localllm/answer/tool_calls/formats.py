@@ -86,7 +86,7 @@ class CallFormat:
     the answer ends with it. call: the pieces of one call. separator: between the calls of a section; None if a section
     has one call. begin, end: around all calls of a section. signs: texts that must all occur in the template; None
     means the first opening and the closing. starts: whether the openings are part of the call, and occur only at the
-    beginning of an answer's text.
+    beginning of an answer's text, before a tool's name.
     """
 
     openings: tuple[str, ...]
@@ -146,6 +146,10 @@ HARMONY = _row(
 BARE = CallFormat(
     _BARE_STARTS, "", ('{ "name" : "', NAME, '" , "', Pattern("arguments|parameters"), '" : ', JSON, " }"), starts=True
 )
+
+# Calls of any template's model that are not written as the template shows: JSON objects in a code fence, between other
+# tags, or bare at the beginning of a line. `reader` reads them.
+LOOSE = CallFormat((), "", (JSON,), starts=True)
 
 FORMATS: tuple[CallFormat, ...] = (
     HARMONY,

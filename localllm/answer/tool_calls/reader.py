@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, properties_of
+from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, fits, is_text, properties_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
+    LOOSE,
     CallFormat,
     Literals,
     Maybe,
@@ -19,6 +20,10 @@ from localllm.answer.tool_calls.formats import (
     Tags,
 )
 
+LONGEST_BLANK = 200
+LONGEST_WORD = 40  # in a tag
+LANGUAGES = ("", "json", "tool", "tool_call", "tool_calls", "function_call", "xml", "text")  # of a code fence
+LOOSE_KEYS = ("name", "arguments", "parameters", "function", "type", "id")
 LONGEST_MARKUP = 2000  # characters around names and arguments; with more it is not a call
 # The part of JSON that is certain, up to the next mark or the end of the text.
 _OUTSIDE = re.compile(r'[^"{}]*+(?P<mark>["{}]?)')
@@ -43,13 +48,13 @@ class CallReader:
     """Reads the calls of one section. tools: the schemas of their arguments by name.
 
     closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is not a call, and
-    counts as text.
+    counts as text. named: whether a tool's name has been read.
     """
 
     def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str) -> None:
         """opening: the text that opened the section."""
         self.opening = opening
-        self.closed = self.broken = False
+        self.closed = self.broken = self.named = False
         self.rest = ""
         self.form = form
         self._tools = tools
@@ -57,7 +62,7 @@ class CallReader:
         self._at = 0
         self._source = [opening]
         self._found: list[CallDelta | ToolCall] = []
-        self._reading = self._read()
+        self._reading = self._read_loose() if form is LOOSE else self._read()
         next(self._reading)
 
     @property
@@ -85,14 +90,142 @@ class CallReader:
         while True:
             name = json.loads(f'"{match["name"]}"')
             self._found.append(CallDelta(name))
+            self.named = True
             arguments = yield from self._arguments(self._tools[name], tail if tail.strip(r"\s*+") else end)
             yield from self._match(tail)
-            self._found.append(ToolCall(name, arguments))
-            self._text, self._at = self._text[self._at :], 0
-            self._source = [self._text]
+            self._complete(ToolCall(name, arguments))
             match = yield from self._match(f"(?:{following})|(?P<end>{end})" if following else f"(?P<end>{end})")
             if match["end"] is not None:
                 return
+
+    def _complete(self, call: ToolCall) -> None:
+        self._found.append(call)
+        self._text, self._at = self._text[self._at :], 0
+        self._source = [self._text]
+
+    # Calls without a template's markers. Each waits no longer than the text may become a call.
+
+    def _read_loose(self) -> Reading:
+        """Objects, or lists of them, between a frame's opening and its closing."""
+        mark = yield from self._mark("`<{[")
+        closing = ""
+        if mark == "`":
+            yield from self._expect("```")
+            yield from self._while(r"\w*", LANGUAGES)
+            yield from self._while(r"[ \t]*")
+            yield from self._expect("\n")
+            closing = "```"
+        elif mark == "<":
+            self._at += 1
+            yield from self._while(r"[\w|:.-]+")
+            closing = f"</{self._text[self._text.index('<') + 1 : self._at]}>"
+            yield from self._expect(">")
+        mark = yield from self._mark("{[")
+        ends = "]" if mark == "[" else ""
+        self._at += mark == "["
+        while True:
+            yield from self._mark("{")
+            yield from self._loose_call()
+            mark = yield from self._mark("")
+            if mark == ",":
+                self._at += 1
+            elif mark != "{":
+                break
+        for end in (ends, closing):
+            if end and end.startswith(mark):
+                yield from self._expect(end)
+                mark = "" if end == closing else (yield from self._mark(""))
+
+    def _loose_call(self) -> Reading:
+        """An object with a tool's name and arguments that fit the tool's schema, perhaps in one of OpenAI's form."""
+        name, arguments, depth = "", None, 1
+        self._at += 1
+        while depth:
+            yield from self._mark('"')
+            key = yield from self._quoted(LOOSE_KEYS)
+            yield from self._mark(":")
+            self._at += 1
+            mark = yield from self._mark('{"')
+            if mark == "{" and key == "function" and depth == 1:
+                self._at += 1
+                depth += 1
+                continue
+            if mark == "{" and key in ("arguments", "parameters") and arguments is None:
+                first = self._at
+                arguments = yield from self._json(streams=False)
+                written = self._text[first : self._at].strip()
+            elif mark == '"' and key in ("name", "function") and not name:
+                name = yield from self._quoted(self._tools)
+                self.named = True
+            elif mark == '"' and key in ("type", "id"):
+                yield from self._quoted(["function"] if key == "type" else None)
+            else:
+                raise BrokenCallError
+            mark = "}"
+            while depth and mark == "}":
+                mark = yield from self._mark(",}")
+                self._at += 1
+                depth -= mark == "}"
+        if not name or arguments is None or not fits(self._tools[name], arguments):
+            raise BrokenCallError
+        self._found += [CallDelta(name), CallDelta(arguments=written)]
+        self._complete(ToolCall(name, arguments))
+
+    def _mark(self, wanted: str) -> Generator[None, None, str]:
+        """Wait for the next character that is no white space; it must be one of those wanted, if any are."""
+        first = self._at
+        while True:
+            self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
+            if self._at < len(self._text):
+                break
+            if self._at - first > LONGEST_BLANK:
+                raise BrokenCallError
+            yield
+        if wanted and self._text[self._at] not in wanted:
+            raise BrokenCallError
+        return self._text[self._at]
+
+    def _expect(self, wanted: str) -> Reading:
+        while not self._text.startswith(wanted, self._at):
+            if not wanted.startswith(self._text[self._at :]):
+                raise BrokenCallError
+            yield
+        self._at += len(wanted)
+
+    def _while(self, expression: str, known: Collection[str] | None = None) -> Reading:
+        """Wait for the end of what matches; it must be one of the texts known, if they are given."""
+        compiled = re.compile(expression)
+        while True:
+            match = compiled.match(self._text, self._at)
+            if match is not None and match.end() < len(self._text):
+                break
+            begun = self._text[self._at :]
+            is_known = known is None or any(one.startswith(begun) for one in known)
+            if (match is None and begun) or not is_known or len(begun) > LONGEST_WORD:
+                raise BrokenCallError
+            yield
+        if match.end() - self._at > LONGEST_WORD or not (known is None or match[0] in known):
+            raise BrokenCallError
+        self._at = match.end()
+
+    def _quoted(self, known: Collection[str] | None) -> Generator[None, None, str]:
+        """A string of JSON; one of those known, if they are given."""
+        while True:
+            match = _IN_STRING.match(self._text, self._at + 1)
+            assert match is not None  # it may be empty
+            written = self._text[self._at + 1 : match.end() - len(match["mark"])]
+            if match["mark"]:
+                break
+            if len(written) > LONGEST_MARKUP or (
+                known is not None and "\\" not in written and not any(one.startswith(written) for one in known)
+            ):
+                raise BrokenCallError
+            yield
+        self._at = match.end()
+        text = str(json.loads(f'"{written}"'))
+        if known is not None and text not in known:
+            raise BrokenCallError
+        return text
 
     def _match(self, expression: str) -> Generator[None, None, "re.Match[str]"]:
         """Wait until the text continues as expected."""
@@ -112,12 +245,14 @@ class CallReader:
             return (yield from self._literals(style))
         return (yield from self._json())
 
-    def _json(self) -> Generator[None, None, dict[str, Any]]:
+    def _json(self, streams: bool = True) -> Generator[None, None, dict[str, Any]]:
         yield from self._match(r"\s*+(?=\{)")
         first = sent = self._at
         depth, in_string = 0, False
         while True:
             while match := (_IN_STRING if in_string else _OUTSIDE).match(self._text, self._at):
+                if in_string and not streams and "\n" in match[0]:
+                    raise BrokenCallError  # JSON has none in strings
                 self._at = match.end()
                 if match["mark"] == '"':
                     in_string = not in_string
@@ -125,9 +260,9 @@ class CallReader:
                     depth += 1 if match["mark"] == "{" else -1
                 if not match["mark"] or not depth:
                     break
-            if self._text[sent : self._at]:
+            if streams and self._text[sent : self._at]:
                 self._found.append(CallDelta(arguments=self._text[sent : self._at]))
-                sent = self._at
+            sent = self._at
             if sent > first and not depth:
                 break
             yield

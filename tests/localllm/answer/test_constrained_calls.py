@@ -13,7 +13,7 @@ from localllm.answer.call_constraints import CallConstraints, checked
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.splitting import AnswerSplitter
 from localllm.answer.tool_calls import CallFormat
-from localllm.answer.tool_calls.formats import FORMATS
+from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, LazyConstraint, compile_constraint
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -63,6 +63,11 @@ def opens_a_call(history: list[int], logits: NDArray[np.float32]) -> None:
         logits[likely] += 50
     else:
         logits[[byte + 1 for byte in b'"}<']] += 3
+
+
+def own_form(text: str) -> CallFormat:
+    """The form in which a model is held when it writes this text."""
+    return BARE if text.startswith("{") else FORMS[0]
 
 
 def constraint(one: CallFormat) -> LazyConstraint:
@@ -166,14 +171,15 @@ def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(masks[: len(VOCABULARY.encode("Yes."))]) and any(masks)
 
 
-def written(tokens: list[int]) -> Completion:
+def written(tokens: list[int], one: CallFormat = FORMS[0]) -> Completion:
     """The answer of a model that wants to write these tokens."""
 
     def writes(history: list[int], logits: NDArray[np.float32]) -> None:
         logits[tokens[min(len(history) - len(PROMPT), len(tokens) - 1)]] += 1000
 
     engine = Engine(FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size, bias=writes), VOCABULARY)
-    stream = engine.submit(GenerationRequest(PROMPT, SamplingParams(temperature=0), constraint=constraint(FORMS[0])))
+    sampling = SamplingParams(temperature=0)
+    stream = engine.submit(GenerationRequest(PROMPT, sampling, max_tokens=200, constraint=constraint(one)))
     while engine.step():
         pass
     return stream.collect()
@@ -197,6 +203,26 @@ def test_a_valid_call_keeps_its_tokens() -> None:
     assert done.token_ids == tuple(tokens)
     (call,) = [call for part in parts_of(FORMS[0], done.text) for call in part.tool_calls]
     assert json.dumps(call.arguments) == '{"at": "sun", "times": 3}'
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "calls"),
+    [
+        ('{"name": "Ada", "arguments": {"at": "home"}}', True, 0),
+        ('{"name": "lookout", "at": 3}', True, 0),
+        ('{"name": "look", "at": "sun"}', False, 1),
+        ('```json\n{"name": "look", "arguments": {"at": "home"}}\n```', True, 0),
+        ('```json\n{"name": "look", "arguments": {"at": "moon"}}\n```', True, 1),
+        ('<tools>{"name": "look", "arguments": {"at": "moon", "times": 2}}</tools>', True, 1),
+    ],
+)
+def test_only_an_offered_tools_name_begins_a_bare_call(text: str, kept: bool, calls: int) -> None:
+    tokens, one = [*bytes_of(text), END], own_form(text)
+    done = written(tokens, one)
+    assert (done.token_ids == tuple(tokens)) == kept
+    parts = parts_of(one, done.text)
+    assert len([call for part in parts for call in part.tool_calls]) == calls
+    assert calls or "".join(part.text for part in parts if part.kind is PartKind.CONTENT) == text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Content, reasoning and tool calls, however the text is cut into pieces."""
 
 import itertools
+import json
 from collections.abc import Callable
 
 import pytest
@@ -199,6 +200,75 @@ def test_an_answer_that_is_a_call(cuts: list[int], text: str) -> None:
     assert part.tool_calls == (ToolCall("f", {"x": 1}),)
     inside = f"Write {text}"
     assert split_at(AnswerSplitter([], [BARE], TOOLS), inside, cuts) == [AnswerPart(PartKind.CONTENT, inside)]
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+OFFERED = {"weather": CITY, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
+BERN, ROME = ('{"name": "weather", "arguments": {"city": "%s"}}' % city for city in ("Bern", "Rome"))  # noqa: UP031
+
+
+@pytest.mark.parametrize("one", [HERMES, MISTRAL, BARE], ids=["tags", "control", "bare"])
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (f"```json\n{BERN}\n```", 1, ""),
+        (f"Let me look:\n\n```json\n{BERN}\n```\nDone.", 1, "Let me look:\n\nDone."),
+        (f"```\n{BERN}\n{ROME}\n```", 2, ""),
+        (f"```tool_call\n[{BERN},\n {ROME}]\n```", 2, ""),
+        (f"```json\n{BERN}\n```\n```json\n{ROME}\n```", 2, ""),
+        (f"I call it.\n{BERN}", 1, "I call it."),
+        (f"<tools>\n{BERN}\n</tools>", 1, ""),
+        (f"<function_call>{BERN}</function_call> So.", 1, " So."),
+        ('```json\n{"arguments": {"city": "Bern"}, "name": "weather"}\n```', 1, ""),
+        ('{"type": "function", "function": {"name": "now", "parameters": {}}}', 1, ""),
+        (f"<b>Bold</b>\n<i>\n\n{BERN}", 1, "<b>Bold</b>\n"),
+    ],
+)
+@given(CUTS)
+def test_calls_without_the_templates_markers(
+    one: CallFormat, text: str, calls: int, content: str, cuts: list[int]
+) -> None:
+    parts = split_at(AnswerSplitter(THINK, [one], OFFERED), text, cuts)
+    found = [call for part in parts for call in part.tool_calls]
+    assert len(found) == calls and found[0].name in OFFERED
+    deltas = [delta.arguments for part in parts for delta in part.deltas if not delta.name]
+    assert [json.loads(delta) for delta in deltas if delta] == [call.arguments for call in found] or one is BARE
+    said = "".join(part.text for part in parts if part.kind is PartKind.CONTENT)
+    assert said.strip() == content.strip()
+
+
+@pytest.mark.parametrize("one", [HERMES, MISTRAL, BARE], ids=["tags", "control", "bare"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ada", "arguments": {"age": 36}}',
+        '{"name": "weathercock", "arguments": {"city": "Bern"}}',
+        '```json\n{"name": "weather", "arguments": {"town": "Bern"}}\n```',
+        '```json\n{"name": "weather", "description": "The weather."}\n```\n',
+        f"Write {BERN} for that.",
+        f"```python\nx = 1\n{BERN}\n```",
+        '{"city": "Bern", "name": "weather"}',
+        '<tools>\n{"name": "weather"}\n</tools>',
+        '[1, {"name": "weather"}]\n`a`\n<p>{}</p>\n```\n```',
+        '```json\n{"name": "weather", "arguments": {"city": "a\nb"}}\n```',
+        '```json\n{"name": "weather", "arguments": {"city": "Be',
+        "<",
+        "`",
+    ],
+)
+@given(CUTS)
+def test_what_is_no_call_without_markers_stays_text(one: CallFormat, text: str, cuts: list[int]) -> None:
+    if one is BARE and text.startswith('{"name": "weather"'):
+        return
+    assert split_at(AnswerSplitter(THINK, [one], OFFERED), text, cuts) == [AnswerPart(PartKind.CONTENT, text)]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "Ada', '```json\n{"name": "wz', "```py", "<b>x", '{"z', "[1", "```json\n{}"]
+)
+def test_text_is_held_no_longer_than_it_may_become_a_call(text: str) -> None:
+    splitter = AnswerSplitter(THINK, [HERMES], OFFERED)
+    assert "".join(part.text for character in text for part in splitter.push(character)) == text
 
 
 @given(CUTS)

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_io.chat_template import ChatTemplate
 from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall, call_formats
-from localllm.answer.tool_calls.call import parameters_of
+from localllm.answer.tool_calls.call import fits, parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS, Slot, Tags
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
@@ -208,3 +208,36 @@ def test_calls_as_real_templates_write_them(data_dir: Path, name: str) -> None:
     reader = CallReader(form, SCHEMAS, "")
     found = [one for one in reader.read(text) if isinstance(one, ToolCall)]
     assert found == [ToolCall("get_weather", ARGUMENTS)]
+
+
+TREE = {
+    "$defs": {"N": {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}, "b": {"$ref": "#/$defs/N"}}}},
+    "$ref": "#/$defs/N",
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "right"),
+    [
+        ({"type": "object", "required": ["a"]}, {}, False),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": False}, {"b": 1}, False),
+        ({"properties": {"a": {"type": "integer"}}}, {"a": 2.0, "b": 1}, True),
+        ({"properties": {"a": {"type": ["string", "null"]}}}, {"a": 1}, False),
+        ({"properties": {"a": {"enum": [1, None]}, "b": {"const": "x"}}}, {"a": None, "b": "x"}, True),
+        ({"properties": {"a": {"anyOf": [{"type": "null"}, {"maximum": 3}]}}}, {"a": 4}, False),
+        ({"properties": {"a": {"allOf": [{"minimum": 1}, {"exclusiveMaximum": 2}]}}}, {"a": 2}, False),
+        ({"properties": {"a": {"items": {"maxLength": 1}, "maxItems": 2}}}, {"a": ["x", "yy"]}, False),
+        ({"properties": {"a": {"prefixItems": [{"type": "boolean"}], "items": False}}}, {"a": [True]}, True),
+        (TREE, {"a": {"b": {"a": {}}}}, True),
+        (TREE, {"a": {"b": 5}}, False),
+    ],
+)
+def test_arguments_that_fit_a_schema(schema: dict[str, Any], value: dict[str, Any], right: bool) -> None:
+    assert fits(schema, value) == jsonschema.Draft202012Validator(schema).is_valid(value) == right
+
+
+def test_checking_arguments_takes_bounded_work() -> None:
+    schema: dict[str, Any] = {"$defs": {"L40": {}}}
+    for level in range(40):
+        schema["$defs"][f"L{level}"] = {"allOf": [{"$ref": f"#/$defs/L{level + 1}"}] * 2}
+    assert not fits({**schema, "$ref": "#/$defs/L0"}, {"a": 1})
