@@ -94,7 +94,7 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
             began = time.perf_counter()
             found = find_excerpts(index, f"Where does the text speak of {wanted}, and why {word(17)}?")
             took.append(time.perf_counter() - began)
-            hits += any(wanted in excerpt.text for excerpt in found)
+            hits += any(wanted in excerpt.text for excerpt in found.excerpts)
         took.sort()
         say(f"{_QUESTIONS} questions: median {took[_QUESTIONS // 2] * 1e3:.1f} ms, slowest {took[-1] * 1e3:.1f} ms")
         say(f"the rare word is in an excerpt of {hits} of them")
@@ -102,7 +102,7 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
             with MeaningSearch(index, embeddings, Settings()) as meaning:
                 tokens, left, seconds = meaning.embed_new(_EMBED_S, lambda _done, _total: True)
                 began = time.perf_counter()
-                meaning.best("Where is it?", 60)
+                meaning.nearest("Where is it?", 60)
                 found_in = time.perf_counter() - began
             say(f"{embeddings.stem}: {tokens / seconds:.0f} tokens/s, {left} chunks left after {seconds:.0f} s")
             say(f"a question by meaning {found_in * 1e3:.0f} ms")

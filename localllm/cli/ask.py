@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from localllm.documents.excerpt import Excerpt
     from localllm.documents.index import DocumentIndex, Report
     from localllm.documents.quotations import QuotationChecker
+    from localllm.documents.search import Found
     from localllm.settings import Settings
 
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
@@ -71,6 +72,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.cli.generation import end_fields, end_if_failed
     from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
+    from localllm.documents.search import DOUBT
     from localllm.settings import load_settings
 
     if prompt is None and not index_only:
@@ -82,12 +84,16 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     with DocumentIndex(folder) as index, StatusLine() as status:
         report = _updated(index, status, reports_problems=index_only or not as_json)
         room = _room(name, settings) if question else 0
-        found = _found(index, question, settings, embeddings, (excerpts, room), status)
+        matched = _found(index, question, settings, embeddings, (excerpts, room), status)
         if index_only:
             answer(json.dumps(asdict(report), ensure_ascii=False) + "\n" if as_json else f"{_counts(report)}\n")
             return
+        found = matched.excerpts
         if not found:
             raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
+        if not matched.fits:
+            status.clear()
+            note(DOUBT)
         request = AnswerRequest(messages=messages_for(found, question))
         with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
@@ -100,6 +106,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "text": shown,
             "unchecked_text": raw,
             **documents_as_json(checker, found, report),
+            "fits": matched.fits,
             **end_fields(last, name, started.load_s),
         }
         answer(json.dumps(result, ensure_ascii=False) + "\n")
@@ -142,19 +149,19 @@ def _found(
     embeddings: str | None,
     bounds: tuple[int, int],
     status: StatusLine,
-) -> "list[Excerpt]":
+) -> "Found":
     """Embed new chunks, and find the excerpts for a question; an empty question finds none.
 
     bounds: the maximum number of excerpts, and of their tokens in total.
     """
     from localllm.documents.embeddings import OFFERED, MeaningSearch, find_embedding_model
-    from localllm.documents.search import find_excerpts
+    from localllm.documents.search import Found, find_excerpts
 
     chosen = None if embeddings == "none" else find_embedding_model(settings, embeddings)
     if chosen is None:
         if embeddings is None and not question:
             note(f"Indexed by words. `localllm pull {OFFERED}` adds search by meaning.")
-        return find_excerpts(index, question, None, *bounds) if question else []
+        return find_excerpts(index, question, None, *bounds) if question else Found([], fits=True)
     status.show(f"loading {chosen.name}")
     with MeaningSearch(index, chosen.path, settings) as meaning:
 
@@ -168,7 +175,7 @@ def _found(
             note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
         if left:
             note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
-        return find_excerpts(index, question, meaning, *bounds) if question else []
+        return find_excerpts(index, question, meaning, *bounds) if question else Found([], fits=True)
 
 
 def _read(

@@ -1,26 +1,21 @@
-"""The SQLite file of a folder's index: where it is, its schema, and how words are looked up in it."""
+"""The SQLite file of a folder's index: where it is, and its schema."""
 
 import contextlib
 import hashlib
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from localllm.documents.words import searchable, searchable_name
 from localllm.errors import LocalLLMError, RequestError
 from localllm.settings import sessions_path
 
 # In the file's header (https://www.sqlite.org/fileformat.html#application_id): files of other programs are not changed.
 APPLICATION_ID = int.from_bytes(b"lldx", "big")
-VERSION = 1  # of the schema and the chunking; an index of another version is rebuilt
+VERSION = 2  # of the schema and the chunking; an index of another version is rebuilt
+_STEMMED = 1  # the version whose words were English stems: only its words are indexed again
 BUSY_S = 30.0
-
-# Chinese, Japanese and Thai have no spaces between words: each character is indexed as a word.
-_UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_WORD = re.compile(r"\w+")
-MAX_QUERY_WORDS = 64
 
 _SCHEMA = """
     CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -47,9 +42,10 @@ _SCHEMA = """
         PRIMARY KEY (model, chunk)
     ) WITHOUT ROWID;
     CREATE INDEX vector_chunk ON vector (chunk);
-    CREATE TABLE prompt (id INTEGER PRIMARY KEY, chunks TEXT NOT NULL UNIQUE);
-    CREATE VIRTUAL TABLE words USING fts5(name, text, content='', tokenize='porter unicode61 remove_diacritics 2');
-"""
+    CREATE TABLE prompt (id INTEGER PRIMARY KEY, chunks TEXT NOT NULL UNIQUE)"""
+_WORDS = """
+    CREATE VIRTUAL TABLE words USING fts5(name, text, content='', tokenize='unicode61 remove_diacritics 2');
+    CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)"""
 
 
 class DocumentIndexError(LocalLLMError):
@@ -94,8 +90,11 @@ def connect(root: Path) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             with db:
                 db.execute("BEGIN IMMEDIATE")  # another process may be creating it too
-                if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+                if version == 0:
                     _make(db, root)
+                elif version == _STEMMED:
+                    _index_words_again(db)
         except BaseException:
             db.close()
             raise
@@ -103,10 +102,21 @@ def connect(root: Path) -> sqlite3.Connection:
 
 
 def _make(db: sqlite3.Connection, root: Path) -> None:
-    for statement in _SCHEMA.split(";\n"):
+    for statement in f"{_SCHEMA};\n{_WORDS}".split(";\n"):
         db.execute(statement)
     db.execute("INSERT INTO about VALUES ('folder', ?)", (str(root),))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _index_words_again(db: sqlite3.Connection) -> None:
+    """Replace the words of an index of version 1; files, chunks and vectors stay."""
+    db.execute("DROP TABLE words")
+    for statement in _WORDS.split(";\n"):
+        db.execute(statement)
+    for row in db.execute("SELECT chunk.id, name, text FROM chunk JOIN file ON file.id = chunk.file").fetchall():
+        words = (row["id"], searchable_name(row["name"]), searchable(row["text"]))
+        db.execute("INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)", words)
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -129,20 +139,4 @@ def _is_current(db: sqlite3.Connection, path: Path) -> bool:
         return False  # damaged: rebuilding it only costs time
     if tables and kind != APPLICATION_ID:
         raise RequestError(f"{path}: is not an index of documents. Move it away.")
-    return not tables or bool(version == VERSION)
-
-
-def searchable(text: str) -> str:
-    """A text in the form in which its words are indexed."""
-    return _UNSPACED.sub(r" \1 ", text)
-
-
-def searchable_name(name: str) -> str:
-    """A file's name in the form in which its words are indexed: camelCase is two words."""
-    return searchable(_HUMP.sub(" ", name))
-
-
-def word_query(question: str) -> str:
-    """An FTS5 query for any of a question's words, "" if it has none; quoted, so that no word is an operator."""
-    words = dict.fromkeys(_WORD.findall(searchable(question).replace("_", " ")))
-    return " OR ".join(f'"{word}"' for word in list(words)[:MAX_QUERY_WORDS])
+    return not tables or version in (VERSION, _STEMMED)

@@ -1,7 +1,8 @@
 """Semantic search: vectors of chunks and questions from a local embedding model."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -31,6 +32,43 @@ _PREFIXES = (
     ("arctic", "Represent this sentence for searching relevant passages: ", ""),
 )
 
+# Texts about anything, in several languages, which embedding models tell apart: a question is as near to one of these
+# as to most texts that do not answer it.
+_BACKGROUND = """\
+The committee approved the minutes of its last meeting without changes.
+She walked along the river until the lights of the town came into view.
+The function returns the number of items that match the condition.
+Mix the flour with water and let the dough rest for an hour.
+The treaty was signed in the spring after long negotiations.
+Press the button for three seconds until the lamp blinks.
+Light from the star takes eleven years to reach us.
+The company's profit fell by four per cent in the third quarter.
+Her doctor advised rest and plenty of fluids.
+Open the configuration file and set the value to true.
+The team scored twice in the last ten minutes of the match.
+Trains to the coast leave every half hour from platform two.
+Der Ausschuss hat das Protokoll der letzten Sitzung genehmigt.
+Den Teig eine Stunde ruhen lassen und dann kneten.
+Die Mannschaft schoss in den letzten Minuten zwei Tore.
+Züge an die Küste fahren jede halbe Stunde von Gleis zwei.
+Le comité a approuvé le procès-verbal de la dernière réunion.
+Laisser reposer la pâte pendant une heure.
+Les trains pour la côte partent toutes les demi-heures.
+El comité aprobó el acta de la última reunión.
+El equipo marcó dos goles en los últimos diez minutos.
+Il comitato ha approvato il verbale dell'ultima riunione.
+A comissão aprovou a ata da última reunião.
+De commissie heeft de notulen van de vergadering goedgekeurd.
+Комитет утвердил протокол последнего заседания.
+委員会は前回の議事録を承認しました。
+生地を一時間休ませてください。
+委员会批准了上次会议的记录。
+把面团放置一个小时。
+위원회는 지난 회의록을 승인했습니다.
+اعتمدت اللجنة محضر الاجتماع الأخير.
+समिति ने पिछली बैठक के कार्यवृत्त को मंज़ूरी दी।
+""".splitlines()
+
 # Called with chunks done and chunks in total; returning False ends the work, and what was computed stays.
 EmbedProgress = Callable[[int, int], bool]
 
@@ -52,6 +90,14 @@ def find_embedding_model(settings: Settings, name: str | None = None) -> Library
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Cosines of chunks with a question. background: the largest cosine that a text about anything has with it."""
+
+    cosines: dict[int, float]
+    background: float
+
+
 class MeaningSearch:
     """An embedding model and the vectors of one index. For one thread at a time; `close` frees the model."""
 
@@ -62,6 +108,7 @@ class MeaningSearch:
         self._query, self._document = _prefixes(self._model.file)
         self.name, *former = _keys(self._model.file, self._model.tokenizer.version)
         """The key of this model's vectors in the index."""
+        self._background: NDArray[np.float16] | None = None
         for key in former:
             index.remove_vectors(key)
 
@@ -95,15 +142,20 @@ class MeaningSearch:
                     return tokens, total - done, time.monotonic() - began
         return tokens, 0, time.monotonic() - began
 
-    def best(self, question: str, count: int) -> list[int]:
-        """Ids of the chunks nearest to a question in meaning, best first, among those with a vector."""
+    def nearest(self, question: str, count: int, others: Iterable[int]) -> Nearest | None:
+        """The chunks nearest to a question in meaning, and `others` if they have a vector; None without any vectors."""
         ids, data = self._index.vectors(self.name)
         if not ids:
-            return []
+            return None
+        if self._background is None:
+            self._background, _ = self._rows([self._document + text for text in _BACKGROUND])
         (query,), _ = self._rows([self._query + question])
-        rows = np.frombuffer(data, np.float16).reshape(len(ids), -1)
-        scores = rows.astype(np.float32) @ query.astype(np.float32)
-        return [ids[place] for place in np.argsort(-scores, kind="stable")[:count]]
+        wanted = query.astype(np.float32)
+        scores = np.frombuffer(data, np.float16).reshape(len(ids), -1).astype(np.float32) @ wanted
+        kept, others = np.argsort(-scores, kind="stable")[:count], set(others)
+        cosines = {ids[place]: float(scores[place]) for place in kept}
+        cosines |= {chunk: float(score) for chunk, score in zip(ids, scores, strict=True) if chunk in others}
+        return Nearest(cosines, float((self._background.astype(np.float32) @ wanted).max()))
 
     def _rows(self, texts: Sequence[str]) -> tuple[NDArray[np.float16], int]:
         rows, tokens = self._model.embed(texts, truncate=True, dimensions=None)

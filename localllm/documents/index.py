@@ -1,6 +1,7 @@
 """The index of a folder: its files and their chunks, and how they are kept up to date."""
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -16,10 +17,21 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from localllm.documents.database import connect, database_errors, index_path, searchable, searchable_name, word_query
+from localllm.documents.database import connect, database_errors, index_path
 from localllm.documents.excerpt import Excerpt
 from localllm.documents.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.documents.walk import MAX_FILES, FoundFile, found_files
+from localllm.documents.words import (
+    LEAST_COMMON,
+    LEAST_CONTAINED,
+    MAX_VARIANTS,
+    begin_alike,
+    content_words,
+    folded,
+    query,
+    searchable,
+    searchable_name,
+)
 from localllm.errors import RequestError
 from localllm.files import user_path
 
@@ -44,6 +56,17 @@ class Report:
     seconds: float = 0.0
     problems: dict[str, str] = field(default_factory=dict)
     too_many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WordMatches:
+    """Chunks that have words of a question. scores: of each, best first, 1 for the best.
+
+    coverage: the largest share of the question's words that one of them has, by weight.
+    """
+
+    scores: dict[int, float]
+    coverage: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +151,62 @@ class DocumentIndex:
             if progress is not None:
                 progress(done + report.read, len(found))
         report.files = len(found)
-        report.chunks = self._rows("SELECT count(*) AS n FROM chunk")[0]["n"]
+        report.chunks = self.count_chunks()
         report.problems = {row["name"]: row["problem"] for row in self._rows("SELECT * FROM file WHERE problem <> ''")}
         return report
 
     # Looking things up.
 
-    def best_words(self, question: str, count: int) -> list[int]:
-        """Ids of the chunks that best match the words of a question by BM25, best first."""
-        query = word_query(question)
-        sql = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 2.0, 1.0), rowid LIMIT ?"
-        return [row["rowid"] for row in self._rows(sql, (query, count))] if query else []
+    def best_words(self, question: str, count: int) -> WordMatches:
+        """The chunks that best match the words of a question, or words related to them, by BM25."""
+        words = {word: [word, *self._related(folded(word))] for word in content_words(question)}
+        sql = "SELECT rowid, -bm25(words, 2.0, 1.0) AS score FROM words WHERE words MATCH ? ORDER BY score DESC, rowid"
+        looked_up = query(dict.fromkeys(term for terms in words.values() for term in terms))
+        rows = self._rows(f"{sql} LIMIT ?", (looked_up, count)) if looked_up else []
+        if not rows:
+            return WordMatches({}, 0.0)
+        scores = {row["rowid"]: row["score"] / rows[0]["score"] for row in rows}
+        return WordMatches(scores, self._coverage([query(terms) for terms in words.values()], [*scores]))
+
+    def _coverage(self, queries: Sequence[str], chunks: Sequence[int]) -> float:
+        """The largest share of a question's words in one of these chunks. Rare words count more, as in BM25.
+
+        queries: for each word, of the word and those related to it.
+        """
+        marks = ", ".join("?" * len(chunks))
+        total, found = 0.0, dict.fromkeys(chunks, 0.0)
+        size = self.count_chunks()
+        for one in queries:
+            (have,) = self._rows("SELECT count(*) AS n FROM words WHERE words MATCH ?", (one,))
+            weight = math.log(1 + (size - have["n"] + 0.5) / (have["n"] + 0.5))
+            total += weight
+            for row in self._rows(
+                f"SELECT rowid FROM words WHERE words MATCH ? AND rowid IN ({marks})", (one, *chunks)
+            ):
+                found[row["rowid"]] += weight
+        return max(found.values()) / total
+
+    def _related(self, word: str) -> list[str]:
+        """Indexed words that begin like a folded one; if it has no such word, those that contain it, or it them."""
+        if len(word) < LEAST_COMMON:
+            return []
+        start = word[:LEAST_COMMON]
+        sql = "SELECT term FROM terms WHERE term >= ? AND term < ? ORDER BY doc DESC"
+        terms = [row["term"] for row in self._rows(sql, (start, start + "\U0010ffff"))]
+        alike = [term for term in terms if begin_alike(word, term)]
+        if alike or word in terms or len(word) < LEAST_CONTAINED:
+            return alike[:MAX_VARIANTS]
+        parts = {word[at:end] for at in range(len(word)) for end in range(at + LEAST_CONTAINED, len(word) + 1)}
+        sql = "SELECT term FROM terms WHERE instr(term, ?) OR term IN (SELECT value FROM json_each(?)) LIMIT ?"
+        return [row["term"] for row in self._rows(sql, (word, json.dumps(sorted(parts)), MAX_VARIANTS))]
+
+    def count_chunks(self) -> int:
+        """Number of chunks."""
+        return int(self._rows("SELECT count(*) AS n FROM chunk")[0]["n"])
+
+    def all_chunks(self, most: int) -> list[int]:
+        """Ids of the first chunks, in the order in which they were indexed."""
+        return [row["id"] for row in self._rows("SELECT id FROM chunk ORDER BY id LIMIT ?", (most,))]
 
     def excerpts(self, identities: Sequence[int]) -> dict[int, Excerpt]:
         """The chunks with these ids; missing ones are left out."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from localllm.documents.excerpt import INSTRUCTION
+from localllm.documents.search import DOUBT
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
@@ -124,7 +125,28 @@ def test_what_is_wrong_with_a_folder_is_said(make_app: MakeApp, argument: str, m
     asyncio.run(flow())
 
 
+def test_a_question_that_nothing_fits_well_is_doubted(make_app: MakeApp, folder: Path) -> None:
+    async def flow() -> None:
+        backend = FakeBackend([said("1924."), ended()], [ended()], [said("No idea."), ended()], converses=True)
+        async with make_app(backend).run_test(notifications=True) as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, f"/folder {folder}")
+            await until(pilot, lambda: chat.conversation.parameters.folder)
+            told: list[str] = []
+            pilot.app.notify = lambda message, **_: told.append(message)  # type: ignore[method-assign]
+            await ask(pilot, "When was the harbour built?")
+            assert DOUBT not in told
+            await ask(pilot, "Who flew zeppelins?")
+            assert told.count(DOUBT) == 1
+            assert backend.requests[0].messages[1]["content"].startswith("File notes.md:1-4:")
+
+    asyncio.run(flow())
+
+
 def test_a_question_that_fits_nothing_comes_back(make_app: MakeApp, folder: Path) -> None:
+    for number in range(10):
+        (folder / f"{number}.txt").write_text(f"Page {number}.")
+
     async def flow() -> None:
         async with make_app(FakeBackend(converses=True)).run_test() as pilot:
             chat = await loaded(pilot)

@@ -39,6 +39,7 @@ class ChatFolder:
     """The folder set in the conversation's parameters, opened and indexed on first use. `close` frees it."""
 
     def __init__(self, chat: ChatView) -> None:
+        self._chat = chat
         self._conversation, self._backend, self._status_line = chat.conversation, chat.backend, chat.status_line
         self._opened: _Opened | None = None
         self._lock = threading.Lock()  # one thread at a time opens, and searches by meaning
@@ -53,9 +54,13 @@ class ChatFolder:
         if not folder:
             return named
         opened = await self.open(folder)
-        found = await in_thread(lambda: self._excerpts(opened, text))
+        found, fits = await in_thread(lambda: self._excerpts(opened, text))
         if not found and not named:
             raise RequestError(f"Nothing in {folder} fits that. /folder off asks the model without documents.")
+        if not fits:
+            from localllm.documents.search import DOUBT
+
+            self._chat.notify(DOUBT, severity="warning")
         return (*found, *named)
 
     async def open(self, folder: str) -> _Opened:
@@ -114,7 +119,8 @@ class ChatFolder:
         self._status_line.facts.activity = (f"embedding {total} chunks", done / max(total, 1))
         return not self._stop.is_set()
 
-    def _excerpts(self, opened: _Opened, question: str) -> list[Attachment]:
+    def _excerpts(self, opened: _Opened, question: str) -> tuple[list[Attachment], bool]:
+        """The excerpts for a question, and whether they fit it."""
         from localllm.documents.search import find_excerpts
 
         info, count = self._backend.info, self._backend.count_tokens
@@ -122,7 +128,10 @@ class ChatFolder:
         room = context // (4 if self._conversation.messages else 2)  # leave space for other turns
         with self._lock:
             found = find_excerpts(opened.index, question, opened.meaning, room=room, tokens=count)
-        return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found]
+        excerpts = [
+            Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found.excerpts
+        ]
+        return excerpts, found.fits
 
 
 def folder_note(folder: str, opened: _Opened) -> list[Row]:

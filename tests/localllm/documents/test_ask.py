@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
+from localllm.documents.search import DOUBT
 from localllm.engine import file_digest
 from localllm.settings import sessions_path
 from tests.fakes.openai_server import openai_server
@@ -104,6 +105,19 @@ def test_refusals_say_what_to_do(folder: Path, arguments: list[str], message: st
     assert message in str(CliRunner().invoke(application(), ["ask", *arguments]).exception)
 
 
+@pytest.mark.parametrize(("question", "fits"), [("When was the harbour built?", True), ("Who flew zeppelins?", False)])
+def test_a_question_that_nothing_fits_well_is_doubted_before_the_answer(
+    question: str, fits: bool, folder: Path, model: Path
+) -> None:
+    told = ask(folder, question, "--model", model)
+    assert told.exit_code == 0
+    assert (DOUBT in told.stderr) is not fits
+    assert told.stdout.startswith("They say")
+    assert json.loads(ask(folder, question, "--model", model, "--json").stdout)["fits"] is fits
+
+
 def test_a_question_that_fits_nothing_is_refused_before_a_model_is_loaded(folder: Path, model: Path) -> None:
+    for number in range(10):
+        (folder / f"{number}.txt").write_text(f"Page {number}.")
     told = CliRunner().invoke(application(), ["ask", str(folder), "zeppelin?", "--model", str(model)])
     assert "matches the question" in str(told.exception)
