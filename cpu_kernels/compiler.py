@@ -25,9 +25,11 @@ from numba.extending import models, register_model
 
 from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
 from cpu_kernels.isa import POLICIES, Isa, Target, emitted_isa, emitting
+from cpu_kernels.simd.threads import SLEEPING
 
-# External functions that kernels may call: memory, math functions without an instruction, and sleeping.
-SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
+# External functions that kernels may call: memory, math functions without an instruction, sleeping, and what Windows'
+# stack grows with.
+SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", *SLEEPING, "__chkstk")
 _OPTIMISATION = 3
 # Code that lets LLVM assume that a path is never taken, or that shows that it did.
 _UNDEFINED = re.compile(

@@ -142,6 +142,15 @@ POLICIES: Mapping[Isa, Policy] = {
 }
 
 
+def object_triple(system: str) -> str:
+    """The triple of the objects that kernels are compiled to on a system, given its own.
+
+    On Windows they are ELF files too, with Windows' calling convention: LLVM links those in memory without the symbols
+    that COFF files expect of a program's image.
+    """
+    return f"{system}-elf" if "windows" in system else system
+
+
 @dataclass(frozen=True)
 class Target:
     """The code generator's target: an instruction set, and LLVM's names of processor, features and system."""
@@ -149,7 +158,7 @@ class Target:
     isa: Isa
     cpu: str
     features: str
-    triple: str = _TRIPLE
+    triple: str = object_triple(_TRIPLE)
 
 
 def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[str]:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import mmap
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -128,7 +129,7 @@ def _linker() -> binding.LLJIT:
     """LLVM's in-memory linker, for the life of the process."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+    return binding.create_lljit_compiler(use_jit_link=sys.platform != "win32", suppress_errors=True)
 
 
 def load_object(code: bytes, symbol: str) -> int:

@@ -15,9 +15,7 @@ import logging
 import os
 import re
 import secrets
-import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +24,7 @@ import platformdirs
 from llvmlite import binding
 
 from cpu_kernels.isa import TARGET
+from gguf_io.system import OpenFolder
 
 CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
 SUFFIX, _MEASURED_SUFFIX = ".kernel", ".measured"
@@ -34,7 +33,6 @@ _OWN_FOLDER = "localllm-kernels"
 _FOLDER_NAME = re.compile("[0-9a-f]{24}")
 _KEPT_SECONDS = 30 * 24 * 3600
 _DIGEST_BYTES = 32
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 log = logging.getLogger("localllm.kernels")
 
 
@@ -67,7 +65,11 @@ def _fingerprint() -> str:
 def cache_root() -> Path:
     """Folder of all of this user's compiled kernels, with a subfolder per processor and version of the sources."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) / _OWN_FOLDER if named else Path(platformdirs.user_cache_dir("localllm")) / "kernels"
+    return (
+        Path(named) / _OWN_FOLDER
+        if named
+        else Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "kernels"
+    )
 
 
 def cache_directory() -> Path:
@@ -91,33 +93,20 @@ def _remove_unused() -> None:
     root = cache_root()
     oldest = time.time() - _KEPT_SECONDS
     for name in filter(_FOLDER_NAME.fullmatch, os.listdir(root)):
-        with contextlib.suppress(OSError), _opened(root / name) as folder:
-            found, files = os.fstat(folder), os.listdir(folder)
-            unused = found.st_uid == os.getuid() and found.st_mtime < oldest
-            if unused and all(_is_ours(folder, each) for each in files):
+        with contextlib.suppress(OSError), contextlib.closing(OpenFolder(root / name)) as folder:
+            files = folder.names()
+            if folder.is_private() and folder.modified() < oldest and all(_is_ours(folder, each) for each in files):
                 for each in files:
-                    os.unlink(each, dir_fd=folder)
+                    folder.unlink(each)
                 os.rmdir(root / name)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a folder, but no link to one. Raises OSError."""
-    folder = os.open(path, _OPEN_FOLDER)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def _is_ours(folder: int, name: str) -> bool:
-    return name.endswith((SUFFIX, _MEASURED_SUFFIX, _UNFINISHED)) and stat.S_ISREG(
-        os.lstat(name, dir_fd=folder).st_mode
-    )
+def _is_ours(folder: OpenFolder, name: str) -> bool:
+    return name.endswith((SUFFIX, _MEASURED_SUFFIX, _UNFINISHED)) and folder.is_regular(name)
 
 
 @functools.cache
-def _usable_folder() -> int | None:
+def _usable_folder() -> OpenFolder | None:
     """Open the folder, creating it for this user only; None if it is unusable (then kernels compile at every start).
 
     All access goes through the folder opened and checked here, even if its path changes meaning later.
@@ -125,17 +114,16 @@ def _usable_folder() -> int | None:
     path = cache_directory()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = os.open(path, _OPEN_FOLDER)
-        found = os.fstat(folder)
+        folder = OpenFolder(path)
         # Files here are executed: if others could write to the folder, their code would run.
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        if not folder.is_private():
             log.warning("kernel cache %s is writable by others; compiling without it", path)
-            os.close(folder)
+            folder.close()
             return None
-        os.utime(folder)
+        folder.touch()
         probe = f"{secrets.token_hex(8)}{_UNFINISHED}"
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
-        os.unlink(probe, dir_fd=folder)
+        folder.create(probe, b"")
+        folder.unlink(probe)
         _remove_unused()
     except OSError as error:
         log.warning("kernel cache %s cannot be used (%s); kernels are compiled at every start", path, error.strerror)
@@ -173,8 +161,7 @@ def _read(file: str, otherwise: str) -> bytes | None:
     if folder is None:
         return None
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as opened:
-            data = opened.read()
+        data = folder.read(file)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -193,11 +180,9 @@ def _write(file: str, content: bytes, otherwise: str) -> None:
         return
     unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
     try:
-        created = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-        with os.fdopen(created, "wb") as opened:
-            opened.write(hashlib.sha256(content).digest() + content)
-        os.replace(unfinished, file, src_dir_fd=folder, dst_dir_fd=folder)
+        folder.create(unfinished, hashlib.sha256(content).digest() + content)
+        folder.replace(unfinished, file)
     except OSError as error:
         log.warning("kernel cache: %s cannot be kept (%s); %s", file, error.strerror, otherwise)
         with contextlib.suppress(OSError):
-            os.unlink(unfinished, dir_fd=folder)
+            folder.unlink(unfinished)

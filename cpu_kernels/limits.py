@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gguf_io.system import address_space_limit
+
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -24,12 +26,8 @@ def available_memory(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> 
     import psutil
 
     bounds = [psutil.virtual_memory().available, *_answers(_memory_left, "memory", groups, membership)]
-    with contextlib.suppress(ImportError):  # there are no such limits on Windows
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            bounds.append((limit - psutil.Process().memory_info().vms) // 2)
+    if (limit := address_space_limit()) is not None:
+        bounds.append((limit - psutil.Process().memory_info().vms) // 2)
     return max(0, int(min(bounds)))
 
 

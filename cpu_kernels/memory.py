@@ -7,6 +7,7 @@ pages take less memory if little of it is used, or scattered parts.
 import contextlib
 import math
 import mmap
+import sys
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -33,22 +34,24 @@ def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     Raises MemoryError.
     """
     size = math.prod(shape)
-    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.asarray(aligned_zeros(shape, np.uint8), np.uint8)
-    raw = _aligned(_mapped(size + _HUGE_PAGE, mmap.MADV_HUGEPAGE), _HUGE_PAGE)
-    return raw[:size].reshape(shape)
+    if sys.platform == "linux" and size >= _LARGE:
+        raw = _aligned(_mapped(size + _HUGE_PAGE, mmap.MADV_HUGEPAGE), _HUGE_PAGE)
+        return raw[:size].reshape(shape)
+    return np.asarray(aligned_zeros(shape, np.uint8), np.uint8)
 
 
-def _mapped(size: int, advice: int) -> NDArray[np.uint8]:
-    """Map fresh zero pages, with an madvise value. Raises MemoryError."""
-    try:
-        pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"the system gave no {size:,} bytes") from error
-    # A system without huge pages rejects the advice, which is only a hint.
-    with contextlib.suppress(OSError):
-        pages.madvise(advice)
-    return np.frombuffer(pages, np.uint8)
+if sys.platform == "linux":
+
+    def _mapped(size: int, advice: int) -> NDArray[np.uint8]:
+        """Map fresh zero pages, with an madvise value. Raises MemoryError."""
+        try:
+            pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"the system gave no {size:,} bytes") from error
+        # A system without huge pages rejects the advice, which is only a hint.
+        with contextlib.suppress(OSError):
+            pages.madvise(advice)
+        return np.frombuffer(pages, np.uint8)
 
 
 def _zeros(size: int) -> NDArray[np.uint8]:
@@ -56,9 +59,9 @@ def _zeros(size: int) -> NDArray[np.uint8]:
 
     The C library might reuse freed memory, and would have to zero it.
     """
-    if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
-    return _mapped(size, mmap.MADV_NOHUGEPAGE)
+    if sys.platform == "linux" and size >= _LARGE:
+        return _mapped(size, mmap.MADV_NOHUGEPAGE)
+    return _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
 
 
 class Arena:

@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,21 +21,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gguf_io.interruption import checkpoint
+from gguf_io.system import ABORTED, OUT_OF_TIME, OVERFLOWED, OWN_SESSION, confine_this_process, limit_processor_time
 
 Reply = dict[str, Any]
 
 _POLL_S = 0.1  # between two checks whether the work is still wanted
 
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
-_OUT_OF_MEMORY = (_EXIT_MEMORY, -signal.SIGABRT)  # Rust and C++ abort
 # -I ignores PYTHON* environment variables; passing the parent's search path makes the imports the same.
 _BOOTSTRAP = (
     "import importlib, sys; name = sys.argv[1]; sys.path[:] = sys.argv[2:]; importlib.import_module(name).main()"
 )
-
-
-# Popen's return codes of a child whose stack overflowed. (Windows: STATUS_STACK_OVERFLOW)
-_OVERFLOWED = (0xC00000FD,) if sys.platform == "win32" else (-signal.SIGSEGV, -signal.SIGBUS)
 
 
 class ChildEndedError(Exception):
@@ -92,12 +87,12 @@ class ConfinedChild:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.close()
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen[bytes](
                 [sys.executable, "-I", "-c", _BOOTSTRAP, self._worker, *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # libraries' warnings about untrusted files
-                start_new_session=True,  # only the parent gets the terminal's Ctrl-C
+                **OWN_SESSION,
             )
             self._finalizer = weakref.finalize(self, _end, self.process)
         return self.process
@@ -105,11 +100,11 @@ class ConfinedChild:
     def _reason_of_end(self, status: int, cpu_seconds: float, waited: float) -> str:
         if waited:
             return f"it takes too long: it had not answered after {waited:g} s and was stopped"
-        if sys.platform != "win32" and status == -signal.SIGPROF:
+        if status == OUT_OF_TIME:
             return f"it takes too long: it used more than {cpu_seconds:g} s of CPU time and was stopped"
-        if status in _OUT_OF_MEMORY:
+        if status == _EXIT_MEMORY or status in ABORTED:  # Rust and C++ abort
             return f"it takes too much memory: it used more than {self._memory_bytes >> 20} MiB of memory"
-        if status in _OVERFLOWED:
+        if status in OVERFLOWED:
             return "it is nested too deeply"
         return f"the process that works on it ended with status {status}"
 
@@ -158,38 +153,18 @@ def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Ev
 
 def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) -> None:
     """The worker's side: drop privileges, then reply to requests (kind, data) until stdin closes."""
-    _give_up_rights(memory_bytes)
+    confine_this_process(memory_bytes)
     while header := sys.stdin.buffer.readline():
         try:
             request = json.loads(header)
             data = sys.stdin.buffer.read(request["bytes"])
-            _set_cpu_timer(request["seconds"])
+            limit_processor_time(request["seconds"])
             reply = json.dumps(answer(request["kind"], data)).encode()
         except MemoryError:
             os._exit(_EXIT_MEMORY)
-        _set_cpu_timer(0.0)
+        limit_processor_time(0)
         sys.stdout.buffer.write(reply + b"\n")
         sys.stdout.buffer.flush()
-
-
-def _give_up_rights(memory_bytes: int) -> None:
-    if sys.platform == "win32":  # no resource limits; only the parent's wall-clock limit applies
-        return
-    import resource
-
-    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
-    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set it
-        bounds[resource.RLIMIT_AS] = memory_bytes
-    for limit, bound in bounds.items():
-        _, hard = resource.getrlimit(limit)
-        lowest = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        resource.setrlimit(limit, (lowest, lowest))
-
-
-def _set_cpu_timer(seconds: float) -> None:
-    # SIGPROF keeps its default action, which ends the process even inside one long C call such as 9**9**9.
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most_reply_bytes: int) -> bytes:

@@ -7,7 +7,6 @@ file that was changed or truncated while it was open is an error; renaming or de
 import hashlib
 import os
 import re
-import stat
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,6 +24,7 @@ from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.layouts import StandardFile, translate
 from gguf_io.metadata import Metadata
+from gguf_io.system import NotRegularError, open_regular, read_at, will_read
 
 __all__ = ["FileState", "ModelFile", "TensorInfo", "TensorRows", "open_model"]
 
@@ -246,7 +246,7 @@ class _Part:
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
-        self.fd = _open_regular(path)
+        self.fd = _opened(path)
         try:
             self.state = FileState.of(path, self.fd)
             self.size = self.state.size
@@ -273,18 +273,13 @@ class _Part:
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill `target` with the bytes from an offset on. After a large read, the system prefetches what follows."""
-        done = 0
         try:
-            while done < len(target):
-                taken = os.preadv(self.fd, [target[done:]], offset + done)
-                if not taken:
-                    break
-                done += taken
-            if done >= _LARGE_BYTES and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self.fd, offset + done, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            done = read_at(self.fd, target, offset)
+            if done >= _LARGE_BYTES:
+                will_read(self.fd, offset + done, _AHEAD_BYTES)
         except OSError as error:
             raise ModelFileError(
-                f"{self.path}: cannot be read at byte {offset + done}: {error.strerror}. Check the disk."
+                f"{self.path}: cannot be read at byte {offset}: {error.strerror}. Check the disk."
             ) from error
         state = os.fstat(self.fd)
         if done < len(target) or (state.st_size, state.st_mtime_ns) != (self.size, self.state.modified_ns):
@@ -294,17 +289,14 @@ class _Part:
         os.close(self.fd)
 
 
-def _open_regular(path: Path) -> int:
-    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+def _opened(path: Path) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_regular(path)
+    except NotRegularError as error:
+        raise ModelFileError(f"{path}: is not a regular file. Choose a .gguf model.") from error
     except (OSError, ValueError) as error:  # ValueError: a nul in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelFileError(f"{path}: cannot be opened: {reason}. Check the path.") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ModelFileError(f"{path}: is not a regular file. Choose a .gguf model.")
-    return fd
 
 
 def _part_paths(path: Path, count: int) -> list[Path]:

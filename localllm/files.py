@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gguf_io.system import open_own, replace, sync_file, sync_folder
 from localllm.errors import reason
 
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
@@ -29,14 +30,14 @@ def write_whole(
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=".tmp")
     else:
         temporary.unlink(missing_ok=True)
-        handle, name = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), str(temporary)
+        handle, name = open_own(temporary, new=True), str(temporary)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         os.chmod(name, mode)
-        os.replace(name, path)
+        replace(Path(name), path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -49,15 +50,6 @@ def usual_mode() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return 0o666 & ~mask
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def stale(path: Path) -> bool:

@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import stat
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +31,9 @@ from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
+from gguf_io.system import disk_bytes, is_private, lower_thread_priority, open_own, open_regular, replace, sync_folder
 from localllm.errors import OutOfMemoryError
-from localllm.files import TEMPORARY, sync_folder
+from localllm.files import TEMPORARY
 from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
     path = _path(file)
     try:
         with _opened(path) as stored:
-            state = os.fstat(stored.fileno())
-            if not (stat.S_ISREG(state.st_mode) and _is_private(state) and _is_private(os.stat(path.parent))):
+            if not (is_private(stored.fileno()) and is_private(path.parent)):
                 log.warning("%s is not used: others could have written it", path)
                 return None
             found = map_packed(stored.fileno(), usable_cores())
@@ -206,9 +205,7 @@ class PackedKeeper:
         self._hurried.wait(_WAIT_S)
         if self._stopped.is_set():
             return
-        if sys.platform == "linux":  # where each thread has a priority of its own
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        lower_thread_priority()
         try:
             with _writer_for(self._file, self.bytes, self._limit_mib) as writer:
                 for name, matrix in self._packed.items():
@@ -282,7 +279,7 @@ def packed_files() -> list[StoredWeights]:
                 with contextlib.suppress(OSError):
                     state = path.lstat()
                     if stat.S_ISREG(state.st_mode):
-                        found.append(StoredWeights(path, state.st_blocks * 512, state.st_mtime_ns, _files_of(path)))
+                        found.append(StoredWeights(path, disk_bytes(state), state.st_mtime_ns, _files_of(path)))
     return sorted(found, key=lambda each: each.used_ns)
 
 
@@ -320,7 +317,7 @@ def _writer_for(file: ModelFile, size: int, limit_mib: int | None) -> Iterator[P
     path = _path(file)
     folder = path.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_private(os.stat(folder)):
+    if not is_private(folder):
         raise _GivenUpError(f"{folder} is not this user's alone")
     try:
         with FileLock(folder / ".lock", timeout=0, mode=0o600):
@@ -328,16 +325,17 @@ def _writer_for(file: ModelFile, size: int, limit_mib: int | None) -> Iterator[P
                 if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
                     each.unlink()
             _make_room(path, size, limit_mib)
-            fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
+            unfinished = folder / f"{TEMPORARY}{secrets.token_hex(4)}.packed"
+            fd = open_own(unfinished, new=True)
             try:
                 writer = PackedWriter(fd)
                 yield writer
                 writer.finish({"key": path.stem, "files": _states(file)})
-                os.replace(name, path)
+                replace(unfinished, path)
                 sync_folder(folder)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(name)
+                    unfinished.unlink()
                 raise
             finally:
                 os.close(fd)
@@ -382,15 +380,8 @@ def _code() -> str:
 
 
 def _opened(path: Path) -> FileIO:
-    """Open a packed file for reading, which may turn out not to be a regular file. Raises OSError."""
-    return open(
-        path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    )
-
-
-def _is_private(state: os.stat_result) -> bool:
-    """Whether only this user can write there: others could truncate a file while it is mapped."""
-    return state.st_uid == os.getuid() and not state.st_mode & 0o022
+    """Open a packed file for reading. Raises OSError."""
+    return open(open_regular(path, follow_links=False), "rb", buffering=0)
 
 
 def _files_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:

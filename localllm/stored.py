@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from gguf_io.system import disk_bytes
 from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
@@ -129,5 +130,5 @@ def size_of(path: Path) -> int:
     for each in found if os.path.isdir(path) else [os.fspath(path)]:
         with contextlib.suppress(OSError):
             state = os.lstat(each)
-            size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
+            size += disk_bytes(state) if stat.S_ISREG(state.st_mode) else 0
     return size

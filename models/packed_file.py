@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.system import bytes_at, read_at, sync_file, write_at
+
 _MAGIC = b"localllm packed\x01"
 _TRAILER = struct.Struct("<32sQ16s")  # SHA-256 of the index, bytes of the index, magic
 _PAGE = 4096
@@ -84,7 +86,7 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
     if any(entry.offset + entry.size > size for entry in entries.values()):
         raise DamagedError("it is truncated")
     try:
-        whole = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
+        whole = np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ), np.uint8)
     except ValueError as error:  # it has become shorter since
         raise DamagedError("it is truncated") from error
     matrices = {name: whole[entry.offset :][: entry.size] for name, entry in entries.items()}
@@ -110,12 +112,8 @@ def _close_behind(executor: ThreadPoolExecutor, fd: int) -> None:
 def _check_pieces(fd: int, pieces: Sequence[tuple[int, int, int]]) -> None:
     room = np.empty(_PIECE, np.uint8).data
     for offset, size, check in pieces:
-        done = 0
-        while done < size:
-            count = os.preadv(fd, [room[done:size]], offset + done)
-            if not count:
-                raise DamagedError("it is truncated")
-            done += count
+        if read_at(fd, room[:size], offset) < size:
+            raise DamagedError("it is truncated")
         if zlib.crc32(room[:size]) != check:
             raise DamagedError(f"bytes {offset:,} to {offset + size:,} are not as they were written")
 
@@ -152,15 +150,13 @@ class PackedWriter:
         index = json.dumps({"about": dict(about), "matrices": rows}).encode()
         trailer = _TRAILER.pack(hashlib.sha256(index).digest(), len(index), _MAGIC)
         self._write(memoryview(index + trailer), self._end)
-        os.fsync(self._fd)
+        sync_file(self._fd)
 
     def _write(self, data: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._fd, data[done:], offset + done)
+        write_at(self._fd, data, offset)
         self._unsynced += len(data)
         if self._unsynced >= 64 * _PIECE:  # bound the unwritten data held in memory
-            os.fsync(self._fd)
+            sync_file(self._fd)
             self._unsynced = 0
 
 
@@ -174,7 +170,7 @@ def parts_of(array: NDArray[Any], each: Callable[[], None]) -> Iterator[NDArray[
 
 def _read_index(fd: int) -> tuple[dict[str, Any], dict[str, _Entry]]:
     end = os.fstat(fd).st_size - _TRAILER.size
-    trailer = os.pread(fd, _TRAILER.size, max(end, 0))
+    trailer = bytes_at(fd, _TRAILER.size, max(end, 0))
     if end < 0 or len(trailer) != _TRAILER.size:
         raise DamagedError("it is truncated")
     digest, size, magic = _TRAILER.unpack(trailer)
@@ -182,7 +178,7 @@ def _read_index(fd: int) -> tuple[dict[str, Any], dict[str, _Entry]]:
         raise DamagedError("it does not end as a packed file does")
     if not size <= min(end, _MOST_INDEX):
         raise DamagedError("its index is too long")
-    index = os.pread(fd, size, end - size)
+    index = bytes_at(fd, size, end - size)
     if hashlib.sha256(index).digest() != digest:
         raise DamagedError("its index is not as it was written")
     found = json.loads(index)  # the digest shows that we wrote it

@@ -31,8 +31,12 @@ from tui.terminal import in_browser, surviving
 from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt
 
-# Sent on logout, terminal close or shutdown. The Windows event loop does not support signal handlers.
-LEAVE_ON = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
+if sys.platform == "win32":  # its event loop does not support signal handlers
+    LEAVE_ON: tuple[signal.Signals, ...] = ()
+else:
+    LEAVE_ON = (signal.SIGTERM, signal.SIGHUP)
+"""Sent on logout, terminal close or shutdown."""
+_HANG_UP = 1  # SIGHUP, which Windows lacks
 LEAVE_S = 3.0  # a second Ctrl+C within this time quits
 
 # Backgrounds are nearly grey: 256-colour terminals would show dark tints as blue.
@@ -187,11 +191,12 @@ class ChatApp(App[None]):
 
     def leave_without_terminal(self) -> None:
         """The terminal is gone: exit as on SIGHUP."""
-        self._leave_on(signal.SIGHUP)
+        self._leave_on(_HANG_UP)
 
-    def _leave_on(self, number: signal.Signals) -> None:
-        # If the shell owns the terminal again, restoring it from the background raises SIGTTOU; ignore it.
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    def _leave_on(self, number: int) -> None:
+        if sys.platform != "win32":
+            # If the shell owns the terminal again, restoring it from the background raises SIGTTOU; ignore it.
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._keep_answers()
         self.exit(return_code=128 + number)
 

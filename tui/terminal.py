@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.system import terminal_restorer, unbuffered_keys
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -49,10 +51,7 @@ def go_on_watched() -> None:
     """
     if sys.platform == "win32":
         return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
+    restore = terminal_restorer(sys.stdin.fileno())
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -66,7 +65,7 @@ def go_on_watched() -> None:
         signal.signal(number, pass_on)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
     killed_by = _wait(child)
-    termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+    restore()
     sys.stdout.write(_RESET)
     sys.stdout.flush()
     from localllm.cli.terminal import fail
@@ -87,6 +86,8 @@ def _leave_with_parent() -> None:
 
 def _wait(child: int) -> int:
     """Wait for the child and return the signal that killed it; if the child exits, exit with its code."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     while True:
         _, status = os.waitpid(child, os.WUNTRACED)
         if os.WIFSTOPPED(status):
@@ -106,21 +107,14 @@ def light_background() -> tuple[bool, str]:
         return True, ""
     if colours or sys.platform == "win32":
         return False, ""
-    import termios
-    import tty
-
     terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
     answer, end = b"", time.monotonic() + _ANSWER_S
-    try:
-        tty.setcbreak(terminal, termios.TCSANOW)
+    with unbuffered_keys(terminal):
         os.write(sys.stdout.fileno(), _QUESTIONS)
         while not _ATTRIBUTES.search(answer) and select.select([terminal], [], [], max(end - time.monotonic(), 0))[0]:
             if not (read := os.read(terminal, 1024)):
                 break  # the terminal has gone
             answer += read
-    finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
     found = _BACKGROUND.search(answer)
     rest = _ATTRIBUTES.sub(b"", _BACKGROUND.sub(b"", answer)).decode(errors="replace")
     typed = "".join(letter for letter in rest.partition("\x1b")[0] if letter.isprintable())

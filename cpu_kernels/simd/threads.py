@@ -1,4 +1,4 @@
-"""Thread primitives: atomics on 64-bit integers, a spin pause, sleep and wake (futex), and calls through an address."""
+"""Thread primitives: atomics on 64-bit integers, a spin pause, sleeping on an address, and calls through an address."""
 
 import ctypes
 import platform
@@ -15,7 +15,12 @@ _POINTER = I64.as_pointer()
 # Linux's number of the system call futex (see futex(2)), and its private operations.
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
+# macOS: UL_COMPARE_AND_WAIT on 32 bits and ULF_WAKE_ALL (bsd/sys/ulock.h of xnu), as libc++ uses them.
+_ULOCK_WAIT, _ULOCK_WAKE = 1, 0x101
+_FOREVER = 2**32 - 1  # INFINITE of Windows
 _MICROSECONDS = 100
+SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep")
+"""Functions of the systems that compiled code calls to sleep and wake."""
 
 
 def _add(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> ir.Value:
@@ -47,6 +52,13 @@ def _futex(builder: ir.IRBuilder, where: ir.Value, operation: int, value: ir.Val
 def _sleep(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
     if _FUTEX is not None:
         _futex(builder, where, _WAIT, builder.and_(value, I64(0xFFFFFFFF)))
+    elif sys.platform == "win32":
+        with builder.goto_entry_block():
+            compared = builder.alloca(I64)
+        builder.store(value, compared)
+        call(builder, "WaitOnAddress", I32, where, builder.ptrtoint(compared, I64), I64(8), I32(_FOREVER))
+    elif sys.platform == "darwin":
+        call(builder, "__ulock_wait", I32, I32(_ULOCK_WAIT), where, builder.and_(value, I64(0xFFFFFFFF)), I32(0))
     else:
         call(builder, "usleep", I32, I32(_MICROSECONDS))
 
@@ -54,6 +66,10 @@ def _sleep(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
 def _wake(builder: ir.IRBuilder, where: ir.Value) -> None:
     if _FUTEX is not None:
         _futex(builder, where, _WAKE, I64(_EVERYBODY))
+    elif sys.platform == "win32":
+        call(builder, "WakeByAddressAll", ir.VoidType(), where)
+    elif sys.platform == "darwin":
+        call(builder, "__ulock_wake", I32, I32(_ULOCK_WAKE), where, I64(0))
 
 
 def _call_kernel(builder: ir.IRBuilder, function: ir.Value, *args: ir.Value) -> None:
@@ -84,7 +100,7 @@ atomic_load = define("atomic_load", [address], int64, _load, lambda where: _inte
 atomic_store = define("atomic_store", [address, int64], none, _store, _set)
 pause = define("pause", [], none, _pause, lambda: None)
 # sleep(where, value) blocks until wake(where). It returns at once if the low half of the integer at `where` differs
-# from the value's, and may return early. Systems other than Linux sleep for a tenth of a millisecond.
+# from the value's, and may return early. Where no call waits for an address, it sleeps for a tenth of a millisecond.
 sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
 wake = define("wake", [address], none, _wake, _only_compiled)
 call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.system import OWN_SESSION
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -110,9 +111,7 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
     command = [sys.executable, "-m", "localllm", "serve", "--model", model, "--port", str(server.port)]
     command += ["--keep-alive", "-1", *(["--ctx", str(ctx)] if ctx else [])]
     with log.open("wb") as messages:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, **OWN_SESSION)
     try:
         due = time.monotonic() + START_S
         while not server.runs():

@@ -37,7 +37,8 @@ def answer(text: str) -> None:
         sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what Python flushes at exit
+        with open(os.devnull, "wb") as nowhere:  # discards what Python flushes at exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise UnreadError from error
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,6 +60,11 @@ def warm(
     if (name is None) == (request is None):
         raise RequestError("Name a program, such as claude, or use --request FILE.")
     agent = program(name) if name is not None else None
+    if agent is not None and sys.platform == "win32":
+        raise RequestError(
+            "On Windows localllm cannot start a program on a terminal of its own, to record its first prompt. Give a "
+            "request that was recorded elsewhere: localllm warm --request FILE."
+        )
     if agent is not None:
         executable(agent)
     with served_model(model, port, ctx) as (server, endpoint, is_ours), StatusLine() as status:
@@ -107,14 +113,11 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
 
 def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a program on a new pseudo-terminal, because some use another system text without one. log: its output."""
-    import pty
-    import termios
     import threading
 
-    ours, its = pty.openpty()
-    termios.tcsetwinsize(its, (40, 120))
-    process = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True)
-    os.close(its)
+    from gguf_io.system import start_on_terminal
+
+    process, ours = start_on_terminal(command, environment, (40, 120))
 
     def keep() -> None:
         with log.open("wb") as said, contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as read:

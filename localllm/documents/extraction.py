@@ -3,13 +3,13 @@
 import hashlib
 import importlib.util
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_io.confined import ChildEndedError, ConfinedChild
+from gguf_io.system import NotRegularError, open_regular
 from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
@@ -49,15 +49,13 @@ def read_file(path: Path) -> tuple[bytes, str]:
     """A file's content and its digest. Raises UnreadableError for links, special files and files that are too large."""
     most = MAX_PACKED_BYTES if _KINDS.get(path.suffix.lower()) in _LIBRARIES else MAX_TEXT_BYTES
     try:
-        # Do not wait for a pipe's writer. The walk found a regular file, so a link would have been put there since.
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise UnreadableError("is not a regular file")
-            if status.st_size > most:
+        # The walk found a regular file, so a link would have been put there since.
+        with open(open_regular(path, follow_links=False), "rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
                 raise UnreadableError(f"is larger than {most >> 20} MiB")
             data = file.read(most + 1)
+    except NotRegularError as error:
+        raise UnreadableError("is not a regular file") from error
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror}", lasting=False) from error
     return data, hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -3,12 +3,10 @@
 SHA-256 is the standard library's fastest digest on processors with instructions for it.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_io.model_file import FileState
+from gguf_io.system import lower_thread_priority, open_regular
 from localllm.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -67,9 +66,7 @@ class FileDigest:
         self._stopped.set()
 
     def _compute(self) -> None:
-        if sys.platform == "linux":  # where each thread has its own priority
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        lower_thread_priority()
         try:
             digests = [_kept(_read(self._store), file) or self._digest(file) for file in self.files]
             if None not in digests:
@@ -86,7 +83,7 @@ class FileDigest:
     def _digest(self, file: FileState) -> str | None:
         """Hash a file and store the digest; None if the file is not the one that was opened, or after `stop`."""
         digest = hashlib.sha256()
-        with open(os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as source:
+        with open(open_regular(file.path), "rb", buffering=0) as source:
             began = time.time_ns()
             if FileState.of(file.path, source.fileno()) != file:
                 return None

@@ -12,7 +12,6 @@ could do worse with write access.
 
 import mmap
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gguf_io.system import open_regular
 from localllm.files import write_whole
 
 _MAGIC = b"LLMKV\x00\x00\x02"
@@ -92,11 +92,7 @@ def _checked(path: Path, start: int, size: int) -> memoryview:
 
 def _opened(path: Path) -> BufferedReader:
     """Open a segment's file. Raises OSError, also if it is not a regular file; never blocks on a pipe."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(f"{path} is not a regular file")
-    return file
+    return open(open_regular(path, follow_links=False), "rb")
 
 
 def _checksum(*parts: bytes | memoryview) -> bytes:

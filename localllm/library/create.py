@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
+from gguf_io.system import sync_folder
 from gpu_offload.adapters import check_adapter
-from localllm.files import file_problem, sync_folder
+from localllm.files import file_problem
 from localllm.library.behaviour import own_template
 from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError

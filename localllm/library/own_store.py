@@ -20,7 +20,8 @@ from typing import NoReturn
 
 from filelock import FileLock
 
-from localllm.files import TEMPORARY, listed, stale, sync_folder, write_whole
+from gguf_io.system import disk_bytes, sync_folder
+from localllm.files import TEMPORARY, listed, stale, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.manifest import (
     Layer,
@@ -234,6 +235,6 @@ def free_bytes(folder: Path) -> int:
 def _unlinked(path: Path) -> int:
     if not os.path.isfile(path):
         return 0
-    size = path.stat().st_blocks * 512  # the space that a file with holes takes
+    size = disk_bytes(path.stat())
     path.unlink()
     return size

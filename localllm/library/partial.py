@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localllm.files import sync_folder, write_whole
+from gguf_io.system import bytes_at, open_own, replace, sync_file, sync_folder, write_at
+from localllm.files import write_whole
 
 CHUNK_BYTES = 8 << 20
 CHECKPOINT_S = 1.0
 _PIECE_BYTES = 1 << 20
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PartialFile:
@@ -40,13 +40,13 @@ class PartialFile:
         self._saved_at = time.monotonic()
         self._hash = hashlib.sha256()
         self._hashed_chunks = 0
-        self._fd = os.open(self._path, _OPEN, 0o600)
+        self._fd = open_own(self._path, new=False)
         self._have = self._noted()
         if not any(self._have):
             # Never overwrite it: it may be a hard link to a file that belongs to somebody else.
             os.close(self._fd)
             self._path.unlink()
-            self._fd = os.open(self._path, _OPEN | os.O_EXCL, 0o600)
+            self._fd = open_own(self._path, new=True)
         os.ftruncate(self._fd, size)
 
     def missing(self) -> list[int]:
@@ -77,8 +77,9 @@ class PartialFile:
             while view:
                 chunk = offset // CHUNK_BYTES
                 end = chunk * CHUNK_BYTES + self._length(chunk)
-                count = os.pwrite(self._fd, view[: end - offset], offset)
-                view, offset = view[count:], offset + count
+                some = view[: end - offset]
+                write_at(self._fd, some, offset)
+                view, offset = view[len(some) :], offset + len(some)
                 self._have[chunk] = offset - chunk * CHUNK_BYTES
         if time.monotonic() - self._saved_at > CHECKPOINT_S and self._saving.acquire(blocking=False):
             try:
@@ -105,7 +106,7 @@ class PartialFile:
         start = chunk * CHUNK_BYTES
         stop = start + self._length(chunk)
         while start < stop:
-            piece = os.pread(self._fd, min(_PIECE_BYTES, stop - start), start)
+            piece = bytes_at(self._fd, min(_PIECE_BYTES, stop - start), start)
             self._hash.update(piece)
             start += len(piece)
         self._hashed_chunks += 1
@@ -121,8 +122,8 @@ class PartialFile:
 
     def keep_as(self, target: Path) -> None:
         """Move the complete file to `target`, atomically even through a power cut."""
-        os.fsync(self._fd)
-        os.replace(self._path, target)
+        sync_file(self._fd)
+        replace(self._path, target)
         sync_folder(target.parent)
         self._state.unlink(missing_ok=True)
 
@@ -136,7 +137,7 @@ class PartialFile:
     def _save(self) -> None:
         with self._lock:
             have = list(self._have)
-        os.fsync(self._fd)  # other threads go on writing
+        sync_file(self._fd)  # other threads go on writing
         note = {"size": self.size, "chunk": CHUNK_BYTES, "validator": self._validator, "have": have}
         write_whole(self._state, json.dumps(note).encode())
         self._saved_at = time.monotonic()

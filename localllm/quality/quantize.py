@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.model_file import ModelFile, TensorInfo
+from gguf_io.system import replace, sync_file, sync_folder
 from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY, listed, stale, sync_folder, usual_mode
+from localllm.files import TEMPORARY, listed, stale, usual_mode
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
 from localllm.library.manifest import Layer, Manifest, blob_name
@@ -247,10 +248,10 @@ def _whole(target: Path) -> Iterator[Path]:
     try:
         os.chmod(name, usual_mode())  # mkstemp makes files that only the user can read
         yield Path(name)
-        with open(name, "rb") as file:
-            os.fsync(file.fileno())
+        with open(name, "r+b") as file:
+            sync_file(file.fileno())
         _refuse_existing(target)  # again: quantising takes minutes
-        os.replace(name, target)
+        replace(Path(name), target)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     finally:

@@ -6,13 +6,13 @@ import errno
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gguf_io.system import raise_file_limit
 from localllm.errors import RequestError
 from localllm.server.app import create_app
 from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, STALLED_SECONDS
@@ -86,7 +86,7 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels], ready: Cal
     models: called on the event loop. ready: called with the URL before the first request is accepted. Raises
     RequestError if the address cannot be bound.
     """
-    _allow_many_connections()
+    raise_file_limit()  # each connection is a file
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
@@ -119,14 +119,3 @@ def listen(options: ServerOptions) -> socket.socket:
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of open files to the system's hard limit: each connection is a file."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else 65536, hard))

@@ -1,16 +1,14 @@
 """The tool that runs a command in the folder's shell."""
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from typing import Any
 
+from gguf_io.system import Started
 from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError, schema_of
 from localllm.tools.folder import Folder
 
@@ -56,8 +54,7 @@ def pattern_of(command: str) -> str | None:
 def _run(command: str, folder: Folder, stop: threading.Event) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCALLLM_")}
     with tempfile.TemporaryFile() as output:
-        # In a new session: it has no terminal, and its whole process group can be killed together.
-        process = subprocess.Popen(
+        started = Started(
             command,
             shell=True,
             cwd=folder.root,
@@ -65,12 +62,11 @@ def _run(command: str, folder: Folder, stop: threading.Event) -> str:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         ended = ""
         until = time.monotonic() + LIMIT_S
         try:
-            while process.poll() is None and not ended:
+            while started.process.poll() is None and not ended:
                 if stop.wait(POLL_S):
                     ended = "stopped by the user"
                 elif time.monotonic() > until:
@@ -78,21 +74,11 @@ def _run(command: str, folder: Folder, stop: threading.Event) -> str:
                 elif os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES:
                     ended = f"ended after {MAX_OUTPUT_BYTES} bytes of output"
         finally:
-            _end(process)
+            started.end()
         size = os.fstat(output.fileno()).st_size
         output.seek(0)
         text = output.read(MAX_RESULT_CHARS).decode("utf-8", "replace")
         if size > MAX_RESULT_CHARS:
             output.seek(-min(MAX_RESULT_CHARS, size - MAX_RESULT_CHARS), os.SEEK_END)
             text += output.read().decode("utf-8", "replace")
-    return f"{text}\n[{ended or f'exit status {process.returncode}'}]"
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the command and its process group (on Windows, only the command), and wait for it."""
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError):  # the whole group has ended
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return f"{text}\n[{ended or f'exit status {started.process.returncode}'}]"

@@ -1,9 +1,9 @@
 """The folder that tools are confined to, and reading files in it."""
 
 import os
-import stat
 from pathlib import Path
 
+from gguf_io.system import NotRegularError, open_regular
 from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
@@ -46,14 +46,14 @@ class Folder:
 
 def read_bytes(path: Path) -> bytes:
     """A regular file's content. Raises ToolError for other types and large files, OSError if it cannot be read."""
-    # O_NONBLOCK: do not wait for a pipe's writer. O_NOFOLLOW: the path was resolved, so a link was placed there since.
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        fd = open_regular(path, follow_links=False)  # the path was resolved, so a link was placed there since
+    except NotRegularError as error:
+        raise ToolError(f"{path.name}: {error.strerror}.") from error
     with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ToolError(f"{path.name}: is not a regular file.")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ToolError(f"{path.name}: has {status.st_size} bytes; tools take files up to {MAX_FILE_BYTES}.")
+        size = os.fstat(fd).st_size
+        if size > MAX_FILE_BYTES:
+            raise ToolError(f"{path.name}: has {size} bytes; tools take files up to {MAX_FILE_BYTES}.")
         return file.read(MAX_FILE_BYTES + 1)
 
 

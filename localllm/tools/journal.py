@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.files import TEMPORARY, sync_folder, usual_mode, write_whole
+from gguf_io.system import sync_folder
+from localllm.files import TEMPORARY, usual_mode, write_whole
 from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
 from localllm.tools.folder import read_bytes

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from gguf_io.system import sync_folder
 from localllm.errors import LocalLLMError
-from localllm.files import sync_folder
 
 # Another instance holds the lock for milliseconds; waiting longer would block typing.
 BUSY_S = 0.25

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from gguf_io.model_file import MAX_PARTS
-from localllm.files import sync_folder
+from gguf_io.system import open_own, replace, sync_file, sync_folder
 from localllm.library.create import create, uploaded_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -139,15 +139,14 @@ async def add_blob(digest: str, request: Request, service: ServiceDep) -> Respon
         return Response(status_code=200)
     store.prepare()
     unfinished = store.partial / f".{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(open_own(unfinished, new=True), "wb") as file:
             found = await _receive(request, file.write, store.root)
             file.flush()
-            await to_thread.run_sync(os.fsync, file.fileno())
+            await to_thread.run_sync(sync_file, file.fileno())
         if found != digest:
             raise ApiError(400, f"digest mismatch, expected {digest!r}, got {found!r}")
-        unfinished.replace(path)
+        replace(unfinished, path)
         await to_thread.run_sync(sync_folder, path.parent)
     finally:
         unfinished.unlink(missing_ok=True)

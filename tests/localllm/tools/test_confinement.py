@@ -103,7 +103,7 @@ def test_what_is_no_text_file_is_refused_without_waiting(tools: Toolbox, home: P
     (home / "image").write_bytes(b"\xff\xfe\x00")
     assert "not a regular file" in call(tools, "read_file", path="pipe")
     assert "not UTF-8" in call(tools, "read_file", path="image")
-    assert "Is a directory" in call(tools, "read_file", path="src")
+    assert "it is a folder" in call(tools, "read_file", path="src")
 
 
 @pytest.mark.parametrize("path", [".git/hooks/pre-commit", "src/.GIT/config", ".git"])

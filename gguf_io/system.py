@@ -1,0 +1,401 @@
+"""What differs between Linux, macOS and Windows: files, folders, processes and their limits, terminals.
+
+The one module that imports what only some systems have (Windows' own calls are in gguf_io/windows.py). It imports
+nothing else of localllm, so that every package may use it. Functions raise OSError if the system refuses.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+if sys.platform == "win32":
+    from gguf_io import windows
+else:
+    import fcntl
+
+_MOST_AT_ONCE = 1 << 30  # macOS refuses to read more than 2^31 - 1 bytes in one call
+_LOWEST_PRIORITY = 19
+_MOST_FILES = 65536
+_PATIENCE_S = 2.0
+
+
+class NotRegularError(OSError):
+    """A pipe, device or folder where a file is needed; strerror says which."""
+
+    def __init__(self, path: Path, is_folder: bool) -> None:
+        what = "it is a folder" if is_folder else "it is not a regular file"
+        super().__init__(errno.EINVAL, what, str(path))
+
+
+def open_regular(path: Path, *, follow_links: bool = True) -> int:
+    """Open a regular file for reading. Returns its descriptor, which the caller closes.
+
+    It does not wait for a pipe's writer. While the file is open, it may be renamed and deleted. follow_links: whether
+    the path itself may be a symbolic link. Raises OSError (NotRegularError for a pipe, device or folder), and
+    ValueError for a NUL in the path.
+    """
+    return _open_regular(path, follow_links, None)
+
+
+def open_own(path: Path, *, new: bool) -> int:
+    """Open a file of ours for reading and writing, which only this user may do; create it if it does not exist.
+
+    new: it must not exist. A link is never followed. While the file is open, it may be renamed and deleted. Returns its
+    descriptor, which the caller closes.
+    """
+    return _open_own(path, new, None)
+
+
+def _open_regular(path: Path, follow_links: bool, folder: int | None) -> int:
+    if sys.platform == "win32":
+        if os.path.isdir(path):  # or the error would be of missing rights
+            raise NotRegularError(path, is_folder=True)
+        fd = windows.open_file(path, windows.OPEN_EXISTING, writes=False)
+    else:
+        links = 0 if follow_links else os.O_NOFOLLOW
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links, dir_fd=folder)
+    return _checked(fd, path, follow_links)
+
+
+def _open_own(path: Path, new: bool, folder: int | None) -> int:
+    if sys.platform == "win32":
+        fd = windows.open_file(path, windows.CREATE_NEW if new else windows.OPEN_ALWAYS, writes=True)
+    else:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_EXCL if new else 0)
+        fd = os.open(path, flags, 0o600, dir_fd=folder)
+    return _checked(fd, path, follow_links=False)
+
+
+def _checked(fd: int, path: Path, follow_links: bool) -> int:
+    """The descriptor of a file just opened, if it is a regular file and, unless follow_links, was not a link."""
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            raise NotRegularError(path, stat.S_ISDIR(state.st_mode))
+        if sys.platform == "win32" and not follow_links and not os.path.samestat(state, os.lstat(path)):
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_at(fd: int, target: memoryview, offset: int) -> int:
+    """Read from an offset of a file into a writable buffer of bytes; return how many, less than asked only at its end.
+
+    Several threads may read one descriptor at once: its position is not used.
+    """
+    done = 0
+    while done < len(target):
+        some = target[done : done + _MOST_AT_ONCE]
+        if sys.platform == "win32":
+            count = windows.read_at(fd, some, offset + done)
+        else:
+            count = os.preadv(fd, [some], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def bytes_at(fd: int, size: int, offset: int) -> bytes:
+    """At most `size` bytes from an offset of a file, less only at its end."""
+    data = bytearray(size)
+    return bytes(data[: read_at(fd, memoryview(data), offset)])
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all bytes at an offset of a file, whose position is not used."""
+    rest = memoryview(data)
+    while rest:
+        some = rest[:_MOST_AT_ONCE]
+        if sys.platform == "win32":
+            count = windows.write_at(fd, some, offset)
+        else:
+            count = os.pwrite(fd, some, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def will_read(fd: int, offset: int, size: int) -> None:
+    """Ask the system to read ahead, where it can be asked."""
+    if sys.platform == "linux":
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def sync_file(fd: int) -> None:
+    """Make a file's bytes survive a power cut. The file must be open for writing."""
+    if sys.platform == "darwin":
+        # fsync only hands them to the drive, which may keep them in its cache. Network file systems lack the call.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder survive a power cut. Windows journals them, and has no call for it."""
+    if sys.platform != "win32":
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file(fd)
+        finally:
+            os.close(fd)
+
+
+def replace(source: Path | str, target: Path | str, folder: int | None = None) -> None:
+    """Rename a file, atomically replacing one that has the new name, even if it is being read.
+
+    folder: the descriptor of the folder that both names are in; None if they are paths. Windows refuses while another
+    program has opened either file without sharing it, as virus scanners do for moments: it is tried for two seconds.
+    """
+    due = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            if folder is None:
+                return os.replace(source, target)
+            return os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > due:
+                raise
+            time.sleep(0.01)
+
+
+def disk_bytes(state: os.stat_result) -> int:
+    """The disk space that a file takes. Where the system does not tell (Windows), holes count too."""
+    if sys.platform == "win32":
+        return state.st_size
+    return state.st_blocks * 512
+
+
+def is_private(place: Path | int) -> bool:
+    """Whether only this user, and the machine's administrators, can write to a folder or file.
+
+    place: its path, or the descriptor of an open one.
+    """
+    if sys.platform == "win32":
+        return windows.is_private(place)
+    state = os.stat(place)
+    return state.st_uid == os.getuid() and not state.st_mode & 0o022
+
+
+class OpenFolder:
+    """A folder opened once, so that later access is to the same folder even if its path changes meaning.
+
+    Windows has no calls relative to an open folder: there, access is by path. Raises OSError, also for a link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        if sys.platform != "win32":
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        elif not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(path))
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._fd is not None:
+            os.close(self._fd)
+
+    def is_private(self) -> bool:
+        """As the function of this name."""
+        return is_private(self._place)
+
+    def modified(self) -> float:
+        """When it was last touched, or an entry added or removed, in seconds since 1970."""
+        return os.stat(self._place).st_mtime
+
+    def touch(self) -> None:
+        """Set the time that `modified` returns to now."""
+        os.utime(self._place)
+
+    def names(self) -> list[str]:
+        """The names of its entries."""
+        return os.listdir(self._place)
+
+    def is_regular(self, name: str) -> bool:
+        """Whether an entry is a regular file, and no link to one."""
+        return stat.S_ISREG(os.lstat(self._named(name), dir_fd=self._fd).st_mode)
+
+    def read(self, name: str) -> bytes:
+        """The content of a regular file."""
+        with os.fdopen(_open_regular(Path(self._named(name)), False, self._fd), "rb") as file:
+            return file.read()
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a new file that only this user can read. Raises FileExistsError."""
+        with os.fdopen(_open_own(Path(self._named(name)), True, self._fd), "wb") as file:
+            file.write(content)
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename an entry, replacing the one that has the new name."""
+        replace(self._named(source), self._named(target), self._fd)
+
+    def unlink(self, name: str) -> None:
+        """Remove an entry that is no folder."""
+        os.unlink(self._named(name), dir_fd=self._fd)
+
+    @property
+    def _place(self) -> int | Path:
+        return self._path if self._fd is None else self._fd
+
+    def _named(self, name: str) -> str:
+        return os.path.join(self._path, name) if self._fd is None else name
+
+
+def lower_thread_priority() -> None:
+    """Let other threads of the machine go before the calling one, where each thread has a priority of its own."""
+    if sys.platform == "win32":
+        windows.lower_thread_priority()
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the system's hard limit allows. Windows has no such limit."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _MOST_FILES) if hard > 0 else _MOST_FILES, hard))
+
+
+def address_space_limit() -> int | None:
+    """Bytes of addresses that this process may use (ulimit -v), None if there is no such limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+OWN_SESSION: dict[str, Any]
+if sys.platform == "win32":
+    OWN_SESSION = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+else:
+    OWN_SESSION = {"start_new_session": True}
+"""Arguments of Popen for a program that does not get this terminal's Ctrl-C."""
+
+
+class Started:
+    """A program in a session of its own, which can be ended together with all programs that it started."""
+
+    def __init__(self, command: str | Sequence[str], **options: Any) -> None:
+        """options: those of Popen."""
+        if sys.platform == "win32":
+            self._job = windows.Job()
+            self.process: subprocess.Popen[bytes] = self._job.start(command, **options)
+        else:
+            self.process = subprocess.Popen(command, start_new_session=True, **options)
+
+    def end(self) -> None:
+        """Kill the program and what it started, and wait for it. Idempotent."""
+        if sys.platform == "win32":
+            self._job.end()
+        else:
+            with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def confine_this_process(memory_bytes: int) -> None:
+    """Forbid this process to start others or write files, and bound its memory.
+
+    macOS cannot bound memory, because it reserves more addresses than any bound; Windows cannot forbid writing.
+    """
+    if sys.platform == "win32":
+        windows.confine(memory_bytes)
+        return
+    import resource
+
+    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
+    if sys.platform == "linux":
+        bounds[resource.RLIMIT_AS] = memory_bytes
+    for limit, bound in bounds.items():
+        _, hard = resource.getrlimit(limit)
+        lowest = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(limit, (lowest, lowest))
+
+
+def limit_processor_time(seconds: float) -> None:
+    """End this process, with OUT_OF_TIME, when it has used as much processor time from now on; 0 removes the limit.
+
+    On Windows only after `confine_this_process`.
+    """
+    if sys.platform == "win32":
+        windows.limit_processor_time(seconds)
+    else:
+        # SIGPROF keeps its default action, which ends the process even inside one long C call such as 9**9**9.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+# Popen's return codes of processes that limit_processor_time ended, that aborted, and whose stack overflowed.
+if sys.platform == "win32":
+    OUT_OF_TIME = 1816  # ERROR_NOT_ENOUGH_QUOTA
+    ABORTED = {3, 0xC0000409}  # the C runtime's abort; STATUS_STACK_BUFFER_OVERRUN, by which Rust and newer code abort
+    OVERFLOWED = {0xC00000FD}  # STATUS_STACK_OVERFLOW
+else:
+    OUT_OF_TIME = -signal.SIGPROF
+    ABORTED = {-signal.SIGABRT}
+    OVERFLOWED = {-signal.SIGSEGV, -signal.SIGBUS}
+
+
+def terminal_restorer(terminal: int) -> Callable[[], None]:
+    """A call that gives a terminal the modes that it has now, and discards what was typed and not read.
+
+    Windows restores a console when a program ends: there it does nothing.
+    """
+    if sys.platform == "win32":
+        return lambda: None
+    import termios
+
+    before = termios.tcgetattr(terminal)
+    return lambda: termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+
+
+@contextlib.contextmanager
+def unbuffered_keys(terminal: int) -> Iterator[None]:
+    """Within the block, a terminal passes on what is typed at once and does not show it. Not on Windows."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    import termios
+    import tty
+
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal, termios.TCSANOW)
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+def start_on_terminal(
+    command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int]
+) -> "tuple[subprocess.Popen[bytes], int]":
+    """Start a program on a new pseudo-terminal of `size` (rows, columns).
+
+    Returns it and the descriptor of our side, which the caller closes; reading fails when the program has ended. Not
+    on Windows.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError
+    import pty
+    import termios
+
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, size)
+    process = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    return process, ours

@@ -1,0 +1,248 @@
+"""Files, folders and processes: the same contracts on every system."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gguf_io.access import only_writer
+from gguf_io.system import (
+    NotRegularError,
+    OpenFolder,
+    Started,
+    bytes_at,
+    disk_bytes,
+    is_private,
+    open_own,
+    open_regular,
+    read_at,
+    replace,
+    sync_file,
+    sync_folder,
+    write_at,
+)
+from tests.waiting import eventually
+
+PACKAGES = [Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "models", "tui")]
+HOME = {"system.py", "windows.py"}
+
+
+def opened(path: Path) -> "contextlib.closing[OpenFolder]":
+    return contextlib.closing(OpenFolder(path))
+
+
+def links(folder: Path) -> bool:
+    """Whether this user may create symbolic links (on Windows, only with developer mode)."""
+    try:
+        (folder / "link-probe").symlink_to(folder)
+    except OSError:
+        return False
+    (folder / "link-probe").unlink()
+    return True
+
+
+def test_what_one_system_has_is_imported_in_one_place() -> None:
+    wanted = re.compile(
+        r"\bimport (?:fcntl|termios|resource|pty|tty|msvcrt|winreg)\b|\bos\.O_[A-Z]+\b|\bos\.p(?:read|write)v?\b"
+    )
+    found = [
+        f"{path}: {use}"
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if not (package.name == "gguf_io" and path.name in HOME)
+        for use in wanted.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
+def test_bytes_are_written_and_read_at_offsets_by_many_threads(tmp_path: Path) -> None:
+    fd = open_own(tmp_path / "file", new=True)
+    try:
+        pieces = {offset: bytes([offset % 251]) * 4096 for offset in range(0, 64 * 4096, 4096)}
+        threads = [threading.Thread(target=write_at, args=(fd, data, offset)) for offset, data in pieces.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sync_file(fd)
+        assert all(bytes_at(fd, 4096, offset) == data for offset, data in pieces.items())
+        assert bytes_at(fd, 100, 64 * 4096 - 10) == pieces[63 * 4096][:10]
+        assert bytes_at(fd, 100, 1 << 40) == b""
+        room = bytearray(8)
+        assert read_at(fd, memoryview(room)[2:5], 4094) == 3
+        assert bytes(room) == b"\0\0" + pieces[0][:2] + pieces[4096][:1] + b"\0\0\0"
+    finally:
+        os.close(fd)
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    fd = open_own(tmp_path / "lines", new=True)
+    write_at(fd, b"one\ntwo\r\n\x1athree", 0)
+    os.close(fd)
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\r\n\x1athree"
+    with open(open_regular(tmp_path / "lines"), "rb") as file:
+        assert file.read() == b"one\ntwo\r\n\x1athree"
+
+
+def test_an_open_file_can_be_replaced_renamed_and_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"old")
+    new.write_bytes(b"new")
+    reading = open_regular(old)
+    try:
+        replace(new, old)
+        assert (old.read_bytes(), bytes_at(reading, 9, 0)) == (b"new", b"old")
+    finally:
+        os.close(reading)
+    writing = open_own(tmp_path / "unfinished", new=True)
+    try:
+        write_at(writing, b"whole", 0)
+        replace(tmp_path / "unfinished", old)
+        sync_folder(tmp_path)
+        assert old.read_bytes() == b"whole"
+        old.unlink()
+    finally:
+        os.close(writing)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_new_file_of_ours_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"x")
+    with pytest.raises(FileExistsError):
+        open_own(tmp_path / "theirs", new=True)
+    os.close(open_own(tmp_path / "theirs", new=False))
+    assert (tmp_path / "theirs").read_bytes() == b"x"
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NotRegularError, match="it is a folder"):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "missing")
+    with pytest.raises(ValueError, match="null"):
+        open_regular(tmp_path / "a\0b")
+    with pytest.raises(NotRegularError, match="it is not a regular file"):
+        open_regular(Path(os.devnull))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows' pipes are no files of a folder")
+def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotRegularError):
+        open_regular(tmp_path / "pipe")
+    with opened(tmp_path) as folder, pytest.raises(NotRegularError):
+        folder.read("pipe")
+
+
+def test_links_are_followed_only_where_they_may_be(tmp_path: Path) -> None:
+    if not links(tmp_path):
+        pytest.skip("this user may not create symbolic links")
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    fd = open_regular(tmp_path / "link")
+    assert bytes_at(fd, 9, 0) == b"content"
+    os.close(fd)
+    for opening in (
+        lambda: open_regular(tmp_path / "link", follow_links=False),
+        lambda: open_own(tmp_path / "link", new=False),
+        lambda: OpenFolder(tmp_path).read("link"),
+    ):
+        with pytest.raises(OSError, match="link"):
+            opening()
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_an_open_folder_reads_writes_replaces_and_removes(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.create("one", b"1")
+        folder.create("two", b"2")
+        with pytest.raises(FileExistsError):
+            folder.create("one", b"3")
+        folder.replace("two", "one")
+        assert (folder.names(), folder.read("one"), folder.is_regular("one")) == (["one"], b"2", True)
+        (tmp_path / "sub").mkdir()
+        assert not folder.is_regular("sub")
+        os.utime(tmp_path, (1000, 1000))
+        assert folder.modified() == 1000
+        folder.touch()
+        assert folder.modified() > 1000
+        folder.unlink("one")
+        assert folder.names() == ["sub"]
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        OpenFolder(tmp_path / "file")
+
+
+def test_paths_of_300_characters(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("name" * 30) / ("deep" * 15)
+    folder.mkdir(parents=True)
+    assert len(str(folder)) > 300
+    os.close(open_own(folder / "a", new=True))
+    replace(folder / "a", folder / "b")
+    os.close(open_regular(folder / "b", follow_links=False))
+    with opened(folder) as inside:
+        inside.create("c", b"c")
+        assert sorted(inside.names()) == ["b", "c"]
+    assert is_private(folder)
+
+
+def test_disk_space_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(1 << 16))
+    assert disk_bytes((tmp_path / "file").stat()) >= 1 << 16
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has access lists, which the tests of texts cover")
+def test_a_folder_that_others_may_write_to_is_not_private(tmp_path: Path) -> None:
+    for mode, private in ((0o700, True), (0o755, True), (0o775, False), (0o777, False)):
+        tmp_path.chmod(mode)
+        with opened(tmp_path) as folder:
+            assert is_private(tmp_path) == folder.is_private() == private, oct(mode)
+
+
+ME, OTHER = "S-1-5-21-1-2-3-1001", "S-1-5-21-1-2-3-1002"
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "private"),
+    [
+        # a folder below %LOCALAPPDATA%: the system, administrators and the user
+        (f"O:{ME}D:AI(A;OICIID;FA;;;SY)(A;OICIID;FA;;;BA)(A;OICIID;FA;;;{ME})", True),
+        # others may read and list
+        (f"O:{ME}D:P(A;OICI;FA;;;{ME})(A;OICI;0x1200a9;;;BU)(A;OICI;FR;;;WD)", True),
+        # a folder below C:\: whoever is authenticated may modify
+        (f"O:{ME}D:AI(A;ID;FA;;;BA)(A;ID;FA;;;SY)(A;OICIID;0x1200a9;;;BU)(A;ID;0x1301bf;;;AU)", False),
+        (f"O:{ME}D:(A;OICI;FA;;;{ME})(A;OICIIO;GA;;;CO)(A;CI;DCLC;;;BU)", False),
+        (f"O:{ME}D:(A;;FW;;;WD)", False),
+        (f"O:{ME}D:(A;;WD;;;{OTHER})", False),
+        (f"O:{ME}D:(D;;FA;;;WD)(A;;FA;;;{ME})", True),  # an entry that denies
+        (f"O:{OTHER}D:(A;;FA;;;{ME})", False),  # its owner may change the list
+        (f"O:BAD:(A;;FA;;;{ME})(A;;FA;;;BA)", True),  # an administrator's folders belong to administrators
+        (f"O:{ME}D:NO_ACCESS_CONTROL", False),
+        (f"O:{ME}", False),
+        (f'O:{ME}D:(XA;;FX;;;{ME};(@User.Title=="x"))(XA;;FA;;;BU;(@User.Title=="y"))', False),
+    ],
+)
+def test_who_may_write_by_windows_access_list(descriptor: str, private: bool) -> None:
+    assert only_writer(descriptor, ME) is private
+
+
+def test_a_program_ends_with_what_it_started(tmp_path: Path) -> None:
+    ticks = tmp_path / "ticks"
+    ticks.touch()
+    inner = (
+        f"import time, pathlib\nwhile True:\n    pathlib.Path({str(ticks)!r}).open('a').write('x'); time.sleep(0.02)"
+    )
+    outer = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}]); time.sleep(600)"
+    started = Started([sys.executable, "-c", outer], stdin=subprocess.DEVNULL)
+    eventually(lambda: ticks.stat().st_size > 2)
+    started.end()
+    assert started.process.returncode not in (None, 0)
+    size = ticks.stat().st_size
+    threading.Event().wait(0.2)
+    assert ticks.stat().st_size == size
+    started.end()
