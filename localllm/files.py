@@ -4,6 +4,7 @@ os.path.isfile, isdir and exists answer False where a folder above may not be en
 and Path.glob, raise PermissionError there before Python 3.14, so they are not used.
 """
 
+import codecs
 import os
 import stat
 import tempfile
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gguf_io.system import open_own, replace, sync_file, sync_folder
-from localllm.errors import reason
+from localllm.errors import LocalLLMError, RequestError
 
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
 TEMPORARY = ".localllm-"
@@ -60,6 +61,39 @@ def stale(path: Path) -> bool:
         return False
 
 
+def read_text(path: Path, kind: type[LocalLLMError] = RequestError, missing: str | None = None, what: str = "") -> str:
+    """The text of a file that a person wrote, see `decoded`. missing: returned if there is no such file.
+
+    Raises `kind` naming the file if it cannot be read or is not text. what: begins the message, such as a setting.
+    """
+    try:
+        return text_of(path.read_bytes(), f"{what}{path}", kind)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if missing is not None:
+            return missing
+        raise kind(f"{what}{path}: cannot be read: {error.strerror}. Check the path.") from error
+    except (OSError, ValueError) as error:  # a ValueError for a null character
+        words = getattr(error, "strerror", None) or str(error)
+        raise kind(f"{what}{path}: cannot be read: {words}. Check the path and its permissions.") from error
+
+
+def text_of(data: bytes, source: str, kind: type[LocalLLMError] = RequestError, utf_16: bool = True) -> str:
+    """`decoded`, but raises `kind` naming the source if it is not text. utf_16: whether that is accepted."""
+    try:
+        return decoded(data, utf_16)
+    except UnicodeDecodeError as error:
+        raise kind(f"{source}: is not UTF-8 text (byte {error.start}). Convert it first.") from error
+
+
+def decoded(data: bytes, utf_16: bool = True) -> str:
+    """Text that a person wrote: UTF-8, or UTF-16 with a byte order mark, and either kind of line end.
+
+    Byte order marks are left out, and lines end with "\\n". Raises UnicodeDecodeError.
+    """
+    is_utf_16 = utf_16 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if is_utf_16 else "utf-8-sig").replace("\r\n", "\n")
+
+
 def listed(folder: Path, report: Callable[[OSError], object] = lambda _error: None) -> list[Path]:
     """The entries of a folder, sorted; none if there is none. report: receives why an existing one cannot be read."""
     try:
@@ -78,7 +112,7 @@ def file_problem(path: Path) -> str:
     except FileNotFoundError:
         return "there is no such file"
     except (OSError, ValueError) as error:  # a ValueError for a null character
-        return f"it cannot be read: {reason(error)}"
+        return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
     if stat.S_ISDIR(mode):
         return "it is a folder"
     return "" if stat.S_ISREG(mode) else "it is not a regular file"

@@ -16,8 +16,8 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 import platformdirs
 
 from gpu_offload.options import SplitMode
-from localllm.errors import SettingsError
-from localllm.files import user_path
+from localllm.errors import LocalLLMError, SettingsError
+from localllm.files import read_text, user_path
 from localllm.sampling import LARGEST_LORA_WEIGHT, CommonSampling
 from localllm.text import nearest, shortened
 
@@ -180,15 +180,23 @@ def read_key(key: str | None, file: str | None, name: str) -> str | None:
     if file is None:
         return key or None
     path = user_path(file)
-    try:
-        found = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise SettingsError(f"{name}: {path}: cannot be read: {error.strerror}. Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{name}: {path}: is not UTF-8 text (byte {error.start}).") from error
+    found = read_text(path, SettingsError, what=f"{name}: ").strip()
     if not found:
         raise SettingsError(f"{name}: {path} is empty.")
     return found
+
+
+def read_toml(path: Path, kind: type[LocalLLMError]) -> dict[str, Any]:
+    """A TOML file that a person wrote; {} if there is none. Raises `kind` if it cannot be read or is not TOML."""
+    text = read_text(path, kind, missing="")
+    if not text:  # most people have no such file
+        return {}
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{path}: is not valid TOML: {error}.") from error
 
 
 Entry = tuple[str, object, str]
@@ -208,17 +216,9 @@ def _merged(*sources: Iterable[Entry], report: Report) -> dict[str, tuple[Any, s
 
 def _from_file(path: Path, report: Report) -> Iterator[Entry]:
     try:
-        text = path.read_text(encoding="utf-8")
-        import tomllib  # most people have no such file
-
-        content = tomllib.loads(text)
-    except (FileNotFoundError, NotADirectoryError):  # HOME may not even be a folder
-        return
-    except OSError as error:
-        report(SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions."))
-        return
-    except (ValueError, RecursionError) as error:  # tomllib's errors and UnicodeDecodeError are ValueErrors
-        report(SettingsError(f"{path}: is not valid TOML: {error}."))
+        content = read_toml(path, SettingsError)
+    except SettingsError as error:
+        report(error)
         return
     for name, value in content.items():
         if name in _TYPES:

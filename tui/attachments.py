@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from localllm.errors import LocalLLMError, RequestError
-from localllm.files import user_path
+from localllm.files import decoded, user_path
 from localllm.text import shortened
 from tui.sessions import Attachment
 
@@ -85,7 +85,7 @@ def mention_of(pasted: str) -> str | None:
 def _attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
     data = _read(path)
     try:
-        text = data.decode()
+        text = decoded(data)
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
         if data.startswith(_PICTURES) or kind.startswith("image/"):

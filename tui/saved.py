@@ -5,15 +5,15 @@ prompts/NAME.md holds a text. personas/NAME.toml may set `system`, any other cha
 
 import dataclasses
 import json
+import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import RequestError
-from localllm.files import listed
-from localllm.settings import config_path
+from localllm.files import listed, read_text
+from localllm.settings import config_path, read_toml
 from localllm.text import shortened
 from tui.parameters import NAMES, Parameters
 
@@ -53,7 +53,7 @@ def saved_names(kind: str) -> list[str]:
 
 def read_prompt(name: str) -> str:
     """The text of a prompt. Raises RequestError."""
-    return _read("prompt", name).strip()
+    return read_text(_existing("prompt", name)).strip()
 
 
 def save_prompt(name: str, text: str) -> Path:
@@ -63,11 +63,8 @@ def save_prompt(name: str, text: str) -> Path:
 
 def read_persona(name: str) -> Persona:
     """Read and validate a persona. Raises RequestError naming the file and the error in it."""
-    text, path = _read("persona", name), _path("persona", name)
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path}: is not valid TOML: {error}.") from error
+    path = _existing("persona", name)
+    content = read_toml(path, RequestError)
     model = content.pop("model", "")
     if not isinstance(model, str):
         raise RequestError(f"{path}: model must be a name in quotes (got {model!r}).")
@@ -112,21 +109,14 @@ def _path(kind: str, name: str) -> Path:
     return folder_of(kind) / f"{name}{_ENDINGS[kind]}"
 
 
-def _read(kind: str, name: str) -> str:
+def _existing(kind: str, name: str) -> Path:
     path = _path(kind, name)
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise RequestError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB.")
-        return data.decode()
-    except FileNotFoundError as error:
+    if not os.path.lexists(path):
         known = ", ".join(saved_names(kind)) or f"none yet: /{kind} save NAME"
-        raise RequestError(f"There is no {kind} {name}. Saved: {known}.") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error
+        raise RequestError(f"There is no {kind} {name}. Saved: {known}.")
+    if (size := os.lstat(path).st_size) > MAX_BYTES:
+        raise RequestError(f"{path}: has {size} bytes, more than {MAX_BYTES // 2**20} MiB.")
+    return path
 
 
 def _write(kind: str, name: str, text: str) -> Path:

@@ -5,7 +5,6 @@ Key bindings are in keys.toml in the configuration folder, one line such as `new
 
 import logging
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
-from localllm.settings import Settings, config_path, load_settings, read_key, sessions_path
+from localllm.settings import Settings, config_path, load_settings, read_key, read_toml, sessions_path
 from localllm.text import nearest, shortened
 from tui.app import ChatApp
 from tui.backend import Backend
@@ -130,14 +129,7 @@ def actions() -> list[str]:
 
 def load_keys(file: Path) -> dict[str, str]:
     """Read the keys of each action, comma-separated; {} if there is no file. Raises SettingsError if it is invalid."""
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise SettingsError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{file}: is not valid TOML: {error}.") from error
+    content = read_toml(file, SettingsError)
     known = actions()
     for name, key in content.items():
         if name not in known:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import RequestError
-from localllm.files import write_whole
+from localllm.files import read_text, write_whole
 
 # The routes that generate, in the protocols that programs use; how a request to most of them limits the answer.
 _LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
@@ -33,11 +33,10 @@ class Recording:
     @classmethod
     def read(cls, file: Path) -> "Recording":
         """Read what `write` wrote. Raises RequestError."""
+        text = read_text(file)
         try:
-            found = json.loads(file.read_bytes())
+            found = json.loads(text)
             path, body = found["path"], found["body"]
-        except OSError as error:
-            raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
         except (ValueError, TypeError, KeyError) as error:
             raise RequestError(f'{file} is not a recorded request: JSON with "path" and "body" is expected.') from error
         if path not in ROUTES or not isinstance(body, dict):

@@ -25,6 +25,7 @@ from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
+from localllm.library.errors import warn_once
 from localllm.placement.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ class LocalModel:
         """The engine's request without the prompt and what depends on it."""
         own: Mapping[str, Any] = self._behaviour.settings
         sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
+        if sampling.get("mirostat") == 1:
+            warn_once("mirostat 1 runs as mirostat 2, which superseded it")
         max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
         biases = sampling.get("logit_bias") or {}
         if biases and sum(bias == -math.inf for bias in biases.values()) >= self.tokenizer.vocab_size:
@@ -317,7 +320,7 @@ class LocalPrompt:
 
     def submit(self, choice: int = 0) -> "LocalStream":
         generation, seed = self.generation, self.generation.sampling.seed
-        if choice and seed is not None:
+        if choice and seed is not None and seed >= 0:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
         splitter = self.splitter and self.splitter()
         stream = self.loaded.engine.submit(generation)

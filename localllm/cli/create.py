@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.prompt import read_text
 from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, note
 from localllm.errors import RequestError
-from localllm.files import user_path
+from localllm.files import read_text, user_path
 
 if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel
@@ -51,7 +50,7 @@ def create(
     recipe = Modelfile()
     if file is not None or source is None:
         file = file or _USUAL_FILE
-        recipe = parse_modelfile(read_text(file).replace("\r\n", "\n"), source)
+        recipe = parse_modelfile(read_text(file), source)
         recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
     base = source if source is not None else _beside(file or _USUAL_FILE, recipe.source)
     store = OwnStore(own_store(settings))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import RequestError
+from localllm.files import read_text, text_of
 from localllm.text import shortened
 
 
@@ -19,18 +20,13 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if file:
         parts.append(read_text(file).removesuffix("\n"))
     if sys.stdin is not None and not sys.stdin.isatty():
-        parts.append(_decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n"))
+        parts.append(text_of(sys.stdin.buffer.read(), "standard input", utf_16=False).removesuffix("\n"))
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise RequestError(
             "No prompt. Pass it as an argument, with --file, or on standard input; `localllm chat MODEL` opens a chat."
         )
     return text
-
-
-def read_text(file: Path) -> str:
-    """Read a text file. Raises RequestError if it cannot be read or is not UTF-8."""
-    return _decoded(_read(file), str(file))
 
 
 def read_format(argument: str) -> Any:
@@ -70,10 +66,3 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {error.strerror}. Check the path.") from error
-
-
-def _decoded(data: bytes, source: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{source}: is not UTF-8 text (byte {error.start}). Convert it first.") from error

@@ -1,5 +1,6 @@
 """Extracts a file's text (plain text here, other formats in a child process), and splits it into chunks."""
 
+import codecs
 import hashlib
 import importlib.util
 import os
@@ -12,6 +13,7 @@ from gguf_io.confined import ChildEndedError, ConfinedChild
 from gguf_io.system import NotRegularError, open_regular
 from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
+from localllm.files import decoded
 from localllm.text import shortened
 
 MAX_TEXT_BYTES = 4 << 20
@@ -92,14 +94,10 @@ class Extractor:
 
 def _decoded(data: bytes) -> str:
     """The text of a plain file. Raises UnreadableError."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encoding = "utf-16"
-    elif b"\0" in data[:_BINARY_BYTES]:
+    if b"\0" in data[:_BINARY_BYTES] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UnreadableError("is not text")
-    else:
-        encoding = "utf-8-sig"
     try:
-        return data.decode(encoding)
+        return decoded(data)
     except UnicodeDecodeError as error:
         raise UnreadableError("is not UTF-8 text") from error
 

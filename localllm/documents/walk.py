@@ -99,7 +99,7 @@ def _with_rules(prefix: str, outer: _Rules) -> _Rules:
         if not os.path.isfile(path):  # missing, or a pipe, for example
             return outer
         with path.open("rb") as file:
-            lines = file.read(_MAX_RULES_BYTES).decode(errors="surrogateescape").splitlines()
+            lines = file.read(_MAX_RULES_BYTES).decode("utf-8-sig", errors="surrogateescape").splitlines()
     except OSError:
         return outer
     patterns = []

@@ -22,19 +22,9 @@ ATTENTION_SINKS = 4
 class SamplingParams(CommonSampling):
     """How the next token is chosen. Only requests set what is not common to settings and chats.
 
-    The final event reports the seed.
+    mirostat 1 runs as 2, which superseded it. The final event reports the seed.
     """
 
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    min_keep: int = 1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
@@ -280,7 +270,7 @@ RANGES: dict[str, Range] = {
     "mirostat": Range(0, 2),
     "mirostat_tau": Range(0, 100),
     "mirostat_eta": Range(0, 1),
-    "seed": Range(0, MAX_SEED),
+    "seed": Range(-(2**63), MAX_SEED),
     "logprobs": Range(0, MAX_LOGPROBS),
 }
 
@@ -303,8 +293,6 @@ def check_ranges(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is not None and not bounds.low <= value <= bounds.high:
             raise RequestError(f"{name} is {value}; it must be {bounds}.")
-    if params.mirostat == 1:
-        raise RequestError("mirostat is 1; it must be 0 (off) or 2. Version 1 is superseded by version 2.")
     breakers = params.dry_sequence_breakers
     if "" in breakers:
         raise RequestError("dry_sequence_breakers holds an empty string; each must have at least one character.")

@@ -166,7 +166,7 @@ class Detokenizer:
     """Decodes the bytes of one generation's tokens to text, piece by piece.
 
     The pieces joined are the text of all tokens, cut before the first stop string. Bytes that are not UTF-8 become
-    U+FFFD. stopped is the stop string that was found, None until then.
+    U+FFFD; a character that the end cuts is left out. stopped is the stop string that was found, None until then.
     """
 
     def __init__(self, stop: Sequence[str] = (), scope: StopScope | None = None, ends: Sequence[str] = ()) -> None:
@@ -186,19 +186,19 @@ class Detokenizer:
 
     def push(self, piece: bytes) -> str:
         """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
-        return self._release(self._decode(piece, False))
+        return self._release(self._decode(piece))
 
     def flush(self) -> str:
         """Return the held text when the generation ends, because it can no longer become a stop string."""
         if self.stopped:
             return ""
-        text = self._release(self._decode(b"", True), final=True)
+        text = self._release("", final=True)
         text, self._held = text + self._held, ""
         return text
 
-    def _decode(self, piece: bytes, final: bool) -> str:
+    def _decode(self, piece: bytes) -> str:
         piece = self._bytes + piece
-        text, taken = codecs.utf_8_decode(piece, "replace", final)
+        text, taken = codecs.utf_8_decode(piece, "replace", False)
         self._bytes = piece[taken:]
         return text
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import reason
-from localllm.files import listed
+from localllm.files import decoded, listed
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
@@ -143,7 +143,7 @@ class Checkpoint:
                 data = file.read(min(path.stat().st_size, MAX_JSON_BYTES) + 1)  # read allocates this much at once
             if len(data) > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB.")
-            return data.decode()
+            return decoded(data)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
         except UnicodeDecodeError as error:

@@ -3,38 +3,28 @@
     FROM <name, path or URL>        PARAMETER <name> <value>      TEMPLATE <text>     SYSTEM <text>
     ADAPTER <path>                  MESSAGE <role> <text>         LICENSE <text>      # a comment
 
-Instructions may be in any case and order; text between triple quotes may span lines.
+Instructions may be in any case and order. Values may be between quotation marks, and text between them, or between
+triple ones, may span lines.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from typing import Any
 
 from localllm.library.errors import LibraryError
+from localllm.sampling import ALIASES, CommonSampling
 from localllm.text import nearest, shortened
 
 # Supported parameters, and the type of their values. `stop` may occur many times.
 SUPPORTED: dict[str, type] = {
-    "frequency_penalty": float,
-    "min_p": float,
-    "mirostat": int,
-    "mirostat_eta": float,
-    "mirostat_tau": float,
+    **{name: float if isinstance(value, float) else int for name, value in asdict(CommonSampling()).items()},
     "num_ctx": int,
     "num_keep": int,
     "num_predict": int,
     "num_thread": int,
-    "presence_penalty": float,
-    "repeat_last_n": int,
-    "repeat_penalty": float,
-    "seed": int,
     "stop": str,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "typical_p": float,
 }
 # Ollama's other parameters: accepted so that its recipes work unchanged, and reported as unused when the model runs.
 _UNUSED: dict[str, type] = {
@@ -50,6 +40,8 @@ ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
 
 _QUOTES = '"""'
+_VALUE = re.compile(r'(?:parameter\s+\S+|message\s+\S+|[a-z]+)\s+(".*)', re.IGNORECASE)
+_BEGINS = re.compile(r"\s*(from|parameter|template|system|adapter|license|message)\s", re.IGNORECASE)
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)[ \t]+(.*)", re.DOTALL)
 
 
@@ -110,22 +102,33 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
-    """Instructions with the numbers of their first lines; text between triple quotes belongs to one instruction."""
+    """Instructions with the numbers of their first lines; text between quotation marks belongs to one instruction."""
     found: list[tuple[int, str]] = []
-    lines = iter(enumerate(StringIO(text), start=1))  # str.splitlines would also split at other characters
-    for first, line in lines:
+    lines = list(StringIO(text))  # str.splitlines would also split at other characters
+    at = 0
+    while at < len(lines):
+        first, line = at, lines[at]
+        at += 1
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        instruction = [line]
-        if line.count(_QUOTES) == 1:
-            for _, more in lines:
-                instruction.append(more)
-                if _QUOTES in more:
-                    break
-            else:
-                raise LibraryError(f"Modelfile, line {first}: the triple quotes are not closed.")
-        found.append((first, "".join(instruction)))
+        if (quotes := _opened(line)) is not None:
+            at = next((end for end in range(at, len(lines)) if lines[end].rstrip().endswith(quotes)), -1) + 1
+            if not at and quotes == _QUOTES:
+                raise LibraryError(f"Modelfile, line {first + 1}: the triple quotes are not closed.")
+            if not at or (quotes != _QUOTES and any(map(_BEGINS.match, lines[first + 1 : at]))):
+                at = first + 1  # a quotation mark that is text
+        found.append((first + 1, "".join(lines[first:at])))
     return found
+
+
+def _opened(line: str) -> str | None:
+    """The quotation marks with which a line's value begins and does not end, so that it may go on in further lines."""
+    match = _VALUE.fullmatch(line.strip())
+    if match is None:
+        return None
+    value = match[1]
+    quotes = _QUOTES if value.startswith(_QUOTES) else '"'
+    return None if value.endswith(quotes) and len(value) >= 2 * len(quotes) else quotes
 
 
 def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
@@ -134,7 +137,7 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
             raise LibraryError(
                 "there can be one FROM. Lay a projector beside the model as mmproj.gguf, or name it with --mmproj."
             )
-        recipe.source = value
+        recipe.source = _unquoted(value)
     elif instruction == "PARAMETER":
         _set_parameter(recipe, value)
     elif instruction == "TEMPLATE":
@@ -142,21 +145,21 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
     elif instruction == "SYSTEM":
         recipe.system = _unquoted(value)
     elif instruction == "ADAPTER":
-        recipe.adapters.append(value)
+        recipe.adapters.append(_unquoted(value))
     elif instruction == "LICENSE":
         recipe.licenses.append(_unquoted(value))
     elif instruction == "MESSAGE":
-        role, _, content = value.partition(" ")
+        role, content = _first_word(value)
         if role.lower() not in ROLES:
             raise LibraryError(f"{shortened(role)!r} is not a role; choose {', '.join(ROLES)}.")
-        recipe.messages.append({"role": role.lower(), "content": _unquoted(content.strip())})
+        recipe.messages.append({"role": role.lower(), "content": _unquoted(content)})
     elif instruction != "REQUIRES":  # an Ollama version, which does not apply to localllm
         raise LibraryError(f"there is no instruction {shortened(instruction)}.")
 
 
 def _set_parameter(recipe: Modelfile, text: str) -> None:
-    name, _, raw = text.partition(" ")
-    name, value = name.lower(), _unquoted(raw.strip())
+    name, raw = _first_word(text)
+    name, value = ALIASES.get(name.lower(), name.lower()), _unquoted(raw)
     if name not in PARAMETERS:
         near = nearest(name, PARAMETERS)
         hint = f"Did you mean {near}?" if near else f"There are {', '.join(SUPPORTED)}."
@@ -168,6 +171,12 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
         recipe.parameters[name] = PARAMETERS[name](value)
     except ValueError:
         raise LibraryError(f"{name} must be a number, not {shortened(value)!r}.") from None
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    """The text before the first white space, and what follows that."""
+    word, *rest = text.split(None, 1)
+    return word, "".join(rest)
 
 
 def _unquoted(text: str) -> str:

@@ -36,7 +36,7 @@ def lm_studio_models() -> list[Path]:
     homes = [Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"]
     pointer = Path.home() / ".lmstudio-home-pointer"
     try:
-        named = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        named = pointer.read_text(encoding="utf-8-sig", errors="replace").strip()
     except OSError:  # LM Studio is not here
         named = ""
     homes = [Path(named), *homes] if named else homes

@@ -3,13 +3,26 @@
 import logging
 import math
 import re
-from dataclasses import fields
+from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import Annotated, Any, Literal, Self
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from localllm.engine.request import ContextPolicy, SamplingParams
+from localllm.sampling import ALIASES
 from localllm.server.errors import ApiError
 from localllm.server.limits import (
     MAX_ADAPTERS,
@@ -27,9 +40,18 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[\w.:$-]{1,64}")
 
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+
+def _not_boolean(value: Any) -> Any:
+    """Refuse true and false for a number: Python counts them as 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number, not true or false")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_not_boolean), Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Limit = Annotated[int, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: as many as fit
+Whole = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 Object = dict[str, Any]
 # fail_fast: validation stops at the first wrong item. A list may have two million.
 Tokens = Annotated[list[Count], Field(fail_fast=True)]
@@ -39,8 +61,11 @@ Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 MAX_PRIORITY = 1000
 BANNED = -100  # a logit_bias of this or less bans the token
-# Sampling fields that bodies may have under the same names; the engine checks the values of llama.cpp's own ones.
-_SAMPLING = {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
+
+
+def either(name: str) -> AliasChoices:
+    """A sampling parameter's name and what other programs call it."""
+    return AliasChoices(name, *(alias for alias, own in ALIASES.items() if own == name))
 
 
 def shown(name: object) -> str:
@@ -56,7 +81,7 @@ def note_ignored(what: str, level: int = logging.WARNING) -> None:
 
 
 class Body(BaseModel):
-    """A request's body. Unknown fields are ignored, and logged once."""
+    """A request's body. Unknown fields are ignored, and logged once. true and false are no numbers."""
 
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
@@ -68,14 +93,38 @@ class Body(BaseModel):
                 note_ignored(f"field {shown(name)} of {cls.__name__}", logging.INFO)
         return given
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        return _not_boolean(value) if info.field_name in _numbers(cls) else value
+
+
+@cache
+def _numbers(body: type[Body]) -> frozenset[str]:
+    """The names of the fields that take a number, and neither true nor false."""
+    taken = {name: _types(field.annotation) for name, field in body.model_fields.items()}
+    return frozenset(name for name, types in taken.items() if types & {int, float} and bool not in types)
+
+
+def _types(annotation: Any) -> set[Any]:
+    """The types that a value may have itself, as opposed to its items."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        parts = get_args(annotation)
+        return set().union(*map(_types, parts if get_origin(annotation) is not Annotated else parts[:1]))
+    return {annotation}
+
+
+def _names(field: FieldInfo) -> Iterator[str]:
+    """The aliases of a field."""
+    for alias in (field.alias, field.validation_alias):
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        yield from (name for name in choices if isinstance(name, str))
+
 
 @cache
 def _aliases(body: type[Body]) -> frozenset[str]:
     """The aliases of a body's fields."""
-    declared = body.model_fields.values()
-    aliases = [alias for field in declared for alias in (field.alias, field.validation_alias)]
-    choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
-    return frozenset(name for names in choices for name in names if isinstance(name, str))
+    return frozenset(name for field in body.model_fields.values() for name in _names(field))
 
 
 class AppliedAdapter(Body):
@@ -101,7 +150,43 @@ class ComputedBody(ModelBody):
     truncate: bool = False
 
 
-class Extensions(ComputedBody):
+class SamplingFields(Body):
+    """The sampling parameters of OpenAI's, Anthropic's and llama.cpp's protocols, those of SamplingParams.
+
+    The engine checks their values.
+    """
+
+    temperature: Number | None = None
+    dynatemp_range: Number | None = None
+    dynatemp_exponent: Number | None = None
+    top_k: Whole | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    top_n_sigma: Number | None = None
+    xtc_probability: Number | None = None
+    xtc_threshold: Number | None = None
+    min_keep: Whole | None = None
+    repeat_penalty: Annotated[Number | None, Field(validation_alias=either("repeat_penalty"))] = None
+    repeat_last_n: Whole | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    dry_multiplier: Number | None = None
+    dry_base: Number | None = None
+    dry_allowed_length: Whole | None = None
+    dry_penalty_last_n: Whole | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
+    typical_p: Number | None = None
+    mirostat: Whole | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The parameters that are set, by name."""
+        return {name: value for name in SamplingFields.model_fields if (value := getattr(self, name)) is not None}
+
+
+class Extensions(SamplingFields, ComputedBody):
     """Our additions to OpenAI's and Anthropic's protocols.
 
     num_ctx limits the context, truncate drops old messages that do not fit, progress asks for events before the first
@@ -111,18 +196,13 @@ class Extensions(ComputedBody):
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     progress: bool = False
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
-    min_p: Number | None = None
-    repeat_penalty: Number | None = None
     lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
     service_tier: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
         """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
-        sampling = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
-        if sampling.get("seed", 0) < 0:
-            sampling["seed"] = None
+        sampling = self.sampling_fields()
         if biases := getattr(self, "logit_bias", None):
             sampling["logit_bias"] = _biases(biases)
         if logprobs is not None:
@@ -151,11 +231,6 @@ class Sampled(Extensions):
     return_progress: llama-server's form of progress.
     """
 
-    temperature: Number | None = None
-    top_p: Number | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stops | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
@@ -233,11 +308,11 @@ def keep_alive_s(value: float | str | None) -> float | None:
         raise ApiError(400, str(error)) from error
 
 
-def stop_strings(value: Any) -> tuple[str, ...]:
+def stop_strings(value: Any, name: str = "stop") -> tuple[str, ...]:
     """Parse a string or a list of strings, dropping empty ones. Raises ApiError 400, also if too many or too long."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ApiError(400, 'option "stop" must be of type array of strings')
+        raise ApiError(400, f'option "{name}" must be of type array of strings')
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
         raise ApiError(400, f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters are allowed")
     return tuple(stop for stop in stops if stop)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localllm.errors import SettingsError
-from localllm.files import write_whole
+from localllm.files import read_text, write_whole
 from localllm.settings import config_path
 from localllm.tools.action import Action
 
@@ -74,12 +74,11 @@ def _covers(rule: str, action: Action) -> bool:
 
 
 def _read(file: Path) -> dict[str, list[str]]:
+    text = read_text(file, SettingsError, missing="{}")
     try:
-        kept = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{file}: cannot be read: {error}. Fix it or move it away.") from error
+        kept = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{file}: is not JSON: {error}. Fix it or move it away.") from error
     if not isinstance(kept, dict) or not all(
         isinstance(rules, list) and all(isinstance(rule, str) for rule in rules) for rules in kept.values()
     ):

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import SettingsError, reason
+from localllm.files import read_text
 from localllm.settings import config_path
 from localllm.tools.action import Action, Tool, ToolError
 
@@ -42,12 +43,11 @@ def servers_path() -> Path:
 
 def read_servers(file: Path) -> dict[str, Mapping[str, Any]]:
     """The servers in a file by name, without disabled ones; {} if there is no file. Raises SettingsError if invalid."""
+    text = read_text(file, SettingsError, missing="{}")
     try:
-        servers = json.loads(file.read_bytes()).get("mcpServers", {})
+        servers = json.loads(text).get("mcpServers", {})
         checked = {str(name): _checked(server) for name, server in servers.items() if not server.get("disabled")}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}. It needs an object mcpServers of servers by name.") from error
     return checked
 

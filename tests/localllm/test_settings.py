@@ -99,7 +99,7 @@ def test_a_file_that_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings({}, {}, tmp_path)
     (tmp_path / "latin").write_bytes(b"seed = 1 # \xe4")
-    with pytest.raises(SettingsError, match="not valid TOML"):
+    with pytest.raises(SettingsError, match="not UTF-8 text"):
         load_settings({}, {}, tmp_path / "latin")
 
 

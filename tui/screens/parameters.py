@@ -9,7 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static, TextArea
 
 from localllm.errors import RequestError
-from tui.parameters import NAMES, PRESETS, Parameters
+from tui.parameters import PRESETS, Parameters
 from tui.widgets.frame import KeyBar
 
 _HINTS = {
@@ -93,7 +93,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
     def action_keep(self) -> None:
         """Check all fields and return them; focus the first invalid one and show the reason."""
         parameters = self._parameters
-        for name in NAMES:
+        for name in ("system", *_HINTS):
             text = self._system.text if name == "system" else self._fields[name].value
             try:
                 parameters = parameters.with_text(name, text.strip(), self._defaults)

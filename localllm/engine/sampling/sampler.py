@@ -48,7 +48,7 @@ class Sampler:
         # Preallocated: allocating arrays of this size takes longer than the arithmetic.
         self._adjusted = np.empty(vocab_size, np.float32)
         self._ceilings = np.empty(vocab_size, np.float32)
-        self.seed = secrets.randbits(32) if params.seed is None else params.seed
+        self.seed = secrets.randbits(32) if params.seed is None or params.seed < 0 else params.seed
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
         penalises = params.repeat_last_n != 0 and (

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.errors import RequestError, reason
+from localllm.errors import RequestError
+from localllm.files import read_text
 from localllm.measure.formulas.hardware import HARDWARE
 
 GIGA = 1e9
@@ -78,10 +79,11 @@ def from_bench(path: Path, memory: float, overhead: float = 0.0) -> Machine:
     Uses the run that reads fastest, at its first depth. Raises RequestError for other files, and for models run by
     llama.cpp, whose work is not counted.
     """
+    text = read_text(path)
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read: {reason(error)}.") from error
+        report = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{path}: is not JSON: {error}. Write it with localllm bench MODEL --json.") from error
     rates: list[tuple[float, float]] = []
     match report:
         case {"runs": [*runs]}:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.errors import RequestError, reason
+from localllm.errors import RequestError
+from localllm.files import read_text
 from localllm.measure.workload.requests import Request
 
 Prompt = str | list[dict[str, Any]]
@@ -62,10 +63,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Raises RequestError naming file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also split at U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {reason(error)}.") from error
+    lines = read_text(path).split("\n")  # splitlines would also split at U+2028
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise RequestError(f"{path} has no prompts.")

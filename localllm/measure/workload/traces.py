@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from localllm.errors import RequestError, reason
+from localllm.errors import RequestError
+from localllm.files import read_text
 from localllm.measure.workload.requests import Block, Request
 
 MOONCAKE_BLOCK = 512
@@ -27,16 +29,13 @@ def read_trace(path: Path, most: int | None = None) -> list[Request]:
     Raises RequestError naming file and line.
     """
     requests: list[Request] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            head = lines.readline()
-            lines.seek(0)
-            for number, request in islice(_parsed(lines, head, path), most):
-                if requests and request.at < requests[-1].at:
-                    raise RequestError(f"{path}, line {number}: the request is earlier than the one before it.")
-                requests.append(request)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {reason(error)}.") from error
+    lines = StringIO(read_text(path))
+    head = lines.readline()
+    lines.seek(0)
+    for number, request in islice(_parsed(lines, head, path), most):
+        if requests and request.at < requests[-1].at:
+            raise RequestError(f"{path}, line {number}: the request is earlier than the one before it.")
+        requests.append(request)
     if not requests:
         raise RequestError(f"{path} has no requests.")
     first = requests[0].at

@@ -11,9 +11,9 @@ from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import UNLIMITED, AnswerRequest
 from localllm.engine.request import FinishReason, SamplingParams
 from localllm.server.answering import Writer, answer
-from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens
+from localllm.server.bodies import BANNED, Body, Limit, Object, Sampled, Tokens
 from localllm.server.errors import ApiError
-from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from localllm.server.limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import interruptible
@@ -57,22 +57,6 @@ class Predicted(Sampled):
     t_max_predict_ms: int = 0
     post_sampling_probs: bool = False
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    dynatemp_range: Number | None = None
-    dynatemp_exponent: Number | None = None
-    typical_p: Number | None = None
-    top_n_sigma: Number | None = None
-    xtc_probability: Number | None = None
-    xtc_threshold: Number | None = None
-    min_keep: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    repeat_last_n: Limit | None = None
-    dry_multiplier: Number | None = None
-    dry_base: Number | None = None
-    dry_allowed_length: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    dry_penalty_last_n: Limit | None = None
-    dry_sequence_breakers: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
-    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
-    mirostat_tau: Number | None = None
-    mirostat_eta: Number | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 from localllm.answer.request import UNLIMITED
 from localllm.engine.request import SamplingParams
+from localllm.sampling import ALIASES
 from localllm.server.bodies import note_ignored, shown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
@@ -34,20 +35,21 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of an AnswerRequest. Unknown names are logged once. Raises ApiError 400 for a value of the wrong type."""
     sampling: dict[str, Any] = {}
     read: dict[str, Any] = {"sampling": sampling, "defaults": DEFAULTS}
-    for name, value in (given or {}).items():
+    for name, value in ((ALIASES.get(name, name), value) for name, value in (given or {}).items()):
         if value is None or name in WITHOUT_EFFECT:
             continue
         if name in _INTEGERS:
             sampling[name] = _integer(name, value)
         elif name in _NUMBERS:
             sampling[name] = _number(name, value)
+        elif name == "dry_sequence_breakers":
+            sampling[name] = stop_strings(value, name)
         elif name == "stop":
             read["stop"] = stop_strings(value)
         elif name == "lora":
             read["adapters"] = _adapters(value)
         elif name == "seed":
-            seed = _integer(name, value, -(2**63), 2**63 - 1)
-            sampling["seed"] = None if seed < 0 else seed
+            sampling[name] = _integer(name, value, -(2**63), 2**63 - 1)
         elif name in _LIMITS:
             read |= _limit(name, _integer(name, value))
         else:
@@ -87,5 +89,5 @@ def _number(name: str, value: Any) -> float:
 
 
 def _hint(name: str) -> str:
-    near = nearest(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "lora", "stop"])
+    near = nearest(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop"])
     return f"; did you mean {near!r}?" if near else ""

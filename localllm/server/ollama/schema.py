@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from localllm.server.bodies import Body, Tokens, Tools
+from localllm.server.bodies import Body, Number, Tokens, Tools
 from localllm.server.limits import MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOP_LOGPROBS
 
 ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
-KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
+KeepAlive = Number | str | None
 
 
 class Common(Body):

@@ -160,8 +160,9 @@ class _Writer(answering.Writer):
             yield from self._part(part)
 
     def end(self, run: Run) -> Iterator[bytes]:
-        yield from self._close()
-        response = self._ended(run.answers[0])
+        answer = run.answers[0]
+        yield from self._close(_status(answer))
+        response = self._ended(answer)
         yield self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LocalLLMError) -> bytes:
@@ -174,7 +175,7 @@ class _Writer(answering.Writer):
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
         for part in [*parts, *(called([call]) for call in answer.calls)]:
             self._part(part)
-        self._close()
+        self._close(_status(answer))
         return self._ended(answer)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -211,8 +212,8 @@ class _Writer(answering.Writer):
         part = _content_part(kind, "")
         return [self._item_event("added"), self._event(f"response.{kind.whole}.added", **self._at(kind), part=part)]
 
-    def _close(self) -> list[bytes]:
-        """Complete the open item. A call that is still open was cut off by the answer's end."""
+    def _close(self, status: str = "completed") -> list[bytes]:
+        """Close the open item with this status. A call that is still open was cut off by the answer's end."""
         part_kind, self._open = self._open, None
         if part_kind is None:
             return []
@@ -222,7 +223,7 @@ class _Writer(answering.Writer):
             return [self._item_event("done")]
         kind = self._kinds[part_kind]
         part = _content_part(kind, self._text)
-        item |= {kind.field: [part], "status": "completed"}
+        item |= {kind.field: [part], "status": status}
         if kind is not _MESSAGE and self._seals:
             item["encrypted_content"] = sealed(self._text)
         return [
@@ -284,11 +285,11 @@ class _Writer(answering.Writer):
         return {**self._at_item(), kind.index: 0}
 
     def _ended(self, answer: Answer) -> Object:
-        cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts
+        status, counts = _status(answer), answer.last.counts
         response = {
             **self._response,
-            "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": self._items,
             "usage": {
                 "input_tokens": counts.prompt,
@@ -301,6 +302,11 @@ class _Writer(answering.Writer):
         }
         self._keep(response)
         return response
+
+
+def _status(answer: Answer) -> str:
+    """How an answer ended, and with it the item that was open."""
+    return "incomplete" if answer.last.finish_reason is FinishReason.LENGTH else "completed"
 
 
 def _begun(body: ResponsesBody) -> Object:

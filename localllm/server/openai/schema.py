@@ -11,7 +11,6 @@ from localllm.server.bodies import (
     Extensions,
     Limit,
     Messages,
-    Number,
     Object,
     Sampled,
     Tokens,
@@ -98,8 +97,6 @@ class ResponsesBody(Extensions):
     tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
     stream: bool | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     max_output_tokens: Limit | None = None
     reasoning: Reasoning | None = None
     text: Object | None = None

@@ -41,7 +41,7 @@ def refused(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["--prompts", "y", "--shared-prefix", "5"], "--shared-prefix cannot be used with --prompts"),
         (["--trace", "x", "--speedup", "2", "--rate", "1"], "--speedup replays a trace's own times"),
         (["--trace", "x", "--scale", "0"], "--scale is 0.0; give a number above 0"),
-        (["--trace", "./nowhere"], "nowhere cannot be read"),
+        (["--trace", "./nowhere"], "nowhere: cannot be read"),
         (["--prefixes", "2"], "--prefixes needs --shared-prefix"),
         (["--prompt-tokens", "9:3"], "--prompt-tokens is '9:3'"),
         (["--shared-prefix", "300"], "leaves nothing of a prompt of 256"),

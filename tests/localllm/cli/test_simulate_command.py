@@ -28,7 +28,7 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["--memory", "4"], "leaves nothing of 4.0 GB"),
         (["--measure"], "--measure needs a model"),
         (["--machine", "H100", "--measure"], "exclude each other"),
-        (["--bench", "./nowhere.json"], "nowhere.json cannot be read"),
+        (["--bench", "./nowhere.json"], "nowhere.json: cannot be read"),
         (["--kv-type", "q5_0"], "--kv-type is 'q5_0'; give one of f16, q8_0, q4_0"),
         ([str(builtin()), "--measure", "--kv-type", "f16"], "--kv-type cannot be used with --measure"),
         (["--plot", "--json"], "--plot cannot be used with --json"),

@@ -1,5 +1,6 @@
 """Streamed text compared with cutting the whole text, for stop strings that overlap themselves and each other."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,4 +33,13 @@ def test_characters_wait_for_their_last_byte() -> None:
     detokenizer = Detokenizer(["é!"])
     assert [detokenizer.push(bytes([byte])) for byte in "aé".encode()] == ["a", "", ""]
     assert detokenizer.push(b"?") == "é?"
-    assert detokenizer.push(b"\xc3") + detokenizer.flush() == "\ufffd"
+    assert detokenizer.push(b"\xc3\xc3") + detokenizer.flush() == "\ufffd"  # the first is invalid, the second cut
+
+
+@pytest.mark.parametrize("text", ["é", "€", "👍", "👍🏽", "あ"])
+def test_a_character_that_the_end_cuts_is_left_out(text: str) -> None:
+    whole = f"so {text}".encode()
+    for cut in range(3, len(whole) + 1):
+        detokenizer = Detokenizer(["never"])
+        shown = "".join(detokenizer.push(whole[at : at + 1]) for at in range(cut)) + detokenizer.flush()
+        assert shown == whole[:cut].decode(errors="ignore")

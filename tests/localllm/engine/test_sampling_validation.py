@@ -48,7 +48,6 @@ def test_values_outside_are_refused_with_the_name_and_range(name: str, beyond: s
         (SamplingParams(dry_sequence_breakers=("\n", "")), "dry_sequence_breakers holds an empty string"),
         (SamplingParams(dry_sequence_breakers=("x",) * 65), "at most 64 strings of at most 256"),
         (SamplingParams(dry_sequence_breakers=("x" * 257,)), "at most 64 strings of at most 256"),
-        (SamplingParams(mirostat=1), "mirostat is 1"),
     ],
 )
 def test_other_refusals(params: SamplingParams, message: str) -> None:

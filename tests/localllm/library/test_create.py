@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import gguf
@@ -17,6 +18,7 @@ from localllm.library.modelfile import Modelfile, parse_modelfile
 from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
 from localllm.library.places import own_store
+from localllm.sampling import CommonSampling
 from localllm.settings import Settings, load_settings, parse_lora
 from tests.gguf_files import finish
 from tests.gpu_offload import lora_files
@@ -56,6 +58,38 @@ def test_only_newlines_end_a_line() -> None:
     assert recipe.messages == [{"role": "user", "content": "Hi\x1e!"}]
 
 
+@pytest.mark.parametrize("quotes", ["", '"', '"""'])
+def test_every_value_may_be_between_quotation_marks(quotes: str) -> None:
+    def quoted(text: str) -> str:
+        return f"{quotes}{text}{quotes}"
+
+    recipe = parse_modelfile(
+        f"from {quoted('./my models/a b.gguf')}\nADAPTER\t{quoted('my lora.gguf')}\nLICENSE {quoted('MIT, see it')}\n"
+        f"SYSTEM {quoted('Be kind.')}\nTEMPLATE {quoted('{{ .Prompt }}')}\nMESSAGE  user   {quoted('Hi there')}\n"
+        f"PARAMETER\tstop\t{quoted('a b')}\nPARAMETER top_k {quoted('5')}\nPARAMETER repetition_penalty 1.5"
+    )
+    assert (recipe.source, recipe.adapters) == ("./my models/a b.gguf", ["my lora.gguf"])
+    assert (recipe.licenses, recipe.system, recipe.template) == (["MIT, see it"], "Be kind.", "{{ .Prompt }}")
+    assert recipe.messages == [{"role": "user", "content": "Hi there"}]
+    assert recipe.parameters == {"stop": ["a b"], "top_k": 5, "repeat_penalty": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("system", "meant"),
+    [
+        ('"one\ntwo"', "one\ntwo"),
+        ('"""one\n"two"\n"""', 'one\n"two"\n'),
+        ('"Hi" she said.', '"Hi" she said.'),
+        ('He said "Hi"', 'He said "Hi"'),
+        ('"', '"'),
+        ('""', ""),
+    ],
+)
+def test_quotation_marks_may_span_lines(system: str, meant: str) -> None:
+    recipe = parse_modelfile(f'FROM a\nSYSTEM {system}\nPARAMETER stop "x"')
+    assert (recipe.system, recipe.parameters) == (meant, {"stop": ["x"]})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -66,6 +100,7 @@ def test_only_newlines_end_a_line() -> None:
         ("FROM a\nPARAMETER top_k many", "line 2: top_k must be a number"),
         ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
         ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is not a role"),
+        ("FROM a\nPARAMETER temperature true", "line 2: temperature must be a number"),
         ("FROM", "line 1: 'FROM' is not an instruction and a value"),
         ("FROM a\n" + "x" * (1 << 20), "characters, more than"),
     ],
@@ -94,10 +129,9 @@ def test_every_parameter_of_the_sampler_is_followed(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {
-        "frequency_penalty": 0.5, "min_p": 0.1, "mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 4.0,
-        "presence_penalty": 1.5, "repeat_last_n": 32, "repeat_penalty": 1.2, "seed": 5, "temperature": 0.4,
-        "top_k": 9, "top_p": 0.7, "typical_p": 0.6,
-    }  # fmt: skip
+        name: 2 if name == "mirostat" else 7 if name == "seed" else value + 1
+        for name, value in asdict(CommonSampling()).items()
+    }
     write_file(home / "tiny.gguf", tiny_gguf)
     lines = [f"PARAMETER {name} {value}" for name, value in given.items()]
     write_file(home / "Modelfile", "\n".join(["FROM ./tiny.gguf", *lines, "PARAMETER num_keep 24"]).encode())

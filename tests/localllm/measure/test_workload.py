@@ -85,12 +85,12 @@ def test_what_is_no_trace_is_refused(write: Callable[..., Path], text: str, said
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for read in (read_trace, read_prompts):
-        with pytest.raises(RequestError, match="nowhere cannot be read: No such file"):
+        with pytest.raises(RequestError, match="nowhere: cannot be read: No such file"):
             read(tmp_path / "nowhere")
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     for read in (read_trace, read_prompts):
-        with pytest.raises(RequestError, match="binary cannot be read"):
+        with pytest.raises(RequestError, match="binary: is not UTF-8 text"):
             read(binary)
 
 
