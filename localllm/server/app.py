@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError
 from localllm.server import operation
 from localllm.server.anthropic import messages
-from localllm.server.errors import ErrorBody, message_of, status_of
+from localllm.server.errors import RETRY_AFTER, ErrorBody, message_of, status_of
 from localllm.server.json_body import ProtocolRoute, what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp_completion
 from localllm.server.llama_cpp import routes as llama_cpp
@@ -24,12 +24,11 @@ from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
 from localllm.server.openai.items import StoredItems
 from localllm.server.options import ServerOptions
+from localllm.server.refusals import REASON, RefusalLog
 from localllm.server.security import Gate
 from localllm.server.served import ServedModels
 from localllm.server.service import Service
 from localllm.server.streams import defect
-
-RETRY_AFTER = {"Retry-After": "1"}
 
 _PROTOCOLS = (
     ollama_models,
@@ -59,8 +58,9 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
         await served.close()
 
     app = FastAPI(title="localllm", version=version("localllm"), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Gate, options=options, error_body_at=error_body_at)
+    app.add_middleware(Counting, metrics=metrics)
+    app.add_middleware(RefusalLog)
     for kind in (LocalLLMError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _show_error)
     for module in (*_PROTOCOLS, operation):
@@ -91,6 +91,7 @@ async def _show_error(request: Request, error: Exception) -> JSONResponse:
         status, message = 400, what_is_wrong(error.errors(), error.body)
     elif isinstance(error, HTTPException):
         status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    request.scope[REASON] = message
     route = request.scope.get("route")
     write = route.error_body if isinstance(route, ProtocolRoute) else error_body_at(request.url.path)
     return JSONResponse(write(status, message, code), status, headers)

@@ -1,9 +1,12 @@
 """Request bodies that several protocols share: base types, OpenAI's messages and tools, limits, sampling parameters."""
 
+import itertools
 import logging
 import math
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -30,6 +33,8 @@ from localllm.server.limits import (
     MAX_INT,
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
+    MAX_NAMED,
+    MAX_NOTES,
     MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TOOLS,
@@ -55,6 +60,7 @@ Whole = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 Object = dict[str, Any]
 # fail_fast: validation stops at the first wrong item. A list may have two million.
 Tokens = Annotated[list[Count], Field(fail_fast=True)]
+Objects = Annotated[list[Object], Field(fail_fast=True)]
 Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 
 # Defaults below the request and the model's manifest: OpenAI's; min_p, which OpenAI lacks, is Ollama's.
@@ -76,8 +82,47 @@ def shown(name: object) -> str:
 
 @lru_cache(maxsize=1000)
 def note_ignored(what: str, level: int = logging.WARNING) -> None:
-    """Log that a part of a request is ignored. Logged once while it is among the last thousand such notes."""
-    log.log(level, "ignored: %s", what)
+    """Log that a part of a request is ignored, at most MAX_NOTES times a minute.
+
+    Logged once while it is among the last thousand such notes.
+    """
+    if _NOTES.allows():
+        log.log(level, "ignored: %s", what)
+
+
+class _Notes:
+    """Counts the lines of each minute. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._count = 0
+
+    def allows(self) -> bool:
+        """Whether one more line may be logged now. Once a minute, logs that there are too many."""
+        with self._lock:
+            if time.monotonic() > self._until:
+                self._until, self._count = time.monotonic() + 60, 0
+            self._count += 1
+            if self._count == MAX_NOTES + 1:
+                log.warning(
+                    "ignored: more than %d parts of requests; the others of this minute are not named", MAX_NOTES
+                )
+            return self._count <= MAX_NOTES
+
+
+_NOTES = _Notes()
+
+
+def note_unknown(names: Collection[str], what: str, level: int, hint: Callable[[str], str] = lambda _: "") -> None:
+    """Log the names that a request has and nobody knows: the first MAX_NAMED, and how many more there are.
+
+    what: what they are, with {} for a name. hint: text to add to a name's line.
+    """
+    for name in sorted(names)[:MAX_NAMED] if len(names) <= MAX_NAMED else itertools.islice(names, MAX_NAMED):
+        note_ignored(what.format(shown(name)) + hint(name), level)
+    if len(names) > MAX_NAMED:
+        note_ignored(f"{len(names) - MAX_NAMED:,} more, such as {what.format('of another name')}", level)
 
 
 class Body(BaseModel):
@@ -89,8 +134,8 @@ class Body(BaseModel):
     @classmethod
     def _note_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
-            for name in given.keys() - cls.model_fields.keys() - _aliases(cls):
-                note_ignored(f"field {shown(name)} of {cls.__name__}", logging.INFO)
+            unknown = given.keys() - cls.model_fields.keys() - _aliases(cls)
+            note_unknown(unknown, f"field {{}} of {cls.__name__}", logging.INFO)
         return given
 
     @field_validator("*", mode="before")
@@ -196,7 +241,7 @@ class Extensions(SamplingFields, ComputedBody):
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     progress: bool = False
-    lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
+    lora: Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)] | None = None
     service_tier: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
@@ -272,9 +317,9 @@ class Message(Body):
     """A message in OpenAI's format."""
 
     role: str
-    content: str | list[Object] | None = None
+    content: str | Objects | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
@@ -296,8 +341,8 @@ class Tool(Body):
     function: ToolFunction
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def keep_alive_s(value: float | str | None) -> float | None:

@@ -19,6 +19,7 @@ _STATUSES = (
     ((QueueFullError, OutOfMemoryError, LlamaCppMemoryError), 503),
 )
 LONGEST_MESSAGE = 4000
+RETRY_AFTER = {"Retry-After": "1"}
 
 # An absolute path's folders; sentences; and a flag of the command line.
 _FOLDER = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")

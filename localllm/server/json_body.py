@@ -9,7 +9,14 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_VALUES
+from localllm.server.limits import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_KEYS,
+    MAX_JSON_MEMBERS,
+    MAX_JSON_VALUES,
+)
+from localllm.server.refusals import MODEL
 from localllm.server.security import UPLOADS
 from localllm.server.streams import connected
 
@@ -43,23 +50,32 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Raise ValueError for a body with too many values or containers. Runs before parsing, which blocks all threads.
+    """Raise ValueError for a body with too many values, containers or keys.
 
-    Brackets and commas inside strings do not count.
+    Runs before parsing, which blocks all threads. Brackets, commas and colons inside strings do not count.
     """
-    if body.count(b"[") + body.count(b"{") > MAX_JSON_CONTAINERS or body.count(b",") > MAX_JSON_VALUES:
-        body = _STRING.sub(b"", body)
-    containers = body.count(b"[") + body.count(b"{")
-    if containers > MAX_JSON_CONTAINERS or body.count(b",") + containers > MAX_JSON_VALUES:
+    if _is_too_large(body) and _is_too_large(_STRING.sub(b"", body)):
         raise ValueError(
-            f"the JSON has more than {MAX_JSON_VALUES:,} values, or {MAX_JSON_CONTAINERS:,} lists and objects"
+            f"the JSON has more than {MAX_JSON_VALUES:,} values, {MAX_JSON_CONTAINERS:,} lists and objects, "
+            f"or {MAX_JSON_MEMBERS:,} keys"
         )
 
 
+def _is_too_large(body: bytes) -> bool:
+    containers = body.count(b"[") + body.count(b"{")
+    return (
+        containers > MAX_JSON_CONTAINERS
+        or body.count(b",") + containers > MAX_JSON_VALUES
+        or body.count(b":") > MAX_JSON_MEMBERS
+    )
+
+
 def _check_depth(parsed: Any) -> None:
-    """Raise ValueError for a body that is nested too deeply."""
+    """Raise ValueError for a body that is nested too deeply, or with an object of too many keys."""
     level = [parsed]
     for _ in range(MAX_JSON_DEPTH + 1):
+        if any(len(node) > MAX_JSON_KEYS for node in level if isinstance(node, dict)):
+            raise ValueError(f"an object in the JSON has more than {MAX_JSON_KEYS:,} keys")
         nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         level = [child for children in nodes for child in children]
         if not level:
@@ -108,9 +124,12 @@ class _JsonRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return await to_thread.run_sync(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
+            parsed = await to_thread.run_sync(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
+        if isinstance(parsed, dict) and isinstance(model := parsed.get("model"), str):
+            self.scope[MODEL] = model
+        return parsed
 
 
 class ProtocolRoute(APIRoute):

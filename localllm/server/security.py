@@ -8,18 +8,21 @@ change.
 import asyncio
 import contextlib
 import ipaddress
+import re
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import ApiError, ErrorBody
+from localllm.server.errors import RETRY_AFTER, ApiError, ErrorBody
 from localllm.server.keys import CLIENT, NAMESPACE, namespace_of, namespace_of_key
-from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
+from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
+from localllm.server.refusals import REASON
 
 # Routes that need no API key.
 OPEN_PATHS = frozenset({"/health", "/v1/health"})
@@ -36,6 +39,8 @@ LOCAL_ORIGINS = (
     *(f"{scheme}://*" for scheme in ("app", "tauri", "vscode-webview", "vscode-file")),
     *(f"{scheme}://*" for scheme in ("chrome-extension", "moz-extension", "safari-web-extension")),
 )
+# RFC 6454, section 6.1: a scheme, a host and a port. Patterns are matched only with these.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._~!$&'()*+,;=%-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 UPLOADS = "/api/blobs/"
 
 _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -54,7 +59,8 @@ class Gate:
         self._keys = options.keys
         own = socket.gethostname()
         self._hosts = {host.lower() for host in (options.settings.host, *options.hosts, own, f"{own}.local")}
-        self._origins = [origin.lower().rstrip("/") for origin in options.origins]
+        self._origins = [origin.lower().rstrip("/").replace("[", "[[]") for origin in options.origins]
+        self._room = _BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,23 +68,30 @@ class Gate:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
-        try:
-            self._check_source(scope, headers.get(b"host", ""), origin)
-            if origin:
-                send = _with_origin(send, origin)
-                if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-                    await _preflight(headers)(scope, receive, send)
-                    return
-            self._check_key(scope, headers)
-            if not scope["path"].startswith(UPLOADS):
-                receive = _replay(await _read_body(headers, receive), receive)
-        except ApiError as error:
-            body = self._error_body_at(scope["path"])(error.status, str(error), None)
-            # The unread rest of a body must not be parsed as the next request.
-            await JSONResponse(body, error.status, headers={"Connection": "close"})(scope, receive, send)
-            return
-        CLIENT.set(namespace_of(scope) or (scope.get("client") or ("",))[0])
-        await self._app(scope, receive, send)
+        with contextlib.ExitStack() as held:
+            try:
+                self._check_source(scope, headers.get(b"host", ""), origin)
+                if origin:
+                    send = _with_origin(send, origin)
+                    if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                        await _preflight(headers)(scope, receive, send)
+                        return
+                self._check_key(scope, headers)
+                CLIENT.set(namespace_of(scope) or (scope.get("client") or ("",))[0])
+                if not scope["path"].startswith(UPLOADS):
+                    take = held.enter_context(self._room.taken(CLIENT.get()))
+                    receive = _replay(await _read_body(headers, receive, take), receive)
+            except ApiError as error:
+                await self._refuse(scope, receive, send, error)
+                return
+            await self._app(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
+        scope[REASON] = str(error)
+        body = self._error_body_at(scope["path"])(error.status, str(error), None)
+        # The unread rest of a body must not be parsed as the next request.
+        headers = {"Connection": "close"} | (RETRY_AFTER if error.status == 503 else {})
+        await JSONResponse(body, error.status, headers=headers)(scope, receive, send)
 
     def _check_source(self, scope: Scope, host: str, origin: str | None) -> None:
         if not self._knows_host(host, scope):
@@ -105,6 +118,8 @@ class Gate:
     def _knows_origin(self, origin: str, host: str) -> bool:
         """Whether the page comes from this server, belongs to a local program, or is allowed by the user."""
         origin = origin.lower().rstrip("/")
+        if origin != "null" and not _ORIGIN.fullmatch(origin):
+            return False
         if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return True
         return any(fnmatchcase(origin, pattern) for pattern in (*LOCAL_ORIGINS, *self._origins))
@@ -119,6 +134,34 @@ class Gate:
         if namespace is None:
             raise ApiError(401, "an API key is required: send it as Authorization: Bearer ...")
         scope[NAMESPACE] = namespace
+
+
+class _BodyRoom:
+    """Counts the bytes of bodies that are received or answered, by client. For the event loop."""
+
+    def __init__(self) -> None:
+        self._held = Counter[str]()
+
+    @contextlib.contextmanager
+    def taken(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Within the block, a function that takes bytes for a client.
+
+        It raises ApiError 503 if the client would have more than remains free, as in Service.admit.
+        """
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            if self._held[client] + count > MAX_BODIES_BYTES - self._held.total() - count:
+                raise ApiError(503, "too many large requests are in progress; send this one again in a moment")
+            mine += count
+            self._held[client] += count
+
+        try:
+            yield take
+        finally:
+            self._held[client] -= mine
+            self._held += Counter()  # drops clients that hold nothing
 
 
 def _host_of(header: str) -> str | None:
@@ -155,8 +198,11 @@ def _check_framing(headers: dict[bytes, str]) -> None:
         raise ApiError(*_TOO_LARGE)
 
 
-async def _read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
-    """The whole body. Raises ApiError, after reading the rest, if it is too large, too slow or compressed."""
+async def _read_body(headers: dict[bytes, str], receive: Receive, take: Callable[[int], None]) -> bytes:
+    """The whole body. Raises ApiError, after reading the rest, if it is too large, too slow or compressed.
+
+    take: called with the bytes of each part; may raise ApiError.
+    """
     body = bytearray()
     try:
         _check_framing(headers)
@@ -165,6 +211,7 @@ async def _read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the body ended early")
+                take(len(message.get("body", b"")))
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
                     raise ApiError(*_TOO_LARGE)

@@ -15,8 +15,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gguf_io.system import raise_file_limit
 from localllm.errors import RequestError
 from localllm.server.app import create_app
-from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, STALLED_SECONDS
+from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, MAX_PROBE_SECONDS, PROBE_SECONDS, STALLED_SECONDS
 from localllm.server.options import ServerOptions
+from localllm.server.refusals import log_refusal
 from localllm.server.served import ServedModels
 
 BACKLOG = 2048
@@ -39,6 +40,7 @@ class GuardedProtocol(H11Protocol):
         """Stop all clocks."""
         self._stop("headers")
         self._stop("writing")
+        self._stop("probe")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -49,6 +51,32 @@ class GuardedProtocol(H11Protocol):
             self._stop("headers")
         elif "headers" not in self._clocks:
             self._start("headers", HEADER_SECONDS)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Go on with a request whose client sends nothing more, since it may still read. Only writing tells."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self._probe(PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """Send an interim response (102) from time to time, which fails if the client has closed the connection.
+
+        Its system answers the first one with a reset. A response that has begun is written anyway.
+        """
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+            return
+        if not self.cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        if not self.transport.is_closing():
+            longer = min(2 * seconds, MAX_PROBE_SECONDS)
+            self._clocks["probe"] = self.loop.call_later(seconds, self._probe, longer)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and log it like other refusals."""
+        log_refusal(400, msg)
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         """Start the clock of a slow client."""

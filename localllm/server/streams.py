@@ -16,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 from gguf_io.interruption import CHECKPOINT
 from localllm.errors import LocalLLMError
 from localllm.server import limits
-from localllm.server.errors import ApiError, ClientGoneError
+from localllm.server.errors import ApiError, ClientGoneError, message_of, status_of
 from localllm.server.keys import CLIENT
 from localllm.server.load_watch import LoadListener, LoadState
+from localllm.server.refusals import log_refusal
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ async def _with_errors(
             if line:
                 yield line
     except LocalLLMError as error:
+        log_refusal(status_of(error), message_of(error))
         yield error_line(error)
     except Exception as error:
         log.exception("a stream ended with %r", error)

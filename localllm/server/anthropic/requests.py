@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
-from localllm.server.bodies import Body, Extensions, ModelBody, Object, note_ignored, shown
+from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
     Part,
     image_part,
@@ -35,7 +35,7 @@ class Message(Body):
     """A message. content: text or blocks. role: also "system", in place."""
 
     role: str
-    content: str | list[Object]
+    content: str | Objects
 
 
 class Tool(Body):
@@ -57,9 +57,9 @@ class OutputConfig(Body):
 class CountBody(ModelBody):
     """/v1/messages/count_tokens; also a part of /v1/messages."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[Object] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Objects | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Object | None = None
     thinking: Object | None = None
     output_config: OutputConfig | None = None
@@ -119,7 +119,7 @@ def _format(body: MessagesBody) -> Any:
     return given["schema"]
 
 
-def _system(system: str | list[Object] | None) -> str:
+def _system(system: str | Objects | None) -> str:
     """The system text, without Claude Code's billing header."""
     blocks = [text_part(system)] if isinstance(system, str) else system or []
     return "\n".join(text for block in blocks if not (text := _string(block, "text")).startswith(BILLING))

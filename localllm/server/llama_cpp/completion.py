@@ -50,8 +50,8 @@ class Predicted(Sampled):
     n_predict: Limit = UNLIMITED
     cache_prompt: bool = True
     ignore_eos: bool = False
-    bias_pairs: Annotated[list[Any], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    samplers: Annotated[list[str], Field(max_length=64)] | None = None
+    bias_pairs: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_LOGIT_BIAS)] | None = None
+    samplers: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
     timings_per_token: bool = False
     n_indent: int = 0
     t_max_predict_ms: int = 0
@@ -94,13 +94,19 @@ class CompletionBody(Predicted):
     """
 
     prompt: (
-        str | Tokens | Object | Annotated[list[str | int | Object | list[str | int]], Field(max_length=MAX_PROMPTS)]
+        str
+        | Tokens
+        | Object
+        | Annotated[
+            list[str | int | Object | Annotated[list[str | int], Field(fail_fast=True)]],
+            Field(fail_fast=True, max_length=MAX_PROMPTS),
+        ]
     ) = ""
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_schema: Object | None = None
     return_tokens: bool = False
-    response_fields: Annotated[list[str], Field(max_length=256)] | None = None
+    response_fields: Annotated[list[str], Field(fail_fast=True, max_length=256)] | None = None
 
 
 class Extra(Body):
@@ -115,7 +121,7 @@ class InfillBody(Predicted):
 
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: Annotated[list[Extra], Field(max_length=MAX_PROMPTS)] | None = None
+    input_extra: Annotated[list[Extra], Field(fail_fast=True, max_length=MAX_PROMPTS)] | None = None
     prompt: str = ""
 
 

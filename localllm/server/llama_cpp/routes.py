@@ -71,7 +71,9 @@ class TemplateBody(ModelBody):
 class EmbeddingBody(ComputedBody):
     """/embedding. content, or input: one text or several. embd_normalize: only 2, the Euclidean norm."""
 
-    content: Annotated[str | list[str], Field(validation_alias=AliasChoices("content", "input"))]
+    content: Annotated[
+        str | Annotated[list[str], Field(fail_fast=True)], Field(validation_alias=AliasChoices("content", "input"))
+    ]
     embd_normalize: Literal[2] = 2
 
 
@@ -85,7 +87,7 @@ class RerankBody(ComputedBody):
     """/rerank."""
 
     query: str
-    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
+    documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     return_documents: bool = False
 

@@ -1,5 +1,6 @@
 """Ollama's `options` and defaults, as fields of an AnswerRequest."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,7 +9,7 @@ from typing import Any
 from localllm.answer.request import UNLIMITED
 from localllm.engine.request import SamplingParams
 from localllm.sampling import ALIASES
-from localllm.server.bodies import note_ignored, shown, stop_strings
+from localllm.server.bodies import note_unknown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
 from localllm.text import nearest
@@ -35,6 +36,7 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of an AnswerRequest. Unknown names are logged once. Raises ApiError 400 for a value of the wrong type."""
     sampling: dict[str, Any] = {}
     read: dict[str, Any] = {"sampling": sampling, "defaults": DEFAULTS}
+    unknown: list[str] = []
     for name, value in ((ALIASES.get(name, name), value) for name, value in (given or {}).items()):
         if value is None or name in WITHOUT_EFFECT:
             continue
@@ -53,7 +55,8 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         elif name in _LIMITS:
             read |= _limit(name, _integer(name, value))
         else:
-            note_ignored(f"unknown option {shown(name)}{_hint(name[:LONGEST_NAME])}")
+            unknown.append(name)
+    note_unknown(unknown, "unknown option {}", logging.WARNING, _hint)
     return read
 
 
@@ -89,5 +92,5 @@ def _number(name: str, value: Any) -> float:
 
 
 def _hint(name: str) -> str:
-    near = nearest(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop"])
+    near = nearest(name[:LONGEST_NAME], [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop"])
     return f"; did you mean {near!r}?" if near else ""

@@ -62,7 +62,7 @@ class Message(Body):
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -70,7 +70,7 @@ class Message(Body):
 class ChatBody(Common):
     """/api/chat."""
 
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tools: Tools | None = None
 
 
@@ -130,10 +130,10 @@ class CreateBody(Body):
     adapters: dict[str, str] | None = None
     draft_files: dict[str, str] | None = None
     template: str | None = None
-    license: str | list[str] | None = None
+    license: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     system: str | None = None
     parameters: dict[str, Any] | None = None
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     quantize: Annotated[str | None, Field(validation_alias=AliasChoices("quantize", "quantization"))] = None
     renderer: str | None = None
     parser: str | None = None

@@ -48,9 +48,9 @@ class ChatBody(Constrained):
 
     messages: Messages
     max_completion_tokens: Limit | None = None
-    tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
-    functions: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    functions: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     function_call: str | Object | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -92,15 +92,15 @@ class EmbeddingsBody(ComputedBody):
 class ResponsesBody(Extensions):
     """/v1/responses."""
 
-    input: str | Annotated[list[Object], Field(max_length=MAX_MESSAGES)] = ""
+    input: str | Annotated[list[Object], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
-    tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
     stream: bool | None = None
     max_output_tokens: Limit | None = None
     reasoning: Reasoning | None = None
     text: Object | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     store: bool | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -50,7 +50,23 @@ def status(options: ServerOptions, path: str = "/api/tags", **headers: str) -> i
         ("", "http://localhost:81", 200),
         ("", "http://127.0.0.1:3000", 200),
         ("", "http://[::1]:3000", 200),
+        ("", "http://localhost:81/", 200),
         ("", "http://localhost.evil", 403),
+        *(
+            ("", f"http://localhost:{rest}", 403)
+            for rest in ("x.evil.com", "1@evil.com", "80/../evil.com", "", "123456")
+        ),
+        ("", "http://127.0.0.1:80:evil.com", 403),
+        ("", "http://[::1]:x", 403),
+        ("", "app://x/../y", 403),
+        ("", "vscode-webview://a@b", 403),
+        ("http://localhost:*", "http://localhost:1@evil.com", 403),
+        ("https://*.example", "https://evil.com/a.example", 403),
+        ("https://*.example", "https://evil.com:1.example", 403),
+        ("http://[fd00::1]:*", "http://[fd00::1]:3000", 200),
+        ("http://[fd00::1]:*", "http://f:3000", 403),
+        ("*", "http://a/b", 403),
+        ("*", "null", 200),
         ("", "http://localhost.evil:81", 403),
         ("", "app://obsidian.md", 200),
         ("", "tauri://localhost", 200),
