@@ -6,6 +6,7 @@
 #   make check       format, lint, types, import directions
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
+#   make test-windows  set up Windows' Python under Wine in WINDOWS (needs root on Debian), and run fast tests there
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
 #   make clean       remove .venv and all caches inside this folder
 
@@ -23,7 +24,11 @@ CLIENTS ?= /tmp/localllm-clients
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 cline@3.0.65
 AIDER := aider-chat==0.86.2
 
-.PHONY: run install test test-fast test-clients check bench lock clean
+# Where Windows' Python is set up under Wine, and the tests that run there.
+WINDOWS ?= /tmp/localllm-windows
+WINDOWS_TESTS ?= tests/gguf_io tests/cpu_kernels tests/localllm/library tests/localllm/tools
+
+.PHONY: run install test test-fast test-clients test-windows check bench lock clean
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
@@ -44,10 +49,16 @@ test-clients: $(VENV)/.installed-dev
 	[ -x aider/bin/aider ] || { $(abspath $(BIN))/python -m venv aider && aider/bin/pip install --quiet $(AIDER); }; \
 	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 
+# Standard streams have to be pipes there.
+test-windows: $(BIN)/python
+	$(BIN)/python tests/platforms/windows.py $(WINDOWS)
+	bash -o pipefail -c '$(WINDOWS)/wpython -m localllm run builtin "Once upon a time" </dev/null 2>&1 | cat'
+	PYTHONUTF8=1 bash -o pipefail -c '$(WINDOWS)/wpython -m pytest -m "not slow and not oracle" $(WINDOWS_TESTS) </dev/null 2>&1 | cat'
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	for system in linux darwin win32; do $(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
@@ -64,7 +75,10 @@ lock: $(BIN)/python
 	    names = [(item["metadata"]["name"].lower(), item["metadata"]["version"]) \
 	             for item in json.load(open(".cache/resolution.json"))["install"]]; \
 	    print("# Written by make lock: the versions that every install of this project uses."); \
-	    print(*(f"{name}=={version}" for name, version in sorted(names) if name != "localllm"), sep="\n")' > .cache/constraints.txt
+	    not_intel = f"; sys_platform != {chr(34)}darwin{chr(34)} or platform_machine != {chr(34)}x86_64{chr(34)}"; \
+	    older_there = {"llvmlite", "numba", "numpy", "sentencepiece"}; \
+	    print(*(f"{name}=={version}{not_intel if name in older_there else str()}" \
+	            for name, version in sorted(names) if name != "localllm"), sep="\n")' > .cache/constraints.txt
 	mv .cache/constraints.txt constraints.txt
 
 clean:

@@ -2,7 +2,7 @@
 
 No check of such a file bounds the work it causes, so the operating system does: it limits the child's CPU time per
 request and its memory, and lets it write no file and start no process. Exceeding the time ends it by a signal,
-exceeding the memory by an exit status. Memory is bounded on Linux only; Windows has only the parent's wall-clock limit.
+exceeding the memory by an exit status. macOS cannot bound the memory, and Windows cannot forbid writing files.
 
 A request on the child's stdin is a JSON line {"kind": text, "bytes": N, "seconds": of CPU time} and N bytes, a reply on
 its stdout a JSON line. The child imports this file, so it loads neither NumPy nor Jinja.
