@@ -13,10 +13,10 @@ import sys
 import traceback
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Self
+from typing import Self, TextIO
 
 from cpu_kernels import VariableError
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, RequestError
 from localllm.text import harmless, shortened
 
 CLEAR_LINE = "\r\033[K"
@@ -31,15 +31,36 @@ class UnreadError(Exception):
 def answer(text: str) -> None:
     """Write a piece of the command's result to stdout and flush; on terminals, replace control characters.
 
-    Raises UnreadError if the reader has closed the pipe.
+    Raises UnreadError if the reader has closed the pipe, RequestError if it cannot be written, OSError for a full disk.
+    """
+    with _written():
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    """Flush stdout afterwards. If that fails, discard what is in its buffer: Python would try again at exit, and fail.
+
+    Raises what answer raises.
     """
     try:
-        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+        yield
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        with open(os.devnull, "wb") as nowhere:  # discards what Python flushes at exit
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise UnreadError from error
+    except io.UnsupportedOperation:  # it was closed at startup
+        raise
+    except OSError as error:
+        _discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise UnreadError from error
+        if error.errno in _DISK_FULL:
+            raise
+        raise RequestError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
+
+
+def _discard(stream: TextIO) -> None:
+    """Discard what is in a stream's buffer, and what is written from now on."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def note(text: str) -> None:
@@ -115,7 +136,10 @@ class StatusLine:
 def _tell(line: str) -> None:
     # Overwrite a status line that may be on this line.
     start = CLEAR_LINE if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{start}{line}\n")
+    try:
+        sys.stderr.write(f"{start}{line}\n")
+    except OSError:  # a full disk, or a reader that has left: there is no other place to tell it
+        _discard(sys.stderr)
 
 
 def _coloured(text: str, colour: int) -> str:
@@ -139,9 +163,20 @@ class ExitCode(IntEnum):
 
 @contextlib.contextmanager
 def reported_errors() -> Iterator[None]:
-    """On an error, exit with one sentence on stderr and an exit code; --debug adds the traceback."""
+    """On an error, exit with one sentence on stderr and an exit code; --debug adds the traceback.
+
+    Output that cannot be written is an error too, also what libraries have written and not flushed.
+    """
     try:
-        yield
+        try:
+            yield
+        finally:
+            with _written():
+                pass
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click's help was not read, for which it exits with 1
+            sys.exit(ExitCode.UNREAD)
+        raise
     except (UnreadError, io.UnsupportedOperation):  # the latter if stdout was closed at startup
         sys.exit(ExitCode.UNREAD)
     except (LocalLLMError, VariableError) as error:
