@@ -16,7 +16,6 @@ from localllm.errors import RequestError
 if TYPE_CHECKING:
     import httpx2
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # wildcard listen address -> address to connect to
 TIMEOUT_S = 60.0
 LOAD_S = 3600.0  # long enough for a slow disk and for compiling kernels
 START_S = 60.0
@@ -78,12 +77,16 @@ class LocalServer:
 
 def local_server(given: int | None = None) -> LocalServer:
     """The server that the settings name. given: a port that overrides theirs."""
+    from localllm.remote.connection import Endpoint, reachable
     from localllm.server.options import server_options, with_ollama_variables
-    from localllm.settings import load_settings
+    from localllm.settings import PREFIX, load_settings
 
+    address = os.environ.get("OLLAMA_HOST", "")
+    if "https://" in address.lower() and given is None and f"{PREFIX}HOST" not in os.environ:
+        return server_of(address)  # behind a proxy, since no server here speaks TLS itself
     options = server_options(load_settings({"port": given}, with_ollama_variables(os.environ)))
-    host, port = options.settings.host, options.settings.port
-    return LocalServer(f"http://{ANYWHERE.get(host, host)}:{port}", port, options.api_key)
+    host, port = reachable(options.settings.host), options.settings.port
+    return LocalServer(str(Endpoint(False, host, port, "")), port, options.api_key)
 
 
 def server_of(host: str | None) -> LocalServer:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from localllm.errors import LocalLLMError, reason
 
@@ -56,21 +56,41 @@ class Endpoint:
         """
         invalid = RemoteError(f"{address!r} is not a server's address; write http://host:port.")
         try:
-            parts = urlsplit(address if "://" in address else f"http://{address}")
+            parts = split_address(address)
             named = parts.port
-        except ValueError as error:  # of the port, or of brackets around the host
+        except ValueError as error:
             raise invalid from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or named == 0 or parts.query:
+        if parts.scheme not in ("", "http", "https") or not parts.hostname or named == 0 or parts.query:
             raise invalid
         if parts.username or parts.password:
             raise RemoteError("An address must not contain a password; set LOCALLLM_REMOTE_KEY instead.")
         secure = parts.scheme == "https"
         usual = 443 if secure else port or 80
-        return cls(secure, parts.hostname, named or usual, parts.path.rstrip("/") or path, key)
+        return cls(secure, reachable(parts.hostname), named or usual, parts.path.rstrip("/") or path, key)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.path}"
+
+
+def split_address(text: str) -> SplitResult:
+    """The parts of an address in the forms that Ollama takes; scheme "" if there is none.
+
+    HOST, HOST:PORT, :PORT, a URL, IPv6 with or without brackets, in quotation marks. Raises ValueError.
+    """
+    scheme, separator, rest = text.strip(" \t\r\n\"'").rpartition("://")
+    host, slash, path = rest.partition("/")
+    with contextlib.suppress(ValueError):
+        host = f"[{ipaddress.IPv6Address(host)}]"
+    parts = urlsplit(f"{scheme}{separator or '//'}{host}{slash}{path}")
+    _ = parts.port  # raises ValueError
+    return parts
+
+
+def reachable(host: str) -> str:
+    """The host to connect to for one that a server may listen at: this machine for all addresses."""
+    host = host.strip("[]")
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def is_local(host: str) -> bool:
@@ -78,7 +98,7 @@ def is_local(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

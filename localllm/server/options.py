@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
-from urllib.parse import urlsplit
 
 from localllm.errors import RequestError, SettingsError
 from localllm.library.names import plain
 from localllm.measure.latency import Slo
+from localllm.remote.connection import split_address
 from localllm.server.fallbacks import Fallbacks, parse_fallbacks
 from localllm.server.keys import Key, read_keys
 from localllm.settings import PREFIX, KVType, Settings
@@ -130,10 +130,14 @@ def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _host_and_port(address: str) -> dict[str, str]:
-    """Parse OLLAMA_HOST: a host, a port, both, or a URL."""
+    """Parse OLLAMA_HOST. As in Ollama, a URL without a port has that of its scheme."""
     try:
-        parts = urlsplit(address if "://" in address else f"//{address}")
-        host, port = parts.hostname, parts.port
+        parts = split_address(address)
     except ValueError as error:
         raise SettingsError(f"OLLAMA_HOST: invalid address {address!r}: {error}.") from error
+    if parts.scheme not in ("", "http", "https"):
+        raise SettingsError(f"OLLAMA_HOST: invalid address {address!r}: write a host, HOST:PORT or http://HOST:PORT.")
+    host, port = parts.hostname, parts.port
+    if port is None:
+        port = {"http": 80, "https": 443}.get(parts.scheme)
     return ({"HOST": host} if host else {}) | ({"PORT": str(port)} if port is not None else {})

@@ -66,6 +66,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose the body of many clients
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
         with contextlib.ExitStack() as held:

@@ -136,7 +136,7 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels], ready: Cal
 
 def listen(options: ServerOptions) -> socket.socket:
     """Bind the address. Connections send each chunk at once (TCP_NODELAY). Raises RequestError."""
-    host, port = options.settings.host, options.settings.port
+    host, port = options.settings.host.strip("[]"), options.settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)

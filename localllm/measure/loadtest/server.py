@@ -14,7 +14,7 @@ from localllm.errors import RequestError, reason
 from localllm.library.names import plain
 from localllm.measure.latency import Outcome
 from localllm.measure.loadtest.protocols import PROTOCOLS, Job, Line, Protocol
-from localllm.remote.connection import refusal
+from localllm.remote.connection import reachable, refusal
 
 CONNECT_S = 10.0
 LOOKUP_S = 30.0
@@ -208,7 +208,8 @@ def _base(url: str) -> httpx2.URL:
         raise RequestError(f"{url!r} is not the address of a server ({error}); give http://host:port.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query:
         raise RequestError(f"{url!r} is not the address of a server; give http://host:port.")
-    return parsed.copy_with(path=parsed.path.rstrip("/").removesuffix("/v1") or "/")
+    path = parsed.path.rstrip("/").removesuffix("/v1") or "/"
+    return parsed.copy_with(host=reachable(parsed.host), path=path)
 
 
 def _chosen(target: Target, names: list[str]) -> str:

@@ -189,6 +189,13 @@ def test_a_context_is_that_of_a_slot(script: ScriptedOpenAI) -> None:
         ("http://host:8000/v1/", "http://host:8000/v1"),
         ("https://host/api/v3", "https://host:443/api/v3"),
         ("http://[::1]:8000", "http://[::1]:8000/v1"),
+        ("::1", "http://[::1]:80/v1"),
+        ("[::1]", "http://[::1]:80/v1"),
+        ("[fe80::1]:8000/", "http://[fe80::1]:8000/v1"),
+        ("0.0.0.0:8000", "http://127.0.0.1:8000/v1"),
+        ("http://[::]:8000", "http://[::1]:8000/v1"),
+        (' "host:8000" ', "http://host:8000/v1"),
+        ("HTTP://Host:8000/x//", "http://host:8000/x"),
     ],
 )
 def test_addresses(address: str, shown: str) -> None:
