@@ -77,7 +77,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
         trained_context=FileSizes(file).trained_context,
         longest_context=longest,
         measured=kept is not None,
-        expected=expected_speed(file, kept, native_kv_types(settings)) if kept and not placed.on_disk else None,
+        expected=expected_speed(file, kept, native_kv_types(file, settings)) if kept and not placed.on_disk else None,
         bits=8 * file.weights_bytes / max(file.parameter_count, 1),
     )
 
@@ -98,7 +98,7 @@ def _native(file: ModelFile, loaded: Placement, room: int, draft: ModelFile | No
     loaded: the placement that a load takes.
     """
     settings, trained = loaded.settings, FileSizes(file).trained_context
-    kv_bytes_in_file(file, native_kv_types(settings))
+    kv_bytes_in_file(file, native_kv_types(file, settings))
     whole = place(file, replace(settings, ctx=None, from_disk=False, backend="native"), room=room, draft=draft)
     tokens = whole.tokens if whole.fits else 0
     longest = trained if tokens >= trained else tokens // CONTEXT_STEP * CONTEXT_STEP
@@ -110,7 +110,7 @@ def _native(file: ModelFile, loaded: Placement, room: int, draft: ModelFile | No
         if loaded.fits and not loaded.on_disk:
             kv = loaded.uses[0].kv
             more = f"a load may take {human_bytes(kv)} for keys and values, {loaded.tokens:,} tokens: kv_mib limits it"
-    types, held = native_kv_types(settings), min(context, placed.tokens)
+    types, held = native_kv_types(file, settings), min(context, placed.tokens)
     notes = [f"{held} tokens of context with {types[0]} keys and {types[1]} values"]
     if held < context and settings.ctx is not None:
         notes.append(f"the KV budget (kv_mib, {settings.kv_mib:,} MiB) holds fewer than the {context:,} tokens of ctx")
@@ -135,7 +135,7 @@ def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, plac
     settings = placed.settings
     request = replace(
         plan_request(file, settings, projector_of(file, settings)),
-        kv_types=(settings.kv_type_k or "f16", settings.kv_type_v or "f16"),
+        kv_types=native_kv_types(file, settings),
         spare=False,
         draft=placed.draft,
     )

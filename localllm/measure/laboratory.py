@@ -93,7 +93,7 @@ def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
     from models.errors import UnsupportedModelError
 
     try:
-        return ModelCosts.of(file, native_kv_types(settings), kept_limits(settings.threads))
+        return ModelCosts.of(file, native_kv_types(file, settings), kept_limits(settings.threads))
     except UnsupportedModelError:
         return None
 

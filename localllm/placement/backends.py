@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +34,7 @@ from localllm.placement.memory import (
     trained_context,
 )
 from localllm.placement.placement import Placement
-from localllm.settings import Settings
+from localllm.settings import KVType, Settings
 
 if TYPE_CHECKING:
     from gpu_offload.devices import Device
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
+KEPT_KEYS = "keys are stored as q8_0, not q4_0: they have a bias, whose large values four bits would destroy"
+_KEY_BIAS = re.compile(r"blk\.\d+\.attn_(k|qkv)\.bias")
 LLAMA_SEQUENCES = 32  # handles for running requests and for cached prefixes
 DRAFT_KV_MIB = 256  # a draft model's KV cache on the native engine
 
@@ -76,7 +79,7 @@ def place(
     beside = place_draft(draft, settings, room, gpus or gpus_here)
     placed = _chosen(file, settings, room, draft, beside, kv_tokens, held)
     if settings.kv_type_k or settings.kv_type_v:  # f16 fits every head
-        kv_bytes_in_file(file, native_kv_types(settings))
+        kv_bytes_in_file(file, native_kv_types(file, settings))
     if placed.backend == "llama":
         return place_on_gpus(file, settings, placed.reason, room, (gpus or gpus_here)(), beside, dry_run=True)
     if not placed.uses:
@@ -187,7 +190,7 @@ def _placed_natively(
     """
     from models.needs import native_needs
 
-    types = native_kv_types(settings)
+    types = native_kv_types(file, settings)
     needs = native_needs(file, types, settings.threads, native_drafts(settings, draft))
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
@@ -212,7 +215,7 @@ def _placed_natively(
         reason=reason,
         options=options,
         layers=needs.config.layers + 1,
-        notes=disk_notes(placed, needs),
+        notes=(*disk_notes(placed, needs), *_key_notes(file, settings)),
         problem=placed.problem or (beside.problem if beside else ""),
         settings=settings,
         draft=beside,
@@ -243,7 +246,8 @@ def place_on_gpus(
     request = replace(request, draft=draft, dry_run=dry_run, reserve_bytes=request.reserve_bytes + reserve)
     if reserve:
         request = replace(request, gpu_layers=None)
-    return replace(plan(file, gpus, room, request), settings=settings)
+    placed = plan(file, gpus, room, request)
+    return replace(placed, settings=settings, notes=(*placed.notes, *_key_notes(file, settings)))
 
 
 def plan_request(file: ModelFile, settings: Settings, projector: Path | None = None, reason: str = "") -> "Request":
@@ -265,7 +269,7 @@ def plan_request(file: ModelFile, settings: Settings, projector: Path | None = N
         # llama.cpp allocates all cells at once: twice the limit holds a chat and other chats' prefixes.
         context_tokens=context_limit(file, settings.ctx),
         spare=settings.ctx is not None,
-        kv_types=(settings.kv_type_k, settings.kv_type_v),
+        kv_types=kv_types(file, settings),
         gpu_layers=settings.gpu_layers,
         n_cpu_moe=settings.n_cpu_moe,
         about_gpus=tuple(name for name in ("main_gpu", "split_mode") if getattr(settings, name) is not None),
@@ -289,9 +293,27 @@ def with_projector(settings: Settings, stored: Sequence[Path]) -> Settings:
     return replace(settings, mmproj=str(stored[0])) if stored and settings.mmproj is None else settings
 
 
-def native_kv_types(settings: Settings) -> tuple[str, str]:
-    """The types in which the native engine stores keys and values."""
-    return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
+def native_kv_types(file: ModelFile, settings: Settings) -> tuple[str, str]:
+    """The types in which the native engine stores a model's keys and values."""
+    keys, values = kv_types(file, settings)
+    return keys or "f16", values or "f16"
+
+
+def kv_types(file: ModelFile, settings: Settings) -> tuple[KVType | None, KVType | None]:
+    """The types of keys and values that the settings ask for, but q8_0 in place of q4_0 for keys with a bias.
+
+    A bias makes a few numbers of a key many times as large as the others, which four bits cannot express: it destroys
+    every model in which that was measured, with either backend (docs/speed.md). Decided by the header, so that a plan
+    before the download agrees.
+    """
+    keys = settings.kv_type_k
+    biased = keys == "q4_0" and any(map(_KEY_BIAS.fullmatch, file.tensors))
+    return "q8_0" if biased else keys, settings.kv_type_v
+
+
+def _key_notes(file: ModelFile, settings: Settings) -> tuple[str, ...]:
+    """A note for the user if keys are stored in another type than the settings ask for."""
+    return () if kv_types(file, settings)[0] == settings.kv_type_k else (KEPT_KEYS,)
 
 
 def _wishes(settings: Settings) -> list[str]:
@@ -347,7 +369,7 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        native_needs(file, native_kv_types(settings), settings.threads, native_drafts(settings, draft))
+        native_needs(file, native_kv_types(file, settings), settings.threads, native_drafts(settings, draft))
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
@@ -403,6 +425,8 @@ def open_placed(
             placed = place_on_gpus(file, settings, reason, room, gpus_here(), beside, dry_run=True)
     if runner is None:
         runner, placed = _open_llama(file, placed, progress)
+    if KEPT_KEYS in placed.notes:
+        log.warning("%s: %s", file.path.name, KEPT_KEYS)
     log.info("%s: %s", file.path.name, placed)
     return runner, placed
 
@@ -427,7 +451,7 @@ def _open_native(
             kv_bytes=use.kv,
             threads=settings.threads,
             context=context_limit(file, settings.ctx),
-            kv_types=native_kv_types(settings),
+            kv_types=native_kv_types(file, settings),
             progress=progress,
             ready=ready,
             drafts=native_drafts(settings, draft),
