@@ -335,7 +335,8 @@ def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool with its keys in OpenAI's order: the prompt must not depend on the key order of the client's JSON."""
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
-    return {"type": "function", "function": {**known, **function}}
+    others = {key: value for key, value in function.items() if key != "strict"}
+    return {"type": "function", "function": {**known, **others}}
 
 
 def _text_of(message: Message) -> str:

@@ -7,14 +7,17 @@ Servers are configured in mcp.json in localllm's configuration folder, in the fo
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -63,8 +66,25 @@ def _checked(server: Mapping[str, Any]) -> Mapping[str, Any]:
     return server
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A tool of a running server."""
+
+    server: str
+    client: "Client"
+    tool: Any
+
+    @property
+    def name(self) -> str:
+        """A name that models can write."""
+        return re.sub(r"[^\w-]", "_", f"{self.server}__{self.tool.name}", flags=re.ASCII)[:64]
+
+
 class McpServers:
-    """Running servers and their tools. `close` ends them. problems: messages about servers that did not start."""
+    """Running servers and their tools. `close` ends them.
+
+    problems: messages about servers that did not start, and tools with new names.
+    """
 
     def __init__(self, servers: Mapping[str, Mapping[str, Any]]) -> None:
         """Start all servers at once and wait for them. Raises SettingsError if the extra is not installed."""
@@ -85,13 +105,33 @@ class McpServers:
         self._thread = threading.Thread(target=self._run, name="MCP servers", daemon=True)
         self._thread.start()
         due = monotonic() + START_S
+        found: list[_Found] = []
         for name, ready in [(name, self._start(name, server)) for name, server in servers.items()]:
             try:
-                self.tools += ready.result(max(due - monotonic(), 0.0))
+                found += ready.result(max(due - monotonic(), 0.0))
             except FutureTimeoutError:
                 self.problems.append(f"MCP server {name}: did not start within {START_S:.0f} s.")
             except Exception as error:  # any failure of a third-party server is shown as a problem
                 self.problems.append(f"MCP server {name}: {_why(error)}")
+
+        self._name(found)
+
+    def _name(self, found: "Sequence[_Found]") -> None:
+        """Make the tools. Those whose names differ only in what models cannot write get names of their own.
+
+        Such names do not depend on the other tools: an approval of one must never hold for another.
+        """
+        counts = Counter(one.name for one in found)
+        for one in found:
+            name = one.name
+            if counts[name] > 1:
+                digest = hashlib.sha256(f"{one.server}\0{one.tool.name}".encode()).hexdigest()[:8]
+                name = f"{name[:55]}_{digest}"
+                self.problems.append(
+                    f"MCP server {one.server}: its tool {one.tool.name} is called {name}, because another tool would "
+                    f"be called {one.name} too."
+                )
+            self.tools.append(self._tool(name, one))
 
     def close(self) -> None:
         """End the servers. Idempotent."""
@@ -112,24 +152,24 @@ class McpServers:
         finally:
             self._loop.close()
 
-    def _start(self, name: str, server: Mapping[str, Any]) -> "Future[list[Tool]]":
-        ready: Future[list[Tool]] = Future()
+    def _start(self, name: str, server: Mapping[str, Any]) -> "Future[list[_Found]]":
+        ready: Future[list[_Found]] = Future()
         stop = asyncio.Event()
         self._stops.append(stop)
         self._running.append(asyncio.run_coroutine_threadsafe(self._serve(name, server, ready, stop), self._loop))
         return ready
 
     async def _serve(
-        self, name: str, server: Mapping[str, Any], ready: "Future[list[Tool]]", stop: asyncio.Event
+        self, name: str, server: Mapping[str, Any], ready: "Future[list[_Found]]", stop: asyncio.Event
     ) -> None:
         """Keep the connection open until `stop`; one task opens and closes it, as anyio requires."""
         try:
             async with _connected(server) as client:
-                found: list[Tool] = []
+                found: list[_Found] = []
                 cursor = None
                 while True:
                     page = await client.list_tools(cursor=cursor)
-                    found += [self._tool(name, client, tool) for tool in page.tools]
+                    found += [_Found(name, client, tool) for tool in page.tools]
                     cursor = page.next_cursor
                     if not cursor or len(found) >= MAX_TOOLS:
                         break
@@ -141,16 +181,16 @@ class McpServers:
                 return
             raise
 
-    def _tool(self, server: str, client: "Client", tool: Any) -> Tool:
-        name = re.sub(r"[^\w-]", "_", f"{server}__{tool.name}", flags=re.ASCII)[:64]
+    def _tool(self, name: str, found: "_Found") -> Tool:
+        tool = found.tool
 
         def plan(arguments: dict[str, Any]) -> Action:
             shown = json.dumps(arguments, ensure_ascii=False, indent=2)
 
             def run(stop: threading.Event) -> str:
-                return self._call(client.call_tool(tool.name, arguments, CALL_S), stop)
+                return self._call(found.client.call_tool(tool.name, arguments, CALL_S), stop)
 
-            return Action(name, "", f"{tool.name} of the MCP server {server}\n{shown}", run, pattern="")
+            return Action(name, "", f"{tool.name} of the MCP server {found.server}\n{shown}", run, pattern="")
 
         return Tool(name, (tool.description or "")[:MAX_DESCRIPTION], tool.input_schema, plan)
 

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
+ORDERED = "x-localllm-ordered"
 MAX_CHECKS = 20_000  # of a value against a schema
 MAX_REFERENCES = 16  # followed in a row
 MAX_CHOICES = 256  # schemas among which those of texts are looked for
@@ -29,8 +30,15 @@ class CallDelta:
 
 
 def parameters_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
-    """The JSON Schemas of the tools' arguments, by tool name. A tool without parameters takes any object."""
-    return {tool["function"]["name"]: _object_schema(tool["function"].get("parameters")) for tool in tools}
+    """The JSON Schemas of the tools' arguments, by tool name. A tool without parameters takes any object.
+
+    Those of strict tools, whose arguments follow the schema's order, have the keyword ORDERED.
+    """
+    functions = [tool["function"] for tool in tools]
+    return {
+        one["name"]: {**_object_schema(one.get("parameters")), **({ORDERED: True} if one.get("strict") is True else {})}
+        for one in functions
+    }
 
 
 def _object_schema(schema: Any) -> Schema:

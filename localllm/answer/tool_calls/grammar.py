@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.answer.tool_calls.call import Schema, choices_of, is_text, properties_of, resolved, values_of
+from localllm.answer.tool_calls.call import ORDERED, Schema, choices_of, is_text, properties_of, resolved, values_of
 from localllm.answer.tool_calls.formats import (
     BETWEEN_TAGS,
     BLANK,
@@ -18,16 +18,18 @@ from localllm.answer.tool_calls.formats import (
     Tags,
 )
 from localllm.engine.constraint import ConstraintVocabulary
-from localllm.engine.constraint.compile import embedded
-from localllm.engine.constraint.trial import MAX_SOURCE_CHARACTERS
-from localllm.errors import RequestError
+from localllm.engine.constraint.compile import OVERRIDES, enforced
+from localllm.engine.constraint.json_rules import MOST_PROPERTIES, JsonRules, Rules
 
 MAX_DEPTH = 6  # of nested values in a spelling other than JSON; deeper ones are plain values
 MAX_LENGTH = 2000  # longest text limit that is enforced
 FREE_PARAMETERS = 16  # most parameters of a tool that lists none
 
-# White space between the pieces of a call, as in JSON formats.
-BLANKS = r"/ |\n{1,2}[ \t]{0,20}/"
+# White space between the pieces of a call and within JSON, as models lay it out: what is valid keeps its tokens.
+_WHITESPACE = r"[ \t]{1,4}|[ \t]{0,4}(\r?\n[ \t]{0,40}){1,2}"
+BLANKS = f"/{_WHITESPACE}/"
+BLANK_RULE = "b"
+OPTIONS = {**OVERRIDES, "whitespace_pattern": _WHITESPACE, "json_allow_general_unicode_escapes": True}
 
 
 class CallGrammar:
@@ -37,9 +39,9 @@ class CallGrammar:
         self._form = form
         self._tools = tools
         self._vocabulary = vocabulary
-        self._rules: list[str] = []
-        self._characters = 0
-        self._root: Schema = {}
+        self._rules = Rules()
+        self._root: Schema = {}  # of the current tool, as far as a grammar can enforce it
+        self._json = JsonRules(self._root, self._rules, BLANK_RULE, OPTIONS)
 
     @property
     def ends_answer(self) -> bool:
@@ -54,17 +56,19 @@ class CallGrammar:
         """
         form = self._form
         calls = [self._call(name, schema) for name, schema in self._tools.items()]
-        call = self._rule(" | ".join(calls))
+        call = self._rules.add(" | ".join(calls))
         more = "" if form.separator is None else f" ({self._text(form.separator)} {call})*"
         closing = "" if self.ends_answer else self._text(form.closing)
         blank = "" if self.ends_answer and form.end == " " else self._text(form.end)
         rest = "REST?" if goes_on and not self.ends_answer else ""
         start = f"start: {self._literal(before)} {self._text(form.begin)} {call}{more} {blank} {closing} {rest}"
-        return "\n".join([start, f"blank: {BLANKS}", "REST: /(.|\\n)+/", *self._rules, ""])
+        return "\n".join([start, f"blank: {BLANKS}", f"{BLANK_RULE}: blank?", "REST: /(.|\\n)+/", str(self._rules), ""])
 
     def _call(self, name: str, schema: Schema) -> str:
-        self._root = schema
-        return self._rule(self._sequence(self._form.call, name))
+        self._root = enforced(schema)
+        in_order = ORDERED in schema
+        self._json = JsonRules(self._root, self._rules, BLANK_RULE, OPTIONS, any_order=not in_order)
+        return self._rules.add(self._sequence(self._form.call, name))
 
     def _sequence(self, pieces: Sequence[Piece], name: str) -> str:
         return " ".join(self._piece(piece, name) for piece in pieces)
@@ -84,17 +88,8 @@ class CallGrammar:
             case Literals():
                 found = self._pairs(self._root, piece, piece.assigns, 0)
             case _:
-                found = self._json(self._root)
+                found = self._json.value(self._root)
         return found
-
-    def _rule(self, body: str, letter: str = "r", options: str = "") -> str:
-        """Add a rule; returns its name. letter: "T" for a terminal. Raises RequestError if there are too many."""
-        name = f"{letter}{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {body}")
-        self._characters += len(body)
-        if self._characters > MAX_SOURCE_CHARACTERS:
-            raise RequestError(f"The grammar of the tools has more than {MAX_SOURCE_CHARACTERS} characters.")
-        return name
 
     def _text(self, text: str) -> str:
         """Text in which a space matches any white space or none; see formats.Piece."""
@@ -102,13 +97,6 @@ class CallGrammar:
 
     def _literal(self, text: str) -> str:
         return _spelled_out(self._vocabulary.pieces(text)) if text else ""
-
-    def _json(self, schema: Any) -> str:
-        """A value as JSON."""
-        if schema is not self._root and isinstance(schema, Mapping):
-            kept = {key: self._root[key] for key in ("$defs",) if key in self._root}
-            schema = {**kept, **schema}
-        return self._rule(f"%json {json.dumps(embedded(schema))}")
 
     # Parameters between tags
 
@@ -120,9 +108,10 @@ class CallGrammar:
         required = root.get("required") or ()
         found = []
         for key, schema in properties.items():
-            rule = self._rule(self._tag(tags, key, schema))
-            found.append(rule if key in required else f"{rule}?")
-        return " ".join(found)
+            found.append((self._rules.add(self._tag(tags, key, schema)), key in required))
+        if len(found) > MOST_PROPERTIES:
+            return " ".join(rule if needed else f"{rule}?" for rule, needed in found)
+        return self._rules.sequence(found, any_order=self._json.any_order)
 
     def _tag(self, tags: Tags, key: str, schema: Any) -> str:
         text, nullable = is_text(schema, self._root)
@@ -132,7 +121,7 @@ class CallGrammar:
         closing = tags.closing.format(**words)
         line = '"\\n"?'
         if not text:
-            return f"{opening} {line} {self._json(schema)} {line} {self._literal(closing)} blank?"
+            return f"{opening} {line} {self._json.value(schema)} {line} {self._literal(closing)} blank?"
         body = self._raw(schema, closing, line)
         if nullable:
             body = f'({body} | "null" {line} {self._literal(closing)})'
@@ -150,8 +139,8 @@ class CallGrammar:
         )
         if "{key}" in tags.closing:
             return ""
-        value = self._json({"type": ["string", "number", "boolean", "null"]})
-        rule = self._rule(f'{opening} "\\n"? {value} "\\n"? {self._literal(tags.closing)} blank?')
+        value = self._json.value({"type": ["string", "number", "boolean", "null"]})
+        rule = self._rules.add(f'{opening} "\\n"? {value} "\\n"? {self._literal(tags.closing)} blank?')
         return f"{rule}{{0,{FREE_PARAMETERS}}}"
 
     def _kind(self, schema: Any) -> str:
@@ -168,11 +157,11 @@ class CallGrammar:
             texts = " | ".join(json.dumps(value) for value in values if isinstance(value, str))
             return f"({texts}) {line} {self._literal(closing)}"
         if expression := _limits(schema, closing):
-            return f"{self._rule(expression, 'T')} {line} {self._literal(closing)}"
+            return f"{self._rules.add(expression, 'T')} {line} {self._literal(closing)}"
         ending, *rest = self._vocabulary.pieces(closing)
         if isinstance(ending, int):
             return f"/(.|\\n)*/ {self._literal(closing)}"
-        text = self._rule("/(.|\\n)*/", options=f"[suffix={json.dumps(ending)}]")
+        text = self._rules.add("/(.|\\n)*/", options=f"[suffix={json.dumps(ending)}]")
         return f"{text} {_spelled_out(rest)}"
 
     # Values in other spellings
@@ -186,19 +175,21 @@ class CallGrammar:
         pairs = []
         for key, value in properties.items():
             name = json.dumps(key, ensure_ascii=False) if depth and spelling.quoted_keys else key
-            pair = self._rule(
+            pair = self._rules.add(
                 f"{self._literal(name)} {self._text(f'{assigns} ')} {self._value(value, spelling, depth)}"
             )
             pairs.append((pair, key in required))
         return self._joined(pairs)
 
     def _joined(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Pairs in order, with commas between those present; the flag says whether a pair is required."""
+        """Pairs with commas between those present; the flag says whether a pair is required."""
         comma = self._text(", ")
+        if len(pairs) <= MOST_PROPERTIES:
+            return self._rules.sequence(pairs, comma, any_order=self._json.any_order)
         rest = ""  # what may follow a pair
         for pair, needed in reversed(pairs[1:]):
             body = f"{comma} {pair} {rest}"
-            rest = self._rule(body) if needed else self._rule(f"{body} | {rest}" if rest else f"({body})?")
+            rest = self._rules.add(body) if needed else self._rules.add(f"{body} | {rest}" if rest else f"({body})?")
         (first, needed), *others = pairs
         if needed or not others:
             return f"{first} {rest}" if needed else f"({first})?"
@@ -231,16 +222,16 @@ class CallGrammar:
             pairs = self._pairs(schema, spelling, spelling.nested_assigns, depth + 1) if depth < MAX_DEPTH else ""
             found = f'"{{" {pairs} "}}"'
         else:
-            found = self._json({**schema, "type": kind})
+            found = self._json.value({**schema, "type": kind})
         return found
 
     def _array(self, schema: Schema, spelling: Literals, depth: int) -> str:
-        item = self._rule(self._value(schema.get("items", {}), spelling, depth + 1))
+        item = self._rules.add(self._value(schema.get("items", {}), spelling, depth + 1))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return '"[]"'
         times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        items = f"{item} ({self._text(', ')} {item}){times}"
+        items = item if most == 1 else f"{item} ({self._text(', ')} {item}){times}"
         return f'"[" {items if least else f"({items})?"} "]"'
 
     def _spelled(self, value: Any, spelling: Literals) -> str:

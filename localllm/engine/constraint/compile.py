@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from localllm.engine.constraint.constraint import Constraint, reason
+from localllm.engine.constraint.json_rules import JsonRules, Rules
 from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
 from localllm.engine.constraint.trial import on_deep_stack, tried_grammar, tried_schema
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
@@ -25,6 +26,7 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
+    max_items_in_row=10_000,  # two for each property that an open object has
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
@@ -99,14 +101,10 @@ def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabula
     return constraint
 
 
-def embedded(schema: Mapping[str, Any]) -> Any:
-    """A JSON Schema for use after %json in a Lark grammar, without what cannot be enforced.
-
-    Raises RequestError.
-    """
+def enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an object's JSON Schema that a grammar can enforce. Raises RequestError."""
     found = json.loads(tried_schema(json.dumps(schema))[0])
-    found = {} if found is True else {"enum": []} if found is False else found
-    return {**found, "x-guidance": OVERRIDES}
+    return {} if found is True else {"enum": []} if found is False else dict(found)
 
 
 @lru_cache(maxsize=256)
@@ -131,12 +129,13 @@ def grammar_of(kind: ConstraintKind, source: str) -> tuple[str, list[str]]:
     if loosened:
         keywords = sorted({place.split()[0] for place in loosened if place.split()[0] in NOT_ENFORCED})
         notes = [f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}"]
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    try:
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=OVERRIDES)), notes
-    except ValueError as error:
-        raise RequestError(f"The JSON Schema cannot be used: {error}") from error
+    if '"oneOf"' in source:
+        whole = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=OVERRIDES)
+        is_error, problems = LLMatcher.validate_grammar_with_warnings(whole, None, limits=LIMITS)
+        notes += [] if is_error else [f"a JSON Schema is not enforced in full: {one}" for one in problems]
+    rules = Rules()
+    value = JsonRules(schema, rules, "b", OVERRIDES).value(schema)
+    return str(LLMatcher.grammar_from_lark(f"start: {value}\nblank: /{WHITESPACE}/\nb: blank?\n{rules}\n")), notes
 
 
 def _section(opening: str, closing: str, vocabulary: ConstraintVocabulary) -> str:

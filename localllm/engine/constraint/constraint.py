@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from localllm.errors import RequestError
 
+JSON_PART = "failed to compile JSON schema: "
 REWORDED = {
     "NoExtensionBias": "no token of this model's vocabulary can write what must come next",
 }
@@ -88,6 +89,8 @@ def reason(matcher: LLMatcher) -> str:
 def reworded(message: str) -> str:
     """An error message of llguidance without its notes to developers."""
     words = message.replace("<non-verbose/>", "").strip()
+    if JSON_PART in words:  # of a grammar that the user did not write
+        words = words.partition(JSON_PART)[2].partition("\n")[0]
     for theirs, ours in REWORDED.items():
         words = words.replace(theirs, ours)
     return words

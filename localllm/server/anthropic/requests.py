@@ -45,6 +45,7 @@ class Tool(Body):
     type: str | None = None
     description: str | None = None
     input_schema: Object | None = None
+    strict: bool | None = None
 
 
 class OutputConfig(Body):
@@ -134,8 +135,9 @@ def _is_described(tool: Tool) -> bool:
 
 
 def _tool(tool: Tool) -> Object:
-    about = {"description": tool.description} if tool.description else {}
-    return {"type": "function", "function": {"name": tool.name, **about, "parameters": tool.input_schema or {}}}
+    about: Object = {"description": tool.description} if tool.description else {}
+    about |= {"parameters": tool.input_schema or {}, **({"strict": True} if tool.strict else {})}
+    return {"type": "function", "function": {"name": tool.name, **about}}
 
 
 def _tool_choice(choice: Object) -> str | None:

@@ -14,7 +14,7 @@ from localllm.server.errors import ApiError
 
 INPUT = "input"  # the argument of a custom tool
 _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
-_KEPT = ("description", "parameters")
+_KEPT = ("description", "parameters", "strict")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from localllm.answer.call_constraints import CallConstraints, checked
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.splitting import AnswerSplitter
 from localllm.answer.tool_calls import CallFormat
+from localllm.answer.tool_calls.call import ORDERED
 from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, LazyConstraint, compile_constraint
 from localllm.engine.engine import Engine
@@ -70,8 +71,8 @@ def own_form(text: str) -> CallFormat:
     return BARE if text.startswith("{") else FORMS[0]
 
 
-def constraint(one: CallFormat) -> LazyConstraint:
-    return CallConstraints(LOADED).lazy([one], TOOLS, lambda: AnswerSplitter([], [one], TOOLS))
+def constraint(one: CallFormat, tools: Any = TOOLS) -> LazyConstraint:
+    return CallConstraints(LOADED).lazy([one], tools, lambda: AnswerSplitter([], [one], tools))
 
 
 def requests(one: CallFormat) -> list[GenerationRequest]:
@@ -171,7 +172,7 @@ def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(masks[: len(VOCABULARY.encode("Yes."))]) and any(masks)
 
 
-def written(tokens: list[int], one: CallFormat = FORMS[0]) -> Completion:
+def written(tokens: list[int], one: CallFormat = FORMS[0], tools: Any = TOOLS) -> Completion:
     """The answer of a model that wants to write these tokens."""
 
     def writes(history: list[int], logits: NDArray[np.float32]) -> None:
@@ -179,7 +180,7 @@ def written(tokens: list[int], one: CallFormat = FORMS[0]) -> Completion:
 
     engine = Engine(FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size, bias=writes), VOCABULARY)
     sampling = SamplingParams(temperature=0)
-    stream = engine.submit(GenerationRequest(PROMPT, sampling, max_tokens=200, constraint=constraint(one)))
+    stream = engine.submit(GenerationRequest(PROMPT, sampling, max_tokens=200, constraint=constraint(one, tools)))
     while engine.step():
         pass
     return stream.collect()
@@ -210,7 +211,6 @@ def test_a_valid_call_keeps_its_tokens() -> None:
     [
         ('{"name": "Ada", "arguments": {"at": "home"}}', True, 0),
         ('{"name": "lookout", "at": 3}', True, 0),
-        ('{"name": "look", "at": "sun"}', False, 1),
         ('```json\n{"name": "look", "arguments": {"at": "home"}}\n```', True, 0),
         ('```json\n{"name": "look", "arguments": {"at": "moon"}}\n```', True, 1),
         ('<tools>{"name": "look", "arguments": {"at": "moon", "times": 2}}</tools>', True, 1),
@@ -223,6 +223,36 @@ def test_only_an_offered_tools_name_begins_a_bare_call(text: str, kept: bool, ca
     parts = parts_of(one, done.text)
     assert len([call for part in parts for call in part.tool_calls]) == calls
     assert calls or "".join(part.text for part in parts if part.kind is PartKind.CONTENT) == text
+
+
+def test_an_offered_tools_name_begins_a_bare_call() -> None:
+    done = written([*bytes_of('{"name": "look", "at": "sun"}'), END], BARE)
+    assert any(part.kind is PartKind.TOOL_CALLS for part in parts_of(BARE, done.text))
+    assert '"look", "at"' not in done.text
+
+
+CALLS = [
+    '\n{"name": "look", "arguments": {"times": 3, "at": "sun"}}\n',
+    '{"name":"look","arguments":{"times":3,\t"at":\r\n    "sun"   }}',
+    '\n{"name": "look", "arguments": {\n        "at": "sun",\n        "times": 3\n    }}',
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_keep_the_order_and_the_layout_that_the_model_writes(call: str) -> None:
+    tokens = [*bytes_of(f"<tool_call>{call}</tool_call>"), END]
+    assert written(tokens).token_ids == tuple(tokens)
+    strict = {"look": {**TOOLS["look"], ORDERED: True}}
+    done = written(tokens, tools=strict)
+    assert (done.token_ids == tuple(tokens)) == (call.index("at") < call.index("times"))
+
+
+def test_parameters_between_tags_keep_their_order() -> None:
+    body = "<parameter=times>\n3\n</parameter>\n<parameter=at>\nsun\n</parameter>"
+    tokens = [*bytes_of(f"<tool_call>\n<function=look>\n{body}\n</function>\n</tool_call>"), END]
+    assert written(tokens, FORMS[1]).token_ids == tuple(tokens)
+    python = [*bytes_of('<function_calls>look(times=3, at="sun")</function_calls>'), END]
+    assert written(python, form("<function_calls>", "")).token_ids == tuple(python)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_io.interruption import CHECKPOINT
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint, trial
-from localllm.engine.constraint.compile import embedded
+from localllm.engine.constraint.compile import enforced
 from localllm.engine.constraint.trial import MAX_SOURCE_CHARACTERS
 from localllm.errors import RequestError
 from tests.fakes.byte_vocabulary import ByteVocabulary
@@ -126,9 +126,9 @@ def test_grammars_of_the_greatest_size_are_allowed_and_longer_ones_refused() -> 
 
 def test_parameters_of_tools_have_the_limits_of_schemas() -> None:
     with pytest.raises(RequestError, match="at most"):
-        embedded({"description": "x" * MAX_SOURCE_CHARACTERS})
+        enforced({"description": "x" * MAX_SOURCE_CHARACTERS})
     with pytest.raises(RequestError, match="more than 5000 schemas"):
-        embedded({"anyOf": [{}] * 5000})
+        enforced({"anyOf": [{}] * 5000})
 
 
 class ClientLeftError(Exception):

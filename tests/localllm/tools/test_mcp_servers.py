@@ -178,3 +178,22 @@ def test_servers_that_do_not_answer_are_waited_for_at_once(monkeypatch: pytest.M
         servers = McpServers({name: {"command": "none"} for name in "abc"})
     servers.close()
     assert waits == [START_S, 0, 0] and len(servers.problems) == 3
+
+
+def test_tools_whose_names_differ_only_in_what_models_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('names')\n"
+        "for name in ('list.all', 'list/all', 'other'):\n"
+        "    server.add_tool(lambda name=name: name, name=name, description='Names itself.')\n"
+        "server.run('stdio')\n"
+    )
+    servers = McpServers({"s": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}})
+    try:
+        box = Toolbox(servers.tools)
+        assert len(box.names) == 3 and "s__other" in box.names and "s__list_all" not in box.names
+        renamed = [name for name in box.names if name.startswith("s__list_all_")]
+        assert {box.plan(ToolCall(name, {})).result(NEVER) for name in renamed} == {"list.all", "list/all"}
+        assert len(servers.problems) == 2 and all(any(name in one for name in renamed) for one in servers.problems)
+    finally:
+        servers.close()
