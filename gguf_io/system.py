@@ -7,6 +7,7 @@ nothing else of localllm, so that every package may use it. Functions raise OSEr
 import contextlib
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -24,6 +25,11 @@ else:
 
 _MOST_AT_ONCE = 1 << 30  # macOS refuses to read more than 2^31 - 1 bytes in one call
 _LOWEST_PRIORITY = 19
+# Naming Files, Paths, and Namespaces, in Microsoft's documentation of Windows.
+_REFUSED = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_DEVICE = re.compile(
+    r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3]) *(?:\..*)?", re.IGNORECASE
+)
 _MOST_FILES = 65536
 _PATIENCE_S = 2.0
 
@@ -250,6 +256,22 @@ class OpenFolder:
 
     def _named(self, name: str) -> str:
         return os.path.join(self._path, name) if self._fd is None else name
+
+
+def can_name_file(name: str, on_windows: bool = sys.platform == "win32") -> bool:
+    """Whether a file or folder may have this name.
+
+    Windows refuses some characters (a colon would name another stream of the file) and names of devices with any
+    suffix, and drops dots and spaces at the end, so that the file would have another name.
+    """
+    if not on_windows:
+        return "/" not in name and "\0" not in name
+    return not (_REFUSED.search(name) or name.endswith((".", " ")) or _DEVICE.fullmatch(name))
+
+
+def same_place(first: Path, second: Path) -> bool:
+    """Whether two paths are equal or lead to the same existing file or folder, as names in other cases may."""
+    return first == second or (os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second))
 
 
 def lower_thread_priority() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from gguf_io.system import can_name_file
 from localllm.library.errors import LibraryError
 from localllm.text import shortened
 
@@ -20,6 +21,7 @@ BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
+_COLON = ":" if can_name_file("host:80") else "%3A"  # before a host's port, in a folder's name
 _HUGGING_FACE_HOSTS = (HUGGING_FACE_HOST, "huggingface.co", "www.huggingface.co")
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:IQ[1-8]_[A-Z0-9]+|T?Q[1-8]_[0-9K](?:_[A-Z]{1,2})?|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-._])",
@@ -46,6 +48,8 @@ class ModelName:
                 raise LibraryError(
                     f"{shortened(part)!r} cannot be a part of a model's name. Use letters, digits, '.', '_' and '-'."
                 )
+            if not can_name_file(part):
+                raise LibraryError(f"{part!r} cannot be a part of a model's name on Windows, which reserves it.")
         if not _HOST.fullmatch(self.host) or ".." in self.host:
             raise LibraryError(f"{shortened(self.host)!r} is not the name of a host.")
 
@@ -84,7 +88,12 @@ class ModelName:
     @property
     def folders(self) -> tuple[str, str, str, str]:
         """The manifest's path below the manifests folder; the last part is the file."""
-        return self.host, self.namespace, self.model, self.tag
+        return self.host.replace(":", _COLON), self.namespace, self.model, self.tag
+
+    @classmethod
+    def from_folders(cls, host: str, namespace: str, model: str, tag: str) -> Self:
+        """The name whose `folders` these are. Raises LibraryError if there is none."""
+        return cls(model, tag, namespace, host.replace(_COLON, ":"))
 
     def tagged(self, tag: str) -> Self:
         """The same model under another tag."""

@@ -34,7 +34,7 @@ def stored_models(
     for path in manifest_files(manifests, unreadable_folder):
         host, namespace, model, tag = path.relative_to(manifests).parts
         try:
-            name = ModelName(model, tag, namespace, host)
+            name = ModelName.from_folders(host, namespace, model, tag)
             manifest = read_manifest(path, own=source is Source.OWN)
         except LibraryError as error:
             report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gguf_io.system import NotRegularError, open_regular
+from gguf_io.system import NotRegularError, can_name_file, open_regular, same_place
 from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
@@ -23,6 +23,8 @@ class Folder:
         path = Path(os.path.realpath(self.root / text))
         if path != self.root and self.root not in path.parents:
             raise ToolError(f"{text}: is outside the folder {self.root}. Tools reach this folder only.")
+        if not all(map(can_name_file, path.relative_to(self.root).parts)):
+            raise ToolError(f"{text}: Windows reserves a name in this path. Use another one.")
         return path
 
     def name(self, path: Path) -> str:
@@ -37,7 +39,9 @@ class Folder:
         """`resolve` for a file to change. Raises ToolError for folders and for the files of Git and localllm."""
         path = self.resolve(text)
         own = [Path(os.path.realpath(place.parent)) for place in (config_path(), sessions_path())]
-        if ".git" in (part.lower() for part in path.parts) or any(place in path.parents for place in own):
+        if ".git" in (part.lower() for part in path.parts) or any(
+            same_place(place, parent) for place in own for parent in path.parents
+        ):
             raise ToolError(f"{text}: files of Git's and of localllm's own are not changed by tools.")
         if path == self.root or os.path.isdir(path):
             raise ToolError(f"{text}: is a folder. Name a file.")

@@ -16,12 +16,14 @@ from gguf_io.system import (
     OpenFolder,
     Started,
     bytes_at,
+    can_name_file,
     disk_bytes,
     is_private,
     open_own,
     open_regular,
     read_at,
     replace,
+    same_place,
     sync_file,
     sync_folder,
     write_at,
@@ -246,3 +248,28 @@ def test_a_program_ends_with_what_it_started(tmp_path: Path) -> None:
     threading.Event().wait(0.2)
     assert ticks.stat().st_size == size
     started.end()
+
+
+@pytest.mark.parametrize(
+    "name", ["NUL", "con", "aux.txt", "COM1", "lpt9.gguf", "a:b", "b0:latest", "end.", "end ", "what?", "a\\b", "x\ny"]
+)
+def test_names_that_windows_reserves(name: str) -> None:
+    assert not can_name_file(name, on_windows=True)
+    assert can_name_file(name, on_windows=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["console", "nul-1", "com10", "a.b.c", ".hidden", "q4_K-m", "con_1.gguf", "\u00e9t\u00e9"]
+)
+def test_names_that_every_system_allows(name: str) -> None:
+    assert can_name_file(name, on_windows=True)
+    assert can_name_file(name, on_windows=False)
+
+
+def test_places_are_the_same_whatever_leads_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert same_place(tmp_path / "a", tmp_path / "a" / ".." / "a")
+    assert same_place(tmp_path / "missing", tmp_path / "missing")
+    assert not same_place(tmp_path / "a", tmp_path)
+    if os.path.exists(tmp_path / "A"):  # case-insensitive folders, as usual on macOS and Windows
+        assert same_place(tmp_path / "a", tmp_path / "A")

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gguf_io.system import can_name_file
 from localllm.library.errors import LibraryError
 from localllm.library.lookup import name_of_url
 from localllm.library.names import ModelName, quantization_of
@@ -98,3 +99,18 @@ def test_urls_have_names(url: str, shown: str) -> None:
 def test_urls_that_name_no_model_are_refused(url: str) -> None:
     with pytest.raises(LibraryError):
         name_of_url(url)
+
+
+@pytest.mark.parametrize("colon", [":", "%3A"])
+def test_folders_lead_back_to_the_name(colon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.library.names._COLON", colon)  # as on Windows, whose file names have no colons
+    name = ModelName.parse("localhost:5000/team/model.v2:Q4_K_M")
+    assert name.folders == (f"localhost{colon}5000", "team", "model.v2", "Q4_K_M")
+    assert ModelName.from_folders(*name.folders) == name
+
+
+@pytest.mark.parametrize("text", ["nul", "con:latest", "team/aux:1b", "model:com1", "prn.7/model", "end.:latest"])
+def test_names_that_windows_reserves_are_refused_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.library.names.can_name_file", lambda part: can_name_file(part, on_windows=True))
+    with pytest.raises(LibraryError, match="Windows"):
+        ModelName.parse(text)
