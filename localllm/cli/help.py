@@ -44,6 +44,7 @@ EXAMPLES = {
         "localllm pull hf.co/user/repo-GGUF:Q4_K_M",
         "localllm pull https://host/path/model.gguf",
     ),
+    "push": ("localllm push registry.example/me/mine",),
     "rm": ("localllm rm qwen3:0.6b", "localllm rm --unfinished"),
     "cp": ("localllm cp qwen3:0.6b mine",),
     "verify": ("localllm verify", "localllm verify qwen3:0.6b --repair"),

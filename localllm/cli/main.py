@@ -27,6 +27,7 @@ COMMANDS = {
     "plan": "localllm.cli.plan:plan",
     "list": "localllm.cli.list:list_models",
     "pull": "localllm.cli.pull:pull",
+    "push": "localllm.cli.pull:push",
     "rm": "localllm.cli.manage:remove",
     "cp": "localllm.cli.manage:copy",
     "verify": "localllm.cli.manage:verify",

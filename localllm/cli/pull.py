@@ -1,8 +1,8 @@
-"""localllm pull, and pulling on behalf of other commands."""
+"""localllm pull and push, and pulling on behalf of other commands."""
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel
     from localllm.library.pull import PullProgress, PullStatus
     from localllm.settings import Settings
+
+ResultT = TypeVar("ResultT")
 
 # The speed is an average over these last seconds, so that a stall shows.
 WINDOW_S = 5.0
@@ -35,6 +37,25 @@ def pull(
     note(f'{model.name} is here. Try: localllm run {model.name} "Hello"')
 
 
+def push(
+    name: Annotated[
+        str, typer.Argument(help="A model in localllm's store, such as host/user/name.", show_default=False)
+    ],
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, also to another machine.")] = False,
+) -> None:
+    """Upload a stored model to a registry that speaks Ollama's protocol. Its name begins with the registry's host.
+
+    `localllm cp` gives a model such a name. An interrupted push does not send again what has arrived whole.
+    """
+    from localllm.library.lookup import stored_name
+    from localllm.library.push import push as push_model
+    from localllm.settings import load_settings
+
+    model, settings = stored_name(name), load_settings({})
+    with_progress(name, lambda progress: push_model(model, settings, progress, insecure), "push")
+    note(f"{model} is at {model.host}.")
+
+
 def obtain(name: str, settings: "Settings") -> "LibraryModel":
     """Find a model by name, or pull it if it is not on this machine. Raises LibraryError."""
     from localllm.library.errors import ModelNotFoundError
@@ -48,15 +69,15 @@ def obtain(name: str, settings: "Settings") -> "LibraryModel":
         return with_progress(name, lambda progress: find_or_pull(name, settings, progress))
 
 
-def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") -> "LibraryModel":
-    """Pull and show progress on terminals. Ctrl-C ends the command and keeps the partial download."""
+def with_progress(name: str, work: "Callable[[PullProgress], ResultT]", command: str = "pull") -> "ResultT":
+    """Pull or push and show progress on terminals. Ctrl-C ends the command, which resumes what it left."""
     meter = Meter()
     with StatusLine() as status:
         try:
-            return pulling(lambda state: status.show(meter.text(state, monotonic())))
+            return work(lambda state: status.show(meter.text(state, monotonic())))
         except KeyboardInterrupt:
             status.clear()
-            note(f"Stopped. `localllm pull {name}` resumes it.")
+            note(f"Stopped. `localllm {command} {name}` resumes it.")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 

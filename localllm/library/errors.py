@@ -28,6 +28,10 @@ class PullError(LibraryError):
     """A pull failed. What arrived intact is kept, and the next pull resumes there."""
 
 
+class PushError(LibraryError):
+    """A push failed. Blobs that have arrived whole are not sent again by the next push."""
+
+
 @lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
     """Log a warning unless this process has logged the same before."""

@@ -15,10 +15,15 @@ from localllm.library.web import Remote, get_small
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
+def base_address(name: ModelName, insecure: bool = False) -> str:
+    """The address of a model's repository. insecure: without TLS, as registries on this machine always are."""
+    is_plain = insecure or name.host.partition(":")[0] in _LOOPBACK
+    return f"{'http' if is_plain else 'https'}://{name.host}/v2/{name.repository}"
+
+
 def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
     """Fetch a model's manifest. Raises PullError, and LibraryError for an invalid manifest."""
-    scheme = "http" if name.host.partition(":")[0] in _LOOPBACK else "https"
-    base = f"{scheme}://{name.host}/v2/{name.repository}"
+    base = base_address(name)
     url = f"{base}/manifests/{name.tag}"
     data = get_small(client, Remote(url), {"Accept": MEDIA_TYPE}, str(name), MAX_MANIFEST_BYTES)
     manifest = parse_manifest(data, url, "Check the model's name; a proxy may have answered instead of the registry.")

@@ -23,7 +23,7 @@ STALL_S = 30.0  # a connection that is silent for this long is dropped
 ResultT = TypeVar("ResultT")
 
 _ELSEWHERE = "Try again later, or from another host."
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def check_status(response: httpx2.Response, what: str) -> None:
     status, host = response.status_code, response.url.host
     if status in (200, 206):
         return
-    if status in _PASSING:
+    if status in PASSING:
         raise PassingError(f"{host} answers {status} {response.reason_phrase}", _retry_after(response))
     reasons = {
         401: f"{host} requires a token for {what} or lacks it. Check the name; set HF_TOKEN, or `hf auth login`.",

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
-from localllm.library.errors import LibraryError, PullError
+from localllm.library.errors import LibraryError, PullError, PushError
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import unavailable
 
 # Statuses of a remote server that concern the client. Others, such as 401 for our own key, become 502.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
 _STATUSES = (
-    ((PullError,), 502),
+    ((PullError, PushError), 502),
     ((RequestError, TemplateError, TokenizerError, LibraryError, PictureError), 400),
     ((LlamaCppMissingError,), 501),
     ((QueueFullError, OutOfMemoryError, LlamaCppMemoryError), 503),

@@ -1,4 +1,4 @@
-"""/api/pull, create, copy, delete and blobs. Requests name models, never paths.
+"""/api/pull, push, create, copy, delete and blobs. Requests name models, never paths.
 
 Long work runs on another thread and yields its progress as lines; it stops when the client leaves.
 """
@@ -30,13 +30,14 @@ from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
 from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
+from localllm.library.push import push
 from localllm.quality.quantize import TYPES, quantized_model
 from localllm.server import errors
 from localllm.server.catalog import facts_of, parse_name
 from localllm.server.errors import ApiError
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import BODY_SECONDS, MAX_ADAPTERS
-from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
+from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody, PushBody
 from localllm.server.ollama.wire import error_line
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
@@ -118,9 +119,14 @@ async def delete_model(body: DeleteBody, service: ServiceDep) -> Response:
 
 
 @router.post("/api/push")
-async def push_model() -> None:
-    """Not supported: 501."""
-    raise ApiError(501, "push is not supported")
+async def push_model(body: PushBody, service: ServiceDep) -> Response:
+    """Upload a model of localllm's own store to the registry that its name begins with."""
+    name, settings = parse_name(body.model), service.models.settings
+    try:
+        await to_thread.run_sync(_store(service).manifest, name)
+    except ModelNotFoundError as error:
+        raise errors.ModelNotFoundError(body.model) from error
+    return await _progress_response(partial(push, name, settings, insecure=bool(body.insecure)), body.stream)
 
 
 @router.head("/api/blobs/{digest}")

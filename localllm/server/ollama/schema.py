@@ -108,6 +108,12 @@ class PullBody(Body):
     stream: bool | None = None
 
 
+class PushBody(PullBody):
+    """/api/push. insecure: without TLS."""
+
+    insecure: bool | None = None
+
+
 class CopyBody(Body):
     """/api/copy."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from localllm.server.ollama.models import tags
 from localllm.server.served import ModelAbout
+from tests.localllm.library.push_registry import PushRegistry
 from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"
@@ -51,6 +52,29 @@ def test_upload_create_use_copy_delete(client: ollama.Client, model_files: Path)
     with pytest.raises(ollama.ResponseError) as caught:
         client.delete("yours:small")
     assert caught.value.status_code == 404
+
+
+def test_push_tells_its_progress_as_lines(library: Any, client: ollama.Client) -> None:
+    with PushRegistry().running() as registry:
+        name = f"{registry.host}/me/mine"
+        client.create(name, from_="builtin", system="Be kind.")
+        told = list(client.push(name, stream=True))
+        assert [told[0].status, *(line.status for line in told[-2:])] == [
+            "retrieving manifest",
+            "pushing manifest",
+            "success",
+        ]
+        sizes = {line.digest: line.total for line in told if line.digest}
+        assert sizes == {digest: len(data) for digest, data in registry.blobs.items()}
+        assert all(line.status == f"pushing {line.digest[7:19]}" for line in told if line.digest)
+        assert registry.of_kind("me/mine:latest")["system"] == b"Be kind."
+        assert client.push(name).status == "success"
+        registry.faults.append(lambda method, _path: (401, "who are you") if method == "HEAD" else None)
+        lines = httpx.post(f"{library.url}/api/push", json={"model": name}, timeout=PATIENCE_S).text.splitlines()
+        assert "requires a login" in json.loads(lines[-1])["error"]
+        client.delete(name)
+    for body, status in (({"model": name}, 404), ({"model": "../x"}, 400), ({}, 400)):
+        assert httpx.post(f"{library.url}/api/push", json=body).status_code == status
 
 
 def test_system_text_of_a_model_is_used(client: ollama.Client) -> None:
