@@ -130,6 +130,7 @@ POLICIES: Mapping[Isa, Policy] = {
         tile_widths=_NARROW,
         attention_vectors=4,
         byte_offset=0,
+        panel_tiles=4,
     ),
     Isa.PORTABLE: Policy(
         requires=frozenset(),

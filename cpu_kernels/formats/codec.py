@@ -123,10 +123,12 @@ class Codec:
         found = None
         for piece in self.steps[step]:
             value = load(builder, at(builder, p, 64 * piece.vector), i32x16.llvm, 4)
-            up = piece.position - piece.shift
-            value = _shifted(builder, value, up)
-            if piece.bits < 8:
-                value = builder.and_(value, constant(i32x16.llvm, (piece.mask << piece.position) * _EACH_BYTE))
+            if piece.position == 0 and piece.shift > 0 and piece.shift + piece.bits == 8 and products.is_neon():
+                value = products.shift_bytes(builder, value, piece.shift)
+            else:
+                value = _shifted(builder, value, piece.position - piece.shift)
+                if piece.bits < 8:
+                    value = builder.and_(value, constant(i32x16.llvm, (piece.mask << piece.position) * _EACH_BYTE))
             found = value if found is None else builder.or_(found, value)
         if self.table:
             entries = tuple((entry + products.BYTE_OFFSET) % 256 for entry in self.table)
@@ -168,7 +170,7 @@ class Codec:
 
         @operation(compute, 0)
         def dot(builder: ir.IRBuilder, acc: Values, p: ir.Value, x: ir.Value) -> Values:
-            totals, turns = acc, products.takes_turns()
+            totals, turns = acc, products.is_neon()
             for begin in range(0, count, together):
                 sums = [_ZERO] * len(totals) if widens else totals
                 steps = range(begin, min(begin + together, count))

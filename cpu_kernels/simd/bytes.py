@@ -187,9 +187,14 @@ def keep_order(builder: ir.IRBuilder, values: list[ir.Value], most: int) -> list
     return [join(builder, pieces[i : i + parts]) for i in range(0, len(pieces), parts)]
 
 
-def takes_turns() -> bool:
-    """Whether products take their weights from registers, so that steps that share weights should follow each other."""
+def is_neon() -> bool:
+    """Whether code is emitted for ARM, where bytes can be shifted and products take their weights from registers."""
     return emitted_isa() is Isa.NEON_DOT
+
+
+def shift_bytes(builder: ir.IRBuilder, value: ir.Value, bits: int) -> ir.Value:
+    """Each byte of sixteen lanes shifted right, which takes x86 a mask besides."""
+    return builder.bitcast(builder.lshr(builder.bitcast(value, _BYTES), constant(_BYTES, bits)), i32x16.llvm)
 
 
 def take_turns(builder: ir.IRBuilder, sums: list[ir.Value], *addresses: ir.Value) -> tuple[list[ir.Value], Any]:

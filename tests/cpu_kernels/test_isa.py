@@ -14,6 +14,7 @@ from llvmlite import binding, ir
 
 from cpu_kernels import isa
 from cpu_kernels.compiler import SYMBOLS, compile_kernel
+from cpu_kernels.formats.codec import NIBBLES
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import (
     IS_ARM64,
@@ -218,6 +219,17 @@ def test_on_arm_one_load_has_the_factors_of_four_products() -> None:
     lanes = re.findall(r"\bsdot\s.*\.4b\[(\d)\]", text)
     assert sorted(lanes) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4 + ["3"] * 4
     assert not re.search(r"\b(dup|ld1r)\b", text)
+
+
+def test_on_arm_upper_nibbles_need_a_shift_alone() -> None:
+    def emit(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
+        p = builder.extract_element(builder.bitcast(where, ir.VectorType(ir.IntType(64), 8)), ir.IntType(32)(0))
+        return NIBBLES.emit(builder, p, 4)
+
+    with emitting(Isa.NEON_DOT):
+        text = assembly(emit, 1, "aarch64-linux-gnu", "+neon,+dotprod")
+    assert len(re.findall(r"\bushr\s+v\d+\.16b", text)) == 4
+    assert not re.search(r"\band\b", text)
 
 
 @pytest.mark.parametrize("layout", [Isa.AVX2, Isa.AVX_VNNI, Isa.NEON_DOT])
