@@ -7,6 +7,7 @@
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
 #   make test-windows  set up Windows' Python under Wine in WINDOWS (needs root on Debian), and run fast tests there
+#   make test-arm64  some tests on 64-bit ARM, in Debian for arm64 under qemu in ARM64; needs root on Debian
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
 #   make clean       remove .venv and all caches inside this folder
 
@@ -28,7 +29,10 @@ AIDER := aider-chat==0.86.2
 WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io tests/cpu_kernels tests/localllm/library tests/localllm/tools
 
-.PHONY: run install test test-fast test-clients test-windows check bench lock clean
+# Where Debian for arm64 is set up.
+ARM64 ?= /tmp/localllm-arm64
+
+.PHONY: run install test test-fast test-clients test-windows test-arm64 check bench lock clean
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
@@ -54,6 +58,9 @@ test-windows: $(BIN)/python
 	$(BIN)/python tests/platforms/windows.py $(WINDOWS)
 	bash -o pipefail -c '$(WINDOWS)/wpython -m localllm run builtin "Once upon a time" </dev/null 2>&1 | cat'
 	PYTHONUTF8=1 bash -o pipefail -c '$(WINDOWS)/wpython -m pytest -m "not slow and not oracle" $(WINDOWS_TESTS) </dev/null 2>&1 | cat'
+
+test-arm64: $(VENV)/.installed-dev
+	$(BIN)/python tests/platforms/arm64.py $(ARM64)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
