@@ -14,8 +14,9 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import kernel
-from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import (
     add_f32,
     add_i32,
@@ -195,12 +196,23 @@ def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out:
 
 
 @inner
-def rows_to_pack(rows: int, width: int, thread: int, threads: int) -> tuple[int, int]:
-    """Rows first..last-1 that a thread packs: whole tiles, or its own copy of a single row."""
-    tiles = (rows + width - 1) // width
-    first = share(tiles, thread, threads) * width if rows > 1 else 0
-    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
-    return first, last
+def rows_to_pack(op: int, step: int, thread: int, threads: int) -> tuple[int, int]:
+    """Rows first..last-1 that a thread packs first: whole tiles, or its own copy of a single row."""
+    rows, width = stage_rows(op, step), stage_width(op, step)
+    if rows == 1:
+        return 0, 1
+    first, last = first_share(op, step, (rows + width - 1) // width, thread, threads)
+    return first * width, min(rows, last * width)
+
+
+@inner
+def more_rows_to_pack(op: int, step: int, thread: int, threads: int) -> tuple[int, int]:
+    """Rows first..last-1 that a thread packs next; first is negative if there are none."""
+    rows, width = stage_rows(op, step), stage_width(op, step)
+    if rows == 1:
+        return -1, -1
+    first, last = next_share(op, step, (rows + width - 1) // width, thread, threads)
+    return first * width, min(rows, last * width)
 
 
 def _norm_pack_samples() -> Iterator[Sample]:
@@ -226,15 +238,17 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     padded = (k + 15) // 16 * 16
     act = activation(argument(op, 5), 1, rows, thread)
     epsilon = get_f32(argument(op, 6))
-    first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
-    for row in range(first, last):
-        index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
-        source = argument(op, 0) + index * argument(op, 1)
-        if weight != 0:
-            norm_row(source, weight, k, padded, epsilon, out)
-            source = out
-        pack_row(source, 0, k, k, argument(op, 4), width, row, act)
+    first, last = rows_to_pack(op, step, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
+            source = argument(op, 0) + index * argument(op, 1)
+            if weight != 0:
+                norm_row(source, weight, k, padded, epsilon, out)
+                source = out
+            pack_row(source, 0, k, k, argument(op, 4), width, row, act)
+        first, last = more_rows_to_pack(op, step, thread, threads)
 
 
 def _norm_add_samples() -> Iterator[Sample]:
@@ -249,11 +263,14 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
     k = argument(op, 5)
     padded = (k + 15) // 16 * 16
     out = scratch(step, thread)
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x = argument(op, 0) + row * argument(op, 1)
-        norm_row(argument(op, 2) + row * argument(op, 3), argument(op, 4), k, padded, get_f32(argument(op, 6)), out)
-        for i in range(0, padded, 16):
-            store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(out + i * 4)))
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x = argument(op, 0) + row * argument(op, 1)
+            norm_row(argument(op, 2) + row * argument(op, 3), argument(op, 4), k, padded, get_f32(argument(op, 6)), out)
+            for i in range(0, padded, 16):
+                store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(out + i * 4)))
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 @inner
@@ -332,17 +349,22 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     out = scratch(step, thread)
     if rows == 1:
         blocks = (k + 255) // 256
-        first = share(blocks, thread, threads) * 256
-        last = min(k, share(blocks, thread + 1, threads) * 256)
-        if first < last:
-            gate_values(kind, argument(op, 0) + first * 4, up + first * 4 * moves, out, last - first)
-            pack_row(out, first, last, k, argument(op, 4), width, 0, act)
+        first, last = first_share(op, step, blocks, thread, threads)
+        while first >= 0:
+            begin, end = first * 256, min(k, last * 256)
+            if begin < end:
+                gate_values(kind, argument(op, 0) + begin * 4, up + begin * 4 * moves, out, end - begin)
+                pack_row(out, begin, end, k, argument(op, 4), width, 0, act)
+            first, last = next_share(op, step, blocks, thread, threads)
         return
     tiles = (rows + width - 1) // width
-    for row in range(share(tiles, thread, threads) * width, min(rows, share(tiles, thread + 1, threads) * width)):
-        gate, other = argument(op, 0) + row * stride, up + row * (argument(op, 7) or stride) * moves
-        gate_values(kind, gate, other, out, k)
-        pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+    first, last = first_share(op, step, tiles, thread, threads)
+    while first >= 0:
+        for row in range(first * width, min(rows, last * width)):
+            gate, other = argument(op, 0) + row * stride, up + row * (argument(op, 7) or stride) * moves
+            gate_values(kind, gate, other, out, k)
+            pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+        first, last = next_share(op, step, tiles, thread, threads)
 
 
 def _activate_samples() -> Iterator[Sample]:
@@ -355,10 +377,12 @@ def _activate_samples() -> Iterator[Sample]:
 def activate(op: int, step: int, thread: int, threads: int) -> None:
     """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one without a gate."""
     rows, vectors = stage_rows(op, step), (argument(op, 2) + 15) // 16
-    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
-    for row in range(rows):
-        y = argument(op, 0) + row * argument(op, 1) + first * 64
-        gate_values(argument(op, 3), y, y, y, (last - first) * 16)
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(rows):
+            y = argument(op, 0) + row * argument(op, 1) + first * 64
+            gate_values(argument(op, 3), y, y, y, (last - first) * 16)
+        first, last = next_share(op, step, vectors, thread, threads)
 
 
 def _soft_cap_samples() -> Iterator[Sample]:
@@ -373,9 +397,12 @@ def soft_cap(op: int, step: int, thread: int, threads: int) -> None:
     cap = get_f32(argument(op, 3))
     vectors = (argument(op, 2) + 15) // 16
     one, two = splat_f32(_ONE), splat_f32(np.float32(2.0))
-    for row in range(rows):
-        y = argument(op, 0) + row * argument(op, 1)
-        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
-            power = exp2_f32(mul_f32(load_f32(y + v * 64), splat_f32(_TWO_LOG2E / cap)))
-            tanh = sub_f32(one, div_f32(two, add_f32(one, power)))
-            store_f32(y + v * 64, mul_f32(splat_f32(cap), tanh))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(rows):
+            y = argument(op, 0) + row * argument(op, 1)
+            for v in range(first, last):
+                power = exp2_f32(mul_f32(load_f32(y + v * 64), splat_f32(_TWO_LOG2E / cap)))
+                tanh = sub_f32(one, div_f32(two, add_f32(one, power)))
+                store_f32(y + v * 64, mul_f32(splat_f32(cap), tanh))
+        first, last = next_share(op, step, vectors, thread, threads)

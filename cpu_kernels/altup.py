@@ -14,6 +14,7 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, scratch, share, stage_rows
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32, fma, max_f32, mul_f32, select_first, sub_f32, sum_f32
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
 
@@ -54,12 +55,12 @@ def _mix(matrix: int, row: int, scores: int, streams: int) -> np.float32:
 
 
 @inner
-def _rows_and_columns(rows: int, k: int, thread: int, threads: int) -> tuple[int, int, int, int]:
-    """Rows first..last-1 and vectors begin..end-1 of each that a thread works on."""
+def _rows_and_columns(rows: int, k: int, first: int, last: int, threads: int) -> tuple[int, int, int, int]:
+    """Rows, and vectors of each, of items first..last-1: rows, or equal parts of a single row, one for each thread."""
     vectors = (k + 15) // 16
     if rows == 1:
-        return 0, 1, share(vectors, thread, threads), share(vectors, thread + 1, threads)
-    return share(rows, thread, threads), share(rows, thread + 1, threads), 0, vectors
+        return 0, 1, share(vectors, first, threads), share(vectors, last, threads)
+    return first, last, 0, vectors
 
 
 def _predict_samples() -> Iterator[Sample]:
@@ -82,22 +83,29 @@ def predict(op: int, step: int, thread: int, threads: int) -> None:
     """
     plane, stride, streams, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 10))
-    first, last, begin, end = _rows_and_columns(stage_rows(op, step), k, thread, threads)
-    for row in range(first, last):
-        source, out = argument(op, 0) + row * stride, argument(op, 7) + row * stride
-        x = argument(op, 8) + row * argument(op, 9)
-        _scores(source, argument(op, 5), streams, k, epsilon, scores)
-        for j in range(streams):
-            for v in range(begin, end):
-                total = load_f32(source + j * plane + v * 64)
-                store_f32(out + j * plane + v * 64, total)
-            for i in range(streams):
-                coefficient = splat_f32(_mix(argument(op, 6), j * streams + i, scores, streams))
+    rows = stage_rows(op, step)
+    items = threads if rows == 1 else rows
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        top, bottom, begin, end = _rows_and_columns(rows, k, first, last, threads)
+        for row in range(top, bottom):
+            source, out = argument(op, 0) + row * stride, argument(op, 7) + row * stride
+            x = argument(op, 8) + row * argument(op, 9)
+            _scores(source, argument(op, 5), streams, k, epsilon, scores)
+            for j in range(streams):
                 for v in range(begin, end):
-                    total = load_f32(out + j * plane + v * 64)
-                    store_f32(out + j * plane + v * 64, fma(load_f32(source + i * plane + v * 64), coefficient, total))
-        for v in range(begin, end):
-            store_f32(x + v * 64, load_f32(out + v * 64))
+                    total = load_f32(source + j * plane + v * 64)
+                    store_f32(out + j * plane + v * 64, total)
+                for i in range(streams):
+                    coefficient = splat_f32(_mix(argument(op, 6), j * streams + i, scores, streams))
+                    for v in range(begin, end):
+                        total = load_f32(out + j * plane + v * 64)
+                        store_f32(
+                            out + j * plane + v * 64, fma(load_f32(source + i * plane + v * 64), coefficient, total)
+                        )
+            for v in range(begin, end):
+                store_f32(x + v * 64, load_f32(out + v * 64))
+        first, last = next_share(op, step, items, thread, threads)
 
 
 def _correct_samples() -> Iterator[Sample]:
@@ -120,18 +128,23 @@ def correct(op: int, step: int, thread: int, threads: int) -> None:
     """
     plane, stride, streams, k = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 13))
-    first, last, begin, end = _rows_and_columns(stage_rows(op, step), k, thread, threads)
-    for row in range(first, last):
-        x, source = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * stride
-        out, gated = argument(op, 9) + row * stride, argument(op, 10) + row * argument(op, 11)
-        _scores(x, argument(op, 7), streams, k, epsilon, scores)
-        for j in range(streams):
-            coefficient = splat_f32(_ONE + _mix(argument(op, 8), j, scores, streams))
+    rows = stage_rows(op, step)
+    items = threads if rows == 1 else rows
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        top, bottom, begin, end = _rows_and_columns(rows, k, first, last, threads)
+        for row in range(top, bottom):
+            x, source = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * stride
+            out, gated = argument(op, 9) + row * stride, argument(op, 10) + row * argument(op, 11)
+            _scores(x, argument(op, 7), streams, k, epsilon, scores)
+            for j in range(streams):
+                coefficient = splat_f32(_ONE + _mix(argument(op, 8), j, scores, streams))
+                for v in range(begin, end):
+                    found = sub_f32(load_f32(x + v * 64), load_f32(source + v * 64))
+                    store_f32(out + j * plane + v * 64, fma(found, coefficient, load_f32(source + j * plane + v * 64)))
             for v in range(begin, end):
-                found = sub_f32(load_f32(x + v * 64), load_f32(source + v * 64))
-                store_f32(out + j * plane + v * 64, fma(found, coefficient, load_f32(source + j * plane + v * 64)))
-        for v in range(begin, end):
-            store_f32(gated + v * 64, mul_f32(load_f32(out + v * 64), load_f32(argument(op, 12) + v * 64)))
+                store_f32(gated + v * 64, mul_f32(load_f32(out + v * 64), load_f32(argument(op, 12) + v * 64)))
+        first, last = next_share(op, step, items, thread, threads)
 
 
 def _add_to_others_samples() -> Iterator[Sample]:
@@ -148,12 +161,17 @@ def add_to_others(op: int, step: int, thread: int, threads: int) -> None:
     """
     rows, k, normal = stage_rows(op, step), argument(op, 4), scratch(step, thread)
     padded = (k + 15) // 16 * 16
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        norm_row(argument(op, 5) + row * argument(op, 6), argument(op, 7), k, padded, get_f32(argument(op, 8)), normal)
-        for j in range(1, argument(op, 3)):
-            out = argument(op, 0) + j * argument(op, 1) + row * argument(op, 2)
-            for i in range(0, padded, 16):
-                store_f32(out + i * 4, add_f32(load_f32(out + i * 4), load_f32(normal + i * 4)))
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            norm_row(
+                argument(op, 5) + row * argument(op, 6), argument(op, 7), k, padded, get_f32(argument(op, 8)), normal
+            )
+            for j in range(1, argument(op, 3)):
+                out = argument(op, 0) + j * argument(op, 1) + row * argument(op, 2)
+                for i in range(0, padded, 16):
+                    store_f32(out + i * 4, add_f32(load_f32(out + i * 4), load_f32(normal + i * 4)))
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 def _spread_samples() -> Iterator[Sample]:
@@ -168,16 +186,19 @@ def spread(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 number of streams, 6 k.
     """
     rows, k = stage_rows(op, step), argument(op, 6)
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x, out = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 4)
-        size = _mean_square(x, k)
-        for i in range(0, k, 16):
-            store_f32(out + i * 4, load_f32(x + i * 4))
-        for j in range(1, argument(op, 5)):
-            stream = out + j * argument(op, 3)
-            factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x, out = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 4)
+            size = _mean_square(x, k)
             for i in range(0, k, 16):
-                store_f32(stream + i * 4, mul_f32(load_f32(stream + i * 4), factor))
+                store_f32(out + i * 4, load_f32(x + i * 4))
+            for j in range(1, argument(op, 5)):
+                stream = out + j * argument(op, 3)
+                factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
+                for i in range(0, k, 16):
+                    store_f32(stream + i * 4, mul_f32(load_f32(stream + i * 4), factor))
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 def _merge_samples() -> Iterator[Sample]:
@@ -194,19 +215,22 @@ def merge(op: int, step: int, thread: int, threads: int) -> None:
     """
     rows, streams, k = stage_rows(op, step), argument(op, 6), argument(op, 7)
     share_of_one = splat_f32(np.float32(_ONE / np.float32(streams)))
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x, first = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 5)
-        others = argument(op, 3) + row * argument(op, 5)
-        size = _mean_square(first, k)
-        for i in range(0, k, 16):
-            store_f32(x + i * 4, load_f32(first + i * 4))
-        for j in range(1, streams):
-            stream = others + j * argument(op, 4)
-            factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x, stream_of_first = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 5)
+            others = argument(op, 3) + row * argument(op, 5)
+            size = _mean_square(stream_of_first, k)
             for i in range(0, k, 16):
-                store_f32(x + i * 4, fma(load_f32(stream + i * 4), factor, load_f32(x + i * 4)))
-        for i in range(0, k, 16):
-            store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), share_of_one))
+                store_f32(x + i * 4, load_f32(stream_of_first + i * 4))
+            for j in range(1, streams):
+                stream = others + j * argument(op, 4)
+                factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
+                for i in range(0, k, 16):
+                    store_f32(x + i * 4, fma(load_f32(stream + i * 4), factor, load_f32(x + i * 4)))
+            for i in range(0, k, 16):
+                store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), share_of_one))
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 def _keep_largest_samples() -> Iterator[Sample]:
@@ -221,17 +245,20 @@ def keep_largest(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x, 1 stride, 2 values of a row, 3 address of the number of deviations.
     """
     rows, k = stage_rows(op, step), argument(op, 2)
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x = argument(op, 0) + row * argument(op, 1)
-        total = zero_f32()
-        for i in range(0, k, 16):
-            total = add_f32(total, select_first(load_f32(x + i * 4), zero_f32(), k - i))
-        mean = np.float32(sum_f32(total) / np.float32(k))
-        squares = zero_f32()
-        for i in range(0, k, 16):
-            v = select_first(sub_f32(load_f32(x + i * 4), splat_f32(mean)), zero_f32(), k - i)
-            squares = fma(v, v, squares)
-        deviation = np.float32(math.sqrt(sum_f32(squares) / np.float32(k - 1)))
-        least = splat_f32(np.float32(mean + deviation * get_f32(argument(op, 3))))
-        for i in range(0, k, 16):
-            store_f32(x + i * 4, max_f32(zero_f32(), sub_f32(load_f32(x + i * 4), least)))
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x = argument(op, 0) + row * argument(op, 1)
+            total = zero_f32()
+            for i in range(0, k, 16):
+                total = add_f32(total, select_first(load_f32(x + i * 4), zero_f32(), k - i))
+            mean = np.float32(sum_f32(total) / np.float32(k))
+            squares = zero_f32()
+            for i in range(0, k, 16):
+                v = select_first(sub_f32(load_f32(x + i * 4), splat_f32(mean)), zero_f32(), k - i)
+                squares = fma(v, v, squares)
+            deviation = np.float32(math.sqrt(sum_f32(squares) / np.float32(k - 1)))
+            least = splat_f32(np.float32(mean + deviation * get_f32(argument(op, 3))))
+            for i in range(0, k, 16):
+                store_f32(x + i * 4, max_f32(zero_f32(), sub_f32(load_f32(x + i * 4), least)))
+        first, last = next_share(op, step, rows, thread, threads)

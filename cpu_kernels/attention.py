@@ -251,15 +251,15 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
     the rope table covers and which come last in D. For ALiBi: 26 heads' slopes in base 2, else 0, 27 address of the
     numbers 0 to 15.
 
-    If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise tiles are
-    dealt to the threads back and forth, since later tiles are longer.
+    If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise a thread
+    computes the whole tiles whose first spans it has.
     """
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
     @inner
-    def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
-        """Compute spans mine..others-1 of all tiles or, without parts, the thread's tiles."""
+    def attend(op: int, step: int, thread: int, mine: int, others: int) -> None:
+        """Compute spans mine..others-1 of all tiles or, without parts, the tiles whose first spans these are."""
         group, window, ahead, parts = (
             argument(op, 10),
             argument(op, 13),
@@ -268,7 +268,7 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
         )
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
-        tile, before = 0, 0
+        before = 0
         for part_of_head in range(argument(op, 5) * blocks):
             head, low = part_of_head // blocks, part_of_head % blocks * MAX_COLUMNS
             used = min(MAX_COLUMNS, group - low)
@@ -282,12 +282,10 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
                     spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
                     gathered = parts + parts_bytes(before, argument(op, 20))
                     if parts == 0:
-                        turn = tile % (2 * threads)
-                        spans = (begin, end, begin, end if turn in (thread, 2 * threads - 1 - thread) else begin)
+                        spans = (begin, end, begin, end if mine <= before < others else begin)
                         gathered = 0
                     place = (segment, first, count, head * group + low, used)
                     before += end - begin
-                    tile += 1
                     if spans[2] >= spans[3]:
                         continue
                     if count * used == 1:
@@ -300,11 +298,11 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
 
     def attention(op: int, step: int, thread: int, threads: int) -> None:
-        total = _spans_of_step(op, step) if _of_stage(op, step, Step.PARTS) != 0 else 0
-        first, last = first_share(total, thread, threads)
+        total = _spans_of_step(op, step)
+        first, last = first_share(op, step, total, thread, threads)
         while first >= 0:
-            attend(op, step, thread, threads, first, last)
-            first, last = next_share(op, total, threads)
+            attend(op, step, thread, first, last)
+            first, last = next_share(op, step, total, thread, threads)
 
     return attention
 

@@ -1,30 +1,38 @@
 """The processor's name and largest cache, and how many threads to start on it.
 
-That is the number of cores, not hyper-threads, that this process may use, limited by the CPU quota of its control
-groups.
+That is the number of cores, not hyper-threads, that this process may use, without cores that are too slow to help, and
+limited by the CPU quota of its control groups.
 """
 
+import contextlib
 import math
 import os
 import platform
 from pathlib import Path
 
 from cpu_kernels.limits import processor_quota
-from cpu_kernels.system_facts import sysctl
+from cpu_kernels.system_facts import sysctl, sysctl_number
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
+_ATOMS = Path("/sys/devices/cpu_atom/cpus")
 _USUAL_CACHE = 32 << 20
+# Work per clock of Intel's efficient cores, compared with its other cores.
+_ATOM = 0.6
+# The least speed of cores that help, compared with the fastest. Efficient cores of phones and of Apple's processors are
+# slower, those of Intel's processors are faster, except the slowest kind (Meteor Lake's LP E-cores).
+_HELPS = 0.4
 # The fields of /proc/cpuinfo that identify a core of 64-bit ARM, in their order.
 _MIDR = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, not counting hyper-threads.
+    """Number of cores that this process may use and that help, not counting hyper-threads.
 
-    One thread of matrix products saturates a core; a second thread on it would only wait.
+    One thread of matrix products saturates a core; a second thread on it would only wait. Work is shared by speed, but
+    every core takes part in each barrier and in the traffic to memory, which few fast cores use up.
     """
-    return min(_distinct_cores(_affinity()), _allowed())
+    return min(_distinct_cores(_fast_ones(_affinity())), _allowed())
 
 
 def usable_processors() -> int:
@@ -60,6 +68,34 @@ def largest_cache(folder: Path = _CPUS / "cpu0/cache") -> int:
     return max(
         (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
     )
+
+
+def _fast_ones(processors: set[int], cpus: Path = _CPUS, atoms: Path = _ATOMS) -> set[int]:
+    """Those of the processors that are not much slower than the fastest of them; all if the system does not tell."""
+    if fast := sysctl_number("hw.perflevel0.logicalcpu"):  # macOS binds no process to cores
+        return set(range(min(fast, len(processors))))
+    speeds = {processor: _speed(cpus / f"cpu{processor}") for processor in processors}
+    for processor in listed(atoms) & processors:
+        speeds[processor] *= _ATOM
+    least = _HELPS * max(speeds.values())
+    return {processor for processor, speed in speeds.items() if speed >= least}
+
+
+def _speed(processor: Path) -> float:
+    """A processor's speed compared with the machine's others, as Linux reports it; 1 if it does not."""
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        with contextlib.suppress(OSError, ValueError):
+            return float((processor / name).read_text())
+    return 1.0
+
+
+def listed(path: Path) -> set[int]:
+    """The numbers in a list of ranges such as 0-7,16; none without the file."""
+    try:
+        ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
+    except OSError:
+        return set()
+    return {number for part in ranges for number in range(int(part[0]), int(part[-1]) + 1)}
 
 
 def _affinity() -> set[int]:

@@ -13,8 +13,9 @@ import numpy as np
 from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
-from cpu_kernels.records import Stage, Step, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.records import Stage, Step, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import fma
 from cpu_kernels.simd.vectors import (
     get_f32,
@@ -213,14 +214,17 @@ def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
     slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     padded = (k + 15) // 16 * 16
     out = scratch(step, thread)
-    for slot in range(share(slots, thread, threads), share(slots, thread + 1, threads)):
-        row = get_i32(argument(op, 7) + 4 * slot)
-        if row >= 0:
-            source = argument(op, 0) + row * argument(op, 1)
-            if argument(op, 2) != 0:
-                norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
-                source = out
-            pack_row(source, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
+    first, last = first_share(op, step, slots, thread, threads)
+    while first >= 0:
+        for slot in range(first, last):
+            row = get_i32(argument(op, 7) + 4 * slot)
+            if row >= 0:
+                source = argument(op, 0) + row * argument(op, 1)
+                if argument(op, 2) != 0:
+                    norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
+                    source = out
+                pack_row(source, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
+        first, last = next_share(op, step, slots, thread, threads)
 
 
 def _combine_samples() -> Iterator[Sample]:
@@ -239,14 +243,17 @@ def combine(op: int, step: int, thread: int, threads: int) -> None:
     """
     rows, used = field(step, Step.ROWS), argument(op, 5)
     vectors = (argument(op, 4) + 15) // 16
-    for row in range(rows):
-        x = argument(op, 0) + row * argument(op, 1)
-        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
-            total = zero_f32()
-            if argument(op, 8) == 0:
-                total = load_f32(x + v * 64)
-            for i in range(used):
-                choice = 4 * (row * used + i)
-                y = argument(op, 2) + get_i32(argument(op, 6) + choice) * argument(op, 3)
-                total = fma(load_f32(y + v * 64), splat_f32(get_f32(argument(op, 7) + choice)), total)
-            store_f32(x + v * 64, total)
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(rows):
+            x = argument(op, 0) + row * argument(op, 1)
+            for v in range(first, last):
+                total = zero_f32()
+                if argument(op, 8) == 0:
+                    total = load_f32(x + v * 64)
+                for i in range(used):
+                    choice = 4 * (row * used + i)
+                    y = argument(op, 2) + get_i32(argument(op, 6) + choice) * argument(op, 3)
+                    total = fma(load_f32(y + v * 64), splat_f32(get_f32(argument(op, 7) + choice)), total)
+                store_f32(x + v * 64, total)
+        first, last = next_share(op, step, vectors, thread, threads)

@@ -9,9 +9,10 @@ import numpy as np
 from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
-from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.records import Step, argument, field, scratch, stage_rows
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
@@ -35,18 +36,21 @@ def _store(keys: KVType, values: KVType) -> Function:
         tables = field(step, Step.ROPE_TABLES + argument(op, 8))
         epsilon = get_f32(argument(op, 9))
         items = stage_rows(op, step) * heads
-        for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
-            row, head = item // heads, item % heads
-            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
-            slot = position % PAGE_TOKENS
-            key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
-            table = tables + position * padded * 4
-            rotate_head(key, argument(op, 2), table, padded, argument(op, 7), epsilon, _ONE, turned)
-            place = argument(op, 3) + head * argument(op, 10) + page * argument(op, 12)
-            store_key(turned, place, slot, padded, memory)
-            place = argument(op, 4) + head * argument(op, 11) + page * argument(op, 13)
-            store_value(value, place, slot, padded, memory)
+        first, last = first_share(op, step, items, thread, threads)
+        while first >= 0:
+            for item in range(first, last):
+                row, head = item // heads, item % heads
+                position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+                page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+                slot = position % PAGE_TOKENS
+                key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
+                table = tables + position * padded * 4
+                rotate_head(key, argument(op, 2), table, padded, argument(op, 7), epsilon, _ONE, turned)
+                place = argument(op, 3) + head * argument(op, 10) + page * argument(op, 12)
+                store_key(turned, place, slot, padded, memory)
+                place = argument(op, 4) + head * argument(op, 11) + page * argument(op, 13)
+                store_value(value, place, slot, padded, memory)
+            first, last = next_share(op, step, items, thread, threads)
 
     return store_kv
 

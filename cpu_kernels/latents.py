@@ -11,13 +11,14 @@ from functools import partial
 import numpy as np
 
 from cpu_kernels import attention_f16, attention_q8_0
-from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row, rows_to_pack
+from cpu_kernels.activations import ALL_FORMS, more_rows_to_pack, norm_row, pack_row, rows_to_pack
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Function, Kernel, kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
-from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.records import Step, activation, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_i64, store_f32
 
 _ONE = np.float32(1.0)
@@ -37,16 +38,19 @@ def _store(kind: KVType) -> Function:
         plain = padded - turned
         ready = scratch(step, thread)
         rows = stage_rows(op, step)
-        for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-            position = get_i32(field(step, Step.POSITIONS) + 4 * row)
-            page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
-            source = argument(op, 0) + row * argument(op, 1)
-            table = field(step, Step.ROPE_TABLES + argument(op, 7)) + position * turned * 4
-            epsilon = get_f32(argument(op, 8))
-            norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
-            rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)
-            place = argument(op, 3) + page * padded * page_bytes
-            store_key(ready, place, position % PAGE_TOKENS, padded, ready + padded * 4)
+        first, last = first_share(op, step, rows, thread, threads)
+        while first >= 0:
+            for row in range(first, last):
+                position = get_i32(field(step, Step.POSITIONS) + 4 * row)
+                page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+                source = argument(op, 0) + row * argument(op, 1)
+                table = field(step, Step.ROPE_TABLES + argument(op, 7)) + position * turned * 4
+                epsilon = get_f32(argument(op, 8))
+                norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
+                rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)
+                place = argument(op, 3) + page * padded * page_bytes
+                store_key(ready, place, position % PAGE_TOKENS, padded, ready + padded * 4)
+            first, last = next_share(op, step, rows, thread, threads)
 
     return store_latents
 
@@ -101,11 +105,14 @@ def split_heads(op: int, step: int, thread: int, threads: int) -> None:
             put_i64(segments + 8 * (3 * head + 2), head * tiles)
             put_i64(segments + 8 * (3 * head + 3), tiles)
     items = heads * tiles
-    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
-        head, first = item // tiles, item % tiles * width
-        for row in range(first, min(first + width, rows)):
-            source = argument(op, 0) + row * argument(op, 1) + head * argument(op, 2)
-            pack_row(source, 0, k, k, argument(op, 4), width, head * tiles * width + row, argument(op, 5))
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        for item in range(first, last):
+            head, begin = item // tiles, item % tiles * width
+            for row in range(begin, min(begin + width, rows)):
+                source = argument(op, 0) + row * argument(op, 1) + head * argument(op, 2)
+                pack_row(source, 0, k, k, argument(op, 4), width, head * tiles * width + row, argument(op, 5))
+        first, last = next_share(op, step, items, thread, threads)
 
 
 def _join_samples() -> Iterator[Sample]:
@@ -124,10 +131,12 @@ def join_heads(op: int, step: int, thread: int, threads: int) -> None:
     slots = _tiles(rows, width) * width
     act = activation(argument(op, 5), 1, rows, thread)
     out = scratch(step, thread)
-    first, last = rows_to_pack(rows, width, thread, threads)
-    for row in range(first, last):
-        for head in range(heads):
-            source, to = argument(op, 0) + (head * slots + row) * argument(op, 1), out + head * size * 4
-            for i in range(0, size * 4, 64):
-                store_f32(to + i, load_f32(source + i))
-        pack_row(out, 0, heads * size, heads * size, argument(op, 4), width, row, act)
+    first, last = rows_to_pack(op, step, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            for head in range(heads):
+                source, to = argument(op, 0) + (head * slots + row) * argument(op, 1), out + head * size * 4
+                for i in range(0, size * 4, 64):
+                    store_f32(to + i, load_f32(source + i))
+            pack_row(out, 0, heads * size, heads * size, argument(op, 4), width, row, act)
+        first, last = more_rows_to_pack(op, step, thread, threads)

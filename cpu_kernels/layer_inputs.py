@@ -9,8 +9,9 @@ import numpy as np
 
 from cpu_kernels.activations import norm_row
 from cpu_kernels.kernel import kernel
-from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.records import Step, argument, field, scratch, stage_rows
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, store_f32
 
@@ -32,14 +33,17 @@ def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
     layers, width, padded, epsilon = argument(op, 6), argument(op, 7), argument(op, 8), get_f32(argument(op, 10))
     normal = scratch(step, thread)
     items = stage_rows(op, step) * layers
-    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
-        row, layer = item // layers, item % layers
-        source = argument(op, 0) + row * argument(op, 1) + layer * padded * 4
-        addend = argument(op, 2) + row * argument(op, 3) + layer * width * 4
-        out = argument(op, 4) + layer * argument(op, 5) + row * padded * 4
-        norm_row(source, argument(op, 9), width, padded, epsilon, normal)
-        for i in range(0, width, 16):
-            store_f32(out + i * 4, add_f32(load_f32(normal + i * 4), load_f32(addend + i * 4)))
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        for item in range(first, last):
+            row, layer = item // layers, item % layers
+            source = argument(op, 0) + row * argument(op, 1) + layer * padded * 4
+            addend = argument(op, 2) + row * argument(op, 3) + layer * width * 4
+            out = argument(op, 4) + layer * argument(op, 5) + row * padded * 4
+            norm_row(source, argument(op, 9), width, padded, epsilon, normal)
+            for i in range(0, width, 16):
+                store_f32(out + i * 4, add_f32(load_f32(normal + i * 4), load_f32(addend + i * 4)))
+        first, last = next_share(op, step, items, thread, threads)
 
 
 def _keep_wanted_samples() -> Iterator[Sample]:
@@ -60,10 +64,12 @@ def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
     from one plane to the next, 4 rows to write, 5 bytes from one plane to the next there.
     """
     vectors = argument(op, 1) // 64
-    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
-    for plane in range(argument(op, 2)):
-        rows, out = argument(op, 0) + plane * argument(op, 3), argument(op, 4) + plane * argument(op, 5)
-        for row in range(stage_rows(op, step)):
-            source = rows + get_i32(field(step, Step.WANTED) + 4 * row) * argument(op, 1)
-            for v in range(first, last):
-                store_f32(out + row * argument(op, 1) + v * 64, load_f32(source + v * 64))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for plane in range(argument(op, 2)):
+            rows, out = argument(op, 0) + plane * argument(op, 3), argument(op, 4) + plane * argument(op, 5)
+            for row in range(stage_rows(op, step)):
+                source = rows + get_i32(field(step, Step.WANTED) + 4 * row) * argument(op, 1)
+                for v in range(first, last):
+                    store_f32(out + row * argument(op, 1) + v * 64, load_f32(source + v * 64))
+        first, last = next_share(op, step, vectors, thread, threads)

@@ -166,9 +166,9 @@ def product(tiles: Tiles, kind: Ahead) -> Function:
         act = activation(argument(op, 9), argument(op, 10), rows, thread)
         own = (scratch(step, thread), field(step, distance))
         items = run_segments(op, act, rows, 0, 0, own)
-        first, last = first_share(items, thread, threads)
+        first, last = first_share(op, step, items, thread, threads)
         while first >= 0:
             run_segments(op, act, rows, first, last, own)
-            first, last = next_share(op, items, threads)
+            first, last = next_share(op, step, items, thread, threads)
 
     return matmul

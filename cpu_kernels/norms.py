@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.activations import norm_row, pack_row, rows_to_pack
+from cpu_kernels.activations import more_rows_to_pack, norm_row, pack_row, rows_to_pack
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
-from cpu_kernels.records import Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.records import Form, Step, activation, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32, select_first, sub_f32, sum_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
@@ -56,13 +57,15 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     act = activation(argument(op, 5), 1, rows, thread)
     epsilon = get_f32(argument(op, 6))
-    first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
-    for row in range(first, last):
-        index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
-        source = argument(op, 0) + index * argument(op, 1)
-        _layer_norm_row(source, argument(op, 2), argument(op, 8), k, epsilon, out)
-        pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+    first, last = rows_to_pack(op, step, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
+            source = argument(op, 0) + index * argument(op, 1)
+            _layer_norm_row(source, argument(op, 2), argument(op, 8), k, epsilon, out)
+            pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+        first, last = more_rows_to_pack(op, step, thread, threads)
 
 
 def _norm_groups_samples() -> Iterator[Sample]:
@@ -95,13 +98,15 @@ def norm_groups_pack(op: int, step: int, thread: int, threads: int) -> None:
     rows, width = stage_rows(op, step), stage_width(op, step)
     size, parts, epsilon = argument(op, 3), argument(op, 4), get_f32(argument(op, 7))
     act = activation(argument(op, 6), 1, rows, thread)
-    first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
-    for row in range(first, last):
-        for part in range(parts):
-            at = part * size * 4
-            _norm_part(argument(op, 0) + row * argument(op, 1) + at, argument(op, 2) + at, size, epsilon, out + at)
-        pack_row(out, 0, size * parts, size * parts, argument(op, 5), width, row, act)
+    first, last = rows_to_pack(op, step, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            for part in range(parts):
+                at = part * size * 4
+                _norm_part(argument(op, 0) + row * argument(op, 1) + at, argument(op, 2) + at, size, epsilon, out + at)
+            pack_row(out, 0, size * parts, size * parts, argument(op, 5), width, row, act)
+        first, last = more_rows_to_pack(op, step, thread, threads)
 
 
 def _norm_rows_samples() -> Iterator[Sample]:
@@ -116,9 +121,12 @@ def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x, 1 stride in bytes, 2 weight, 3 values without padding, 4 values with padding, 5 address of epsilon.
     """
     rows, epsilon = stage_rows(op, step), get_f32(argument(op, 5))
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x = argument(op, 0) + row * argument(op, 1)
-        norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x = argument(op, 0) + row * argument(op, 1)
+            norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 def _norm_heads_samples() -> Iterator[Sample]:
@@ -134,9 +142,12 @@ def norm_heads(op: int, step: int, thread: int, threads: int) -> None:
     """
     padded, epsilon = argument(op, 3), get_f32(argument(op, 5))
     items = stage_rows(op, step) * argument(op, 1)
-    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
-        x = argument(op, 0) + item * padded * 4
-        norm_row(x, argument(op, 2), argument(op, 4), padded, epsilon, x)
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        for item in range(first, last):
+            x = argument(op, 0) + item * padded * 4
+            norm_row(x, argument(op, 2), argument(op, 4), padded, epsilon, x)
+        first, last = next_share(op, step, items, thread, threads)
 
 
 def _add_norm_samples() -> Iterator[Sample]:
@@ -156,14 +167,17 @@ def add_norm(op: int, step: int, thread: int, threads: int) -> None:
     5 weight, 6 bias or 0, 7 values without padding, 8 address of epsilon.
     """
     rows, k, epsilon = stage_rows(op, step), argument(op, 7), get_f32(argument(op, 8))
-    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-        x = argument(op, 0) + row * argument(op, 1)
-        if argument(op, 2) != 0:
-            index = get_i32(field(step, Step.POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
-            y = argument(op, 2) + index * argument(op, 3)
-            for i in range(0, k, 16):
-                store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(y + i * 4)))
-        _layer_norm_row(x, argument(op, 5), argument(op, 6), k, epsilon, x)
+    first, last = first_share(op, step, rows, thread, threads)
+    while first >= 0:
+        for row in range(first, last):
+            x = argument(op, 0) + row * argument(op, 1)
+            if argument(op, 2) != 0:
+                index = get_i32(field(step, Step.POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
+                y = argument(op, 2) + index * argument(op, 3)
+                for i in range(0, k, 16):
+                    store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(y + i * 4)))
+            _layer_norm_row(x, argument(op, 5), argument(op, 6), k, epsilon, x)
+        first, last = next_share(op, step, rows, thread, threads)
 
 
 def _turn_samples() -> Iterator[Sample]:
@@ -182,8 +196,11 @@ def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
     tables, epsilon = field(step, Step.ROPE_TABLES + argument(op, 5)), get_f32(argument(op, 6))
     turned = scratch(step, thread)
     items = stage_rows(op, step) * heads
-    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
-        x = argument(op, 0) + item * padded * 4
-        table = tables + get_i32(field(step, Step.POSITIONS) + 4 * (item // heads)) * padded * 4
-        rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
-        norm_row(turned, argument(op, 2), size, padded, epsilon, x)
+    first, last = first_share(op, step, items, thread, threads)
+    while first >= 0:
+        for item in range(first, last):
+            x = argument(op, 0) + item * padded * 4
+            table = tables + get_i32(field(step, Step.POSITIONS) + 4 * (item // heads)) * padded * 4
+            rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
+            norm_row(turned, argument(op, 2), size, padded, epsilon, x)
+        first, last = next_share(op, step, items, thread, threads)

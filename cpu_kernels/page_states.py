@@ -22,7 +22,8 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
-from cpu_kernels.records import Step, argument, field, share
+from cpu_kernels.records import Step, argument, field
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, prefetch_lines, sub_f32, sum_f32
 from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
@@ -60,20 +61,23 @@ def walk(begin: Any, compute: Any) -> Any:
     @inner
     def run(op: int, step: int, thread: int, threads: int) -> None:
         parts = field(argument(op, 0), PARTS)
-        for part in range(share(parts, thread, threads), share(parts, thread + 1, threads)):
-            for number in range(field(step, Step.SEGMENT_COUNT)):
-                segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
-                row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
-                last = row + field(segment, 1)
-                while row < last:
-                    page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
-                    n = min(PAGE_TOKENS - t, last - row)
-                    slot = _part_of_slot(op, part, table, page)
-                    if t == 0:
-                        begin(op, step, thread, slot, _part_of_slot(op, part, table, page - 1) if page > 0 else 0)
-                    compute(op, step, thread, part, slot, t, row, n)
-                    row += n
-                    position += n
+        first, last = first_share(op, step, parts, thread, threads)
+        while first >= 0:
+            for part in range(first, last):
+                for number in range(field(step, Step.SEGMENT_COUNT)):
+                    segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
+                    row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
+                    end = row + field(segment, 1)
+                    while row < end:
+                        page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
+                        n = min(PAGE_TOKENS - t, end - row)
+                        slot = _part_of_slot(op, part, table, page)
+                        if t == 0:
+                            begin(op, step, thread, slot, _part_of_slot(op, part, table, page - 1) if page > 0 else 0)
+                        compute(op, step, thread, part, slot, t, row, n)
+                        row += n
+                        position += n
+            first, last = next_share(op, step, parts, thread, threads)
 
     return run
 

@@ -9,6 +9,7 @@ from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.kernel import Kernel, compile_all
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
+from cpu_kernels.sharing import LINE_BYTES, TURNS
 from cpu_kernels.threads import ThreadTeam
 
 
@@ -91,16 +92,29 @@ class Program:
         self.records = records
         self.names = names
         self._keep = list(keep)
-        self._head = aligned_zeros((2,), np.int64)
-        self._head[:] = (len(records), records.ctypes.data)
+        self._head = aligned_zeros((3,), np.int64)
+        self._records_address = records.ctypes.data
         self._address = self._head.ctypes.data
+        self._lines = aligned_zeros((0,), np.int64)
+        self._turn = 0
 
     def set_argument(self, operation: int, index: int, value: int) -> None:
         """Change one argument of an operation, e.g. the address of a buffer that grew."""
         self.records[operation, Op.ARGUMENTS + index] = value
 
-    def run(self, team: ThreadTeam, step: int) -> None:
-        """Run all operations on the team's threads. step: address of int64[Step.SIZE], complete and in bounds."""
+    def run(self, team: ThreadTeam, step: int, first: int = 0, count: int | None = None) -> None:
+        """Run all operations, or `count` from the first on, on the team's threads.
+
+        step: address of int64[Step.SIZE], complete and in bounds.
+        """
+        size = len(self.records) * team.threads * LINE_BYTES // 8
+        self._turn = (self._turn + 1) % TURNS
+        if self._turn == 0 or size > len(self._lines):
+            self._lines, self._turn = aligned_zeros((size,), np.int64), 1
+            distance = team.threads * LINE_BYTES
+            self.records[:, Op.LINES] = self._lines.ctypes.data + distance * np.arange(len(self.records))
+        count = len(self.records) - first if count is None else count
+        self._head[:] = (count, self._records_address + first * self.records.strides[0], self._turn)
         team.run(self._address, step)
 
 

@@ -20,7 +20,8 @@ class Step(IntEnum):
     """Indices into the step record. ROWS, WIDTH and WIDTH_INDEX have a field per stage.
 
     WIDTH_INDEX selects one of the operation's kernels. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; the fields
-    at indices 16 higher are for the wanted rows. AHEAD: prefetch distances of products in bytes, one field per kind of
+    at indices 16 higher are for the wanted rows. TURN: a number of the program's run, set by it; see
+    cpu_kernels.sharing. AHEAD: prefetch distances of products in bytes, one field per kind of
     `Ahead`.
     """
 
@@ -36,6 +37,7 @@ class Step(IntEnum):
     ROPE_TABLES = 15
     SCRATCH = 19
     SCRATCH_STRIDE = 20
+    TURN = 21
     PARTS = 22
     AHEAD = 23
     WANTED_SEGMENTS = 28
@@ -63,13 +65,13 @@ class Stage(IntEnum):
 class Op(IntEnum):
     """Indices into an operation's record: a kernel per tile width, when a barrier follows, the stage, arguments.
 
-    TAKEN counts the pieces of the operation that threads have taken; see cpu_kernels.sharing.
+    LINES is the address of a cache line for each thread, or 0; see cpu_kernels.sharing.
     """
 
     KERNELS = 0
     BARRIER = 4
     STAGE = 5
-    TAKEN = 6
+    LINES = 6
     ARGUMENTS = 8
     SIZE = 40
 

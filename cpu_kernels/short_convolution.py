@@ -15,8 +15,9 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
-from cpu_kernels.records import Step, argument, field, share
+from cpu_kernels.records import Step, argument, field
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import fma, mul_f32
 from cpu_kernels.simd.vectors import get_i32, load_f32, store_f32
 
@@ -100,9 +101,11 @@ def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
     after each row (out) [row][K - 1][width], 11 rows whose states are kept.
     """
     vectors = argument(op, 5)
-    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
-    for number in range(field(step, Step.SEGMENT_COUNT)):
-        segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
-        for index in range(field(segment, 1)):
-            _convolve(op, segment, index, first, last)
-            _keep(op, segment, index, first, last)
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for number in range(field(step, Step.SEGMENT_COUNT)):
+            segment = field(step, Step.SEGMENTS) + number * _SEGMENT_BYTES
+            for index in range(field(segment, 1)):
+                _convolve(op, segment, index, first, last)
+                _keep(op, segment, index, first, last)
+        first, last = next_share(op, step, vectors, thread, threads)

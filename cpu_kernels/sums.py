@@ -8,8 +8,9 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.page_states import softplus
-from cpu_kernels.records import argument, field, share, stage_rows, stage_width
+from cpu_kernels.records import argument, field, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
 
@@ -35,11 +36,14 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row, 5 gates or 0, 6 their stride.
     """
     vectors = (argument(op, 4) + 15) // 16
-    for row in range(stage_rows(op, step)):
-        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
-        factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
-        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
-            store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(stage_rows(op, step)):
+            x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+            factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
+            for v in range(first, last):
+                store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
+        first, last = next_share(op, step, vectors, thread, threads)
 
 
 def _copy_rows_samples() -> Iterator[Sample]:
@@ -51,10 +55,13 @@ def _copy_rows_samples() -> Iterator[Sample]:
 def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
     """x = y. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row."""
     vectors = (argument(op, 4) + 15) // 16
-    for row in range(stage_rows(op, step)):
-        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
-        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
-            store_f32(x + v * 64, load_f32(y + v * 64))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(stage_rows(op, step)):
+            x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+            for v in range(first, last):
+                store_f32(x + v * 64, load_f32(y + v * 64))
+        first, last = next_share(op, step, vectors, thread, threads)
 
 
 def _scale_and_add_samples() -> Iterator[Sample]:
@@ -72,15 +79,17 @@ def scale_and_add(op: int, step: int, thread: int, threads: int) -> None:
     stride.
     """
     vectors, factor = (argument(op, 4) + 15) // 16, splat_f32(get_f32(argument(op, 5)))
-    first, last = share(vectors, thread, threads) * 64, share(vectors, thread + 1, threads) * 64
-    for row in range(stage_rows(op, step)):
-        y, x = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
-        addend = argument(op, 6) + row * argument(op, 7)
-        for i in range(first, last, 64):
-            if argument(op, 6) == 0:
-                store_f32(y + i, mul_f32(load_f32(x + i), factor))
-            else:
-                store_f32(y + i, fma(load_f32(x + i), factor, load_f32(addend + i)))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(stage_rows(op, step)):
+            y, x = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+            addend = argument(op, 6) + row * argument(op, 7)
+            for i in range(64 * first, 64 * last, 64):
+                if argument(op, 6) == 0:
+                    store_f32(y + i, mul_f32(load_f32(x + i), factor))
+                else:
+                    store_f32(y + i, fma(load_f32(x + i), factor, load_f32(addend + i)))
+        first, last = next_share(op, step, vectors, thread, threads)
 
 
 def _scale_by_expert_samples() -> Iterator[Sample]:
@@ -95,14 +104,16 @@ def scale_by_expert(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 y, 1 stride of its rows, 2 factors, 3 segments, as cpu_kernels.matmul reads them.
     """
     width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
-    first, last = share(stride // 64, thread, threads) * 64, share(stride // 64, thread + 1, threads) * 64
-    for s in range(field(segments, 0)):
-        factor = splat_f32(get_f32(argument(op, 2) + 4 * field(segments, 3 * s + 1)))
-        begin = field(segments, 3 * s + 2) * width
-        for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
-            y = argument(op, 0) + slot * stride
-            for i in range(first, last, 64):
-                store_f32(y + i, mul_f32(load_f32(y + i), factor))
+    first, last = first_share(op, step, stride // 64, thread, threads)
+    while first >= 0:
+        for s in range(field(segments, 0)):
+            factor = splat_f32(get_f32(argument(op, 2) + 4 * field(segments, 3 * s + 1)))
+            begin = field(segments, 3 * s + 2) * width
+            for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
+                y = argument(op, 0) + slot * stride
+                for i in range(64 * first, 64 * last, 64):
+                    store_f32(y + i, mul_f32(load_f32(y + i), factor))
+        first, last = next_share(op, step, stride // 64, thread, threads)
 
 
 def _scale_by_gates_samples() -> Iterator[Sample]:
@@ -119,15 +130,18 @@ def scale_by_gates(op: int, step: int, thread: int, threads: int) -> None:
     """
     count, size = argument(op, 4), argument(op, 5)
     units = stage_rows(op, step) * count
-    for unit in range(share(units, thread, threads), share(units, thread + 1, threads)):
-        row, gate = unit // count, unit % count
-        factor = softplus(get_f32(argument(op, 2) + row * argument(op, 3) + gate * 4))
-        x = argument(op, 0) + row * argument(op, 1) + gate * size * 4
-        whole = size // 16 * 16
-        for i in range(0, whole, 16):
-            store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), splat_f32(factor)))
-        for i in range(whole, size):
-            put_f32(x + i * 4, get_f32(x + i * 4) * factor)
+    first, last = first_share(op, step, units, thread, threads)
+    while first >= 0:
+        for unit in range(first, last):
+            row, gate = unit // count, unit % count
+            factor = softplus(get_f32(argument(op, 2) + row * argument(op, 3) + gate * 4))
+            x = argument(op, 0) + row * argument(op, 1) + gate * size * 4
+            whole = size // 16 * 16
+            for i in range(0, whole, 16):
+                store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), splat_f32(factor)))
+            for i in range(whole, size):
+                put_f32(x + i * 4, get_f32(x + i * 4) * factor)
+        first, last = next_share(op, step, units, thread, threads)
 
 
 def _expert_bias_samples() -> Iterator[Sample]:
@@ -142,11 +156,13 @@ def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 y, 1 stride of its rows and of the biases', 2 biases, 3 segments, as cpu_kernels.matmul reads them.
     """
     width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
-    first, last = share(stride // 64, thread, threads) * 64, share(stride // 64, thread + 1, threads) * 64
-    for s in range(field(segments, 0)):
-        bias = argument(op, 2) + field(segments, 3 * s + 1) * stride
-        begin = field(segments, 3 * s + 2) * width
-        for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
-            y = argument(op, 0) + slot * stride
-            for i in range(first, last, 64):
-                store_f32(y + i, add_f32(load_f32(y + i), load_f32(bias + i)))
+    first, last = first_share(op, step, stride // 64, thread, threads)
+    while first >= 0:
+        for s in range(field(segments, 0)):
+            bias = argument(op, 2) + field(segments, 3 * s + 1) * stride
+            begin = field(segments, 3 * s + 2) * width
+            for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
+                y = argument(op, 0) + slot * stride
+                for i in range(64 * first, 64 * last, 64):
+                    store_f32(y + i, add_f32(load_f32(y + i), load_f32(bias + i)))
+        first, last = next_share(op, step, stride // 64, thread, threads)

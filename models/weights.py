@@ -9,6 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.first_touch import touch
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
@@ -316,6 +317,8 @@ class WeightLoader:
 
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         """Pack all portions, one after the other."""
+        assert self._team is not None
+        touch(self._team, packed, packing.format.group_bytes(packing.k))
         position = 0
         for source_rows in packing.portions:
             position += self._pack_groups(packed[position:], packing, source_rows)

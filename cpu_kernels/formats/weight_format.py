@@ -20,8 +20,9 @@ from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.matmul import Tiles, plain_tiles, product
-from cpu_kernels.records import TILE_WIDTHS, Ahead, Form, Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.records import TILE_WIDTHS, Ahead, Form, Step, argument, field, scratch, stage_rows
 from cpu_kernels.self_check import Sample
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
 
 
@@ -138,14 +139,17 @@ class WeightFormat(ABC):
         def repack(op: int, step: int, thread: int, threads: int) -> None:
             group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
             groups = argument(op, 7)
-            for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
-                group = argument(op, 2) + g * group_bytes
-                for i in range(group_bytes):
-                    put_u8(group + i, 0)
-                for lane in range(group_rows):
-                    row = get_i32(rows + 4 * (g * group_rows + lane))
-                    if row >= 0:
-                        pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
+            first, last = first_share(op, step, groups, thread, threads)
+            while first >= 0:
+                for g in range(first, last):
+                    group = argument(op, 2) + g * group_bytes
+                    for i in range(group_bytes):
+                        put_u8(group + i, 0)
+                    for lane in range(group_rows):
+                        row = get_i32(rows + 4 * (g * group_rows + lane))
+                        if row >= 0:
+                            pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
+                first, last = next_share(op, step, groups, thread, threads)
 
         return repack
 
@@ -158,14 +162,17 @@ class WeightFormat(ABC):
             factor = get_f32(argument(op, 6))
             rows = stage_rows(op, step)
             tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, Step.TOKENS)
-            for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-                token = get_i32(tokens + 4 * row)
-                x = argument(op, 4) + row * argument(op, 5)
-                group = argument(op, 0) + token // group_rows * group_bytes
-                unpack_row(group, token % group_rows, k, x, scratch(step, thread))
-                if factor != np.float32(1.0):
-                    for i in range(k):
-                        put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)
+            first, last = first_share(op, step, rows, thread, threads)
+            while first >= 0:
+                for row in range(first, last):
+                    token = get_i32(tokens + 4 * row)
+                    x = argument(op, 4) + row * argument(op, 5)
+                    group = argument(op, 0) + token // group_rows * group_bytes
+                    unpack_row(group, token % group_rows, k, x, scratch(step, thread))
+                    if factor != np.float32(1.0):
+                        for i in range(k):
+                            put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)
+                first, last = next_share(op, step, rows, thread, threads)
 
         return embed
 

@@ -1,14 +1,18 @@
-"""Thread primitives: atomics on 64-bit integers, a spin pause, sleeping on an address, and calls through an address."""
+"""Thread primitives: atomics on 64-bit integers, a clock and a pause for spinning, sleeping on an address, and calls.
+
+The clock is the processor's own: the time stamp counter of x86, the virtual counter of ARM.
+"""
 
 import ctypes
 import platform
 import sys
+import time
 from typing import Any
 
 from llvmlite import ir
 
 from cpu_kernels.declarations import address, define, int64, none
-from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.isa import TARGET
 from cpu_kernels.simd.vectors import I32, I64, call
 
 _POINTER = I64.as_pointer()
@@ -21,6 +25,9 @@ _FOREVER = 2**32 - 1  # INFINITE of Windows
 _MICROSECONDS = 100
 SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep")
 """Functions of the systems that compiled code calls to sleep and wake."""
+_ARM64, _X86 = TARGET.triple.startswith(("aarch64", "arm64")), TARGET.triple.startswith(("x86_64", "i686"))
+# The time stamp counter runs at 2 to 4 GHz; how long a thread spins need not be exact.
+_TICKS_OF_X86 = 2500
 
 
 def _add(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> ir.Value:
@@ -35,11 +42,29 @@ def _store(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
     builder.store_atomic(value, builder.inttoptr(where, _POINTER), "release", 8)
 
 
+def _compare_and_swap(builder: ir.IRBuilder, where: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
+    found = builder.cmpxchg(builder.inttoptr(where, _POINTER), expected, value, "seq_cst", "acquire")
+    return builder.zext(builder.extract_value(found, 1), I64)
+
+
 def _pause(builder: ir.IRBuilder) -> None:
-    if emitted_isa() is Isa.NEON_DOT:
-        call(builder, "llvm.aarch64.hint", ir.VoidType(), I32(1))
-    elif emitted_isa() is not Isa.PORTABLE:
+    if _ARM64:  # yield does nothing on most processors; isb takes as long as pause
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "isb", "", [], side_effect=True)
+    elif _X86:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+
+
+def _register(builder: ir.IRBuilder, name: str) -> ir.Value:
+    return builder.asm(ir.FunctionType(I64, []), f"mrs $0, {name}", "=r", [], side_effect=True)
+
+
+def _ticks(builder: ir.IRBuilder) -> ir.Value:
+    return _register(builder, "cntvct_el0") if _ARM64 else call(builder, "llvm.readcyclecounter", I64)
+
+
+def _microseconds(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    rate = builder.udiv(_register(builder, "cntfrq_el0"), I64(1_000_000)) if _ARM64 else I64(_TICKS_OF_X86)
+    return builder.mul(count, rate)
 
 
 def _futex(builder: ir.IRBuilder, where: ir.Value, operation: int, value: ir.Value) -> None:
@@ -91,6 +116,13 @@ def _set(where: int, value: int) -> None:
     _integer(where).value = value
 
 
+def _swapped(where: int, expected: int, value: int) -> int:
+    if _integer(where).value != expected:
+        return 0
+    _integer(where).value = value
+    return 1
+
+
 def _only_compiled(*_arguments: Any) -> None:
     raise NotImplementedError("threads meet in compiled code alone")
 
@@ -98,7 +130,12 @@ def _only_compiled(*_arguments: Any) -> None:
 atomic_add = define("atomic_add", [address, int64], int64, _add, _added)
 atomic_load = define("atomic_load", [address], int64, _load, lambda where: _integer(where).value)
 atomic_store = define("atomic_store", [address, int64], none, _store, _set)
+# compare_and_swap(where, expected, value): store the value if the integer is the expected one; 1 if it was, else 0.
+compare_and_swap = define("compare_and_swap", [address, int64, int64], int64, _compare_and_swap, _swapped)
 pause = define("pause", [], none, _pause, lambda: None)
+# ticks(): the clock. microseconds(count): about as many of its ticks as these microseconds take.
+ticks = define("ticks", [], int64, _ticks, time.perf_counter_ns)
+microseconds = define("microseconds", [int64], int64, _microseconds, lambda count: 1000 * count)
 # sleep(where, value) blocks until wake(where). It returns at once if the low half of the integer at `where` differs
 # from the value's, and may return early. Where no call waits for an address, it sleeps for a tenth of a millisecond.
 sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)

@@ -91,3 +91,41 @@ def test_processors_of_arm_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
 def test_macos_names_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "sysctl", {"machdep.cpu.brand_string": b"Apple M9 Pro\0"}.get)
     assert processor_name(tmp_path / "nowhere") == "Apple M9 Pro"
+
+
+def speeds(folder: Path, name: str, values: list[int]) -> Path:
+    """A fake sysfs folder with a number for each processor."""
+    for processor, value in enumerate(values):
+        path = folder / f"cpu{processor}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "atoms", "fast"),
+    [
+        ("cpu_capacity", [381, 381, 381, 381, 1024, 1024, 1024, 1024], "", {4, 5, 6, 7}),
+        ("cpu_capacity", [250, 250, 250, 250, 760, 760, 760, 1024], "", {4, 5, 6, 7}),
+        ("cpu_capacity", [1024] * 4, "", {0, 1, 2, 3}),
+        # Meteor Lake: six fast cores, eight efficient ones and two of the slowest kind.
+        ("cpufreq/cpuinfo_max_freq", [4_800_000] * 6 + [3_800_000] * 8 + [2_500_000] * 2, "6-15", set(range(14))),
+        ("cpufreq/cpuinfo_max_freq", [5_000_000, 4_900_000], "", {0, 1}),
+        ("something_else", [1, 100], "", {0, 1}),
+    ],
+    ids=["4 + 4", "1 + 3 + 4", "equal", "three kinds", "nearly equal", "not reported"],
+)
+def test_slow_cores_get_no_thread(name: str, values: list[int], atoms: str, fast: set[int], tmp_path: Path) -> None:
+    (tmp_path / "atoms").write_text(f"{atoms}\n")
+    everything = set(range(len(values)))
+    assert cores._fast_ones(everything, speeds(tmp_path, name, values), tmp_path / "atoms") == fast
+    slow = everything - fast
+    if slow:  # a process that is bound to them uses them
+        assert cores._fast_ones(slow, tmp_path, tmp_path / "atoms") == slow
+
+
+def test_macos_counts_its_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "sysctl_number", {"hw.perflevel0.logicalcpu": 8}.get)
+    assert cores._fast_ones(set(range(10))) == set(range(8))
+    monkeypatch.setattr(cores, "sysctl_number", lambda _name: 0)
+    assert cores._fast_ones({0, 1}, Path("/nowhere"), Path("/nowhere")) == {0, 1}

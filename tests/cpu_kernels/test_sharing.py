@@ -1,49 +1,126 @@
-"""Dynamic sharing of items among threads: each item is computed once per step, whichever thread is slow."""
+"""Sharing of items among threads: each item is computed once per step, and a slow thread delays the others little."""
+
+import heapq
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from cpu_kernels.kernel import kernel
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Op, argument
-from cpu_kernels.sharing import first_share, next_share
-from cpu_kernels.simd.threads import pause
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier, Op, Step, argument
+from cpu_kernels.sharing import LINE_BYTES, first_share, next_share
+from cpu_kernels.simd.threads import atomic_add, pause
 from cpu_kernels.simd.vectors import get_i64, put_i64
 from cpu_kernels.threads import ThreadTeam
 
 
 @kernel()
 def count_items(op: int, step: int, thread: int, threads: int) -> None:
-    """Add one to each item's counter; thread 0 is much slower. Arguments: 0 counters, 1 items, 2 items by thread."""
+    """Add one to each item's counter. Arguments: 0 counters, 1 items, 2 items by thread, 3 the slow thread."""
     count = argument(op, 1)
-    first, last = first_share(count, thread, threads)
+    first, last = first_share(op, step, count, thread, threads)
     while first >= 0:
         for item in range(first, last):
-            at = argument(op, 0) + 8 * item
-            put_i64(at, get_i64(at) + 1)
-            if thread == 0:
+            atomic_add(argument(op, 0) + 8 * item, 1)
+            if thread == argument(op, 3):
                 for _ in range(20_000):
                     pause()
         mine = argument(op, 2) + 64 * thread
         put_i64(mine, get_i64(mine) + last - first)
-        first, last = next_share(op, count, threads)
+        first, last = next_share(op, step, count, thread, threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 100])
 def test_every_item_is_computed_once_in_every_step(threads: int, count: int) -> None:
-    counters, by_thread = aligned_zeros((count + 1,), np.int64), aligned_zeros((threads, 8), np.int64)
-    op = aligned_zeros((int(Op.SIZE),), np.int64)
-    op[Op.ARGUMENTS : Op.ARGUMENTS + 3] = (counters.ctypes.data, count, by_thread.ctypes.data)
-    head = op.copy()
-    head[Op.KERNELS] = count_items.address
-    program, step = np.array([1, head.ctypes.data], np.int64), aligned_zeros((32,), np.int64)
+    """Two operations follow each other without a barrier, so a late thread may still have items of the first one."""
+    counters = aligned_zeros((2, count + 1), np.int64)
+    by_thread = aligned_zeros((2, threads, 8), np.int64)
+    builder = ProgramBuilder()
+    for each, slow in ((0, 0), (1, threads - 1)):
+        arguments = counters[each].ctypes.data, count, by_thread[each].ctypes.data, slow
+        builder.add(count_items, *arguments, barrier=Barrier.NEVER)
+    program, step = builder.build(), aligned_zeros((int(Step.SIZE),), np.int64)
     team = ThreadTeam(threads)
     try:
-        for done in range(1, 4):
-            team.run(program.ctypes.data, step.ctypes.data)
-            assert counters.tolist() == [done] * count + [0]
-            assert head[Op.TAKEN] == 0
+        for done in range(1, 6):
+            program.run(team, step.ctypes.data)
+            assert counters.tolist() == [[done] * count + [0]] * 2
     finally:
         team.close()
-    assert by_thread[:, 0].sum() == 3 * count
+    assert by_thread[:, :, 0].sum(axis=1).tolist() == [5 * count] * 2
+
+
+def test_turns_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last turn the lines are cleared, or what a thread did under the same number would count again."""
+    monkeypatch.setattr("cpu_kernels.program.TURNS", 3)
+    counters, by_thread = aligned_zeros((50,), np.int64), aligned_zeros((2, 8), np.int64)
+    builder = ProgramBuilder()
+    index = builder.add(count_items, counters.ctypes.data, 0, by_thread.ctypes.data, -1, barrier=Barrier.ALWAYS)
+    program, step = builder.build(), aligned_zeros((int(Step.SIZE),), np.int64)
+    team = ThreadTeam(2)
+    try:
+        for done, count in enumerate((50, 0, 50, 50, 7, 50), start=1):
+            program.set_argument(index, 1, count)
+            counters[:] = 0
+            program.run(team, step.ctypes.data)
+            assert counters.tolist() == [1] * count + [0] * (50 - count), done
+    finally:
+        team.close()
+
+
+def schedule(count: int, speeds: Sequence[float]) -> tuple[float, list[list[int]]]:
+    """Let threads of these speeds, in items per second, share items; returns the seconds, and each thread's items."""
+    lines = aligned_zeros((len(speeds) * LINE_BYTES // 8,), np.int64)
+    op, step = aligned_zeros((int(Op.SIZE),), np.int64), aligned_zeros((int(Step.SIZE),), np.int64)
+    op[Op.LINES], step[Step.TURN] = lines.ctypes.data, 5
+    items: list[list[int]] = [[] for _ in speeds]
+    queue, end = [(0.0, thread, first_share) for thread in range(len(speeds))], 0.0
+    while queue:
+        now, thread, take = heapq.heappop(queue)
+        first, last = take(op.ctypes.data, step.ctypes.data, count, thread, len(speeds))
+        if first < 0:
+            end = max(end, now)
+            continue
+        items[thread] += range(first, last)
+        heapq.heappush(queue, (now + (last - first) / speeds[thread], thread, next_share))
+    return end, items
+
+
+# Speeds of processors with unequal cores, relative to their fastest.
+UNEQUAL = {
+    "4 + 4 at a third": [1.0] * 4 + [0.33] * 4,
+    "4 + 6 at two fifths": [1.0] * 4 + [0.4] * 6,
+    "8 + 2 at a third": [1.0] * 8 + [0.33] * 2,
+    "4 + 8 at half": [1.0] * 4 + [0.5] * 8,
+    "8 + 16 at half": [1.0] * 8 + [0.5] * 16,
+    "6 + 8 + 2 of three kinds": [1.0] * 6 + [0.55] * 8 + [0.3] * 2,
+    "1 + 3 + 4 of three kinds": [1.0] + [0.75] * 3 + [0.3] * 4,
+    "2, one of them at half": [1.0, 0.5],
+    "8, one of them at half": [1.0] * 7 + [0.5],
+    "64 equal ones": [1.0] * 64,
+}
+
+
+@pytest.mark.parametrize("speeds", UNEQUAL.values(), ids=UNEQUAL)
+@pytest.mark.parametrize("count", [192, 1536])
+def test_a_slow_core_costs_its_share(speeds: list[float], count: int) -> None:
+    seconds, items = schedule(count, speeds)
+    assert sorted(item for each in items for item in each) == list(range(count))
+    assert seconds <= 1.1 * count / sum(speeds)
+
+
+@pytest.mark.parametrize("threads", [2, 4, 16])
+def test_equal_cores_stay_in_their_runs(threads: int) -> None:
+    """So each reads memory in order, and the same items in every step."""
+    _, items = schedule(1536, [1.0] * threads)
+    fair = 1536 // threads
+    assert items == [list(range(fair * thread, fair * (thread + 1))) for thread in range(threads)]
+
+
+def test_a_core_that_stands_still_keeps_few_items() -> None:
+    seconds, items = schedule(1536, [1.0] * 7 + [0.01])
+    assert len(items[-1]) <= 1536 / 8 / 8 + 1
+    assert seconds <= len(items[-1]) / 0.01 + 1

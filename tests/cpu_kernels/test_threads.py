@@ -27,8 +27,7 @@ def count_step(op: int, step: int, thread: int, threads: int) -> None:
     put_i64(mine, get_i64(mine) + 1)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("pause", [0.0, 0.03])
+@pytest.mark.parametrize(("threads", "pause"), [(1, 0.0), (2, 0.0), (2, 0.03), (5, 0.0), (5, 0.03), (17, 0.0)])
 def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> None:
     """During the pause, workers fall asleep before the next step and must be woken."""
     counters = aligned_zeros((threads, 8), np.int64)
@@ -60,12 +59,12 @@ def copy_count(op: int, step: int, thread: int, threads: int) -> None:
     put_i64(argument(op, 0) + 64 * (1 + thread), get_i64(argument(op, 0)))
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("threads", [2, 3, 7, 19])
 def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
     """Whichever thread is slow, the others see its result, also with more threads than cores."""
     counters = aligned_zeros((1 + threads, 8), np.int64)
     builder = ProgramBuilder()
-    late = [thread for thread in range(threads) for _ in range(3)]
+    late = [thread for thread in range(0, threads, 1 + threads // 8) for _ in range(3)]
     for thread in late:
         builder.add(take_turns, counters.ctypes.data, thread, barrier=Barrier.ALWAYS)
         builder.add(copy_count, counters.ctypes.data, barrier=Barrier.ALWAYS)
@@ -99,7 +98,7 @@ op[Op.ARGUMENTS] = counters.ctypes.data
 team = ThreadTeam(4)
 signal.signal(signal.SIGALRM, interrupt)
 interrupts = 0
-while interrupts < 300:
+while interrupts < 300 or counters[0, 0] <= 300:
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 5e-4))
         while True:
@@ -109,7 +108,7 @@ while interrupts < 300:
     # Whole steps, or none: every thread has taken part in all of them.
     assert len(set(counters[:, 0].tolist())) == 1, counters[:, 0]
 team.close()
-print(int(counters[0, 0]) > 300)
+print("done")
 """
 
 
@@ -118,4 +117,4 @@ def test_a_caller_who_is_interrupted_leaves_no_step_half_done() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
