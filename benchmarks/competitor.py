@@ -1,9 +1,9 @@
-"""Decodes while other processes spin: throughput should fall only with the share of the processor that is left.
+"""Decodes while other processes spin, beside llama.cpp: speed should fall only with the share of cores that is left.
 
     competitor.py MODEL.gguf [--threads 2] [--competitors 0,1,2] [--decode 16] [--rounds 5]
 
-For each number of spinning processes, decodes with --threads threads and with one, alternating; medians. "fair share"
-is what equal shares of the cores would leave of the speed without competitors.
+For each number of spinning processes, decodes with --threads threads, on llama.cpp with as many, and with one,
+alternating; medians. "fair share" is what equal shares of the cores would leave of the speed without competitors.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.compare_llama_cpp import Ours
 from benchmarks.engine_tools import medians, table
+from benchmarks.llama_peer import LlamaPeer
 from cpu_kernels.cores import usable_processors
 
 
@@ -22,7 +23,7 @@ def spin() -> None:
         pass
 
 
-def speed(subject: Ours, tokens: int) -> float:
+def speed(subject: Ours | LlamaPeer, tokens: int) -> float:
     """Tokens per second, starting from an empty sequence."""
     subject.cut(0)
     began = time.perf_counter()
@@ -45,7 +46,11 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    threads = {arguments.threads: Ours(arguments.model, arguments.threads, 4096), 1: Ours(arguments.model, 1, 4096)}
+    subjects = {
+        "many": Ours(arguments.model, arguments.threads, 4096),
+        "peer": LlamaPeer(arguments.model, arguments.threads, 4096, flash_attention=True),
+        "one": Ours(arguments.model, 1, 4096),
+    }
     rows = []
     for competitors in map(int, arguments.competitors.split(",")):
         spinning = [multiprocessing.Process(target=spin, daemon=True) for _ in range(competitors)]
@@ -54,15 +59,15 @@ def main() -> None:
         try:
             found = medians(
                 arguments.rounds,
-                {str(count): lambda one=one: speed(one, arguments.decode) for count, one in threads.items()},
+                {name: lambda one=one: speed(one, arguments.decode) for name, one in subjects.items()},
             )
         finally:
             for process in spinning:
                 process.kill()
                 process.join()
-        rows.append((competitors, found[str(arguments.threads)], fair(arguments.threads, competitors), found["1"]))
+        rows.append((competitors, found["many"], fair(arguments.threads, competitors), found["peer"], found["one"]))
     many = f"tok/s, {arguments.threads} threads"
-    table(("competitors", many, "fair share", "tok/s, 1 thread"), rows)
+    table(("competitors", many, "fair share", f"llama.cpp, {arguments.threads} threads", "tok/s, 1 thread"), rows)
 
 
 if __name__ == "__main__":

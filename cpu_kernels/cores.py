@@ -11,14 +11,14 @@ import platform
 from pathlib import Path
 
 from cpu_kernels.limits import processor_quota
-from cpu_kernels.system_facts import sysctl, sysctl_number
+from cpu_kernels.system_facts import efficiency_classes, is_arm, sysctl, sysctl_number
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
 _ATOMS = Path("/sys/devices/cpu_atom/cpus")
 _USUAL_CACHE = 32 << 20
-# Work per clock of Intel's efficient cores, compared with its other cores.
-_ATOM = 0.6
+# Speed of efficient cores, where the system tells only which ones these are: Intel's per clock, and ARM's.
+_ATOM, _LITTLE = 0.6, 0.35
 # The least speed of cores that help, compared with the fastest. Efficient cores of phones and of Apple's processors are
 # slower, those of Intel's processors are faster, except the slowest kind (Meteor Lake's LP E-cores).
 _HELPS = 0.4
@@ -75,8 +75,10 @@ def _fast_ones(processors: set[int], cpus: Path = _CPUS, atoms: Path = _ATOMS) -
     if fast := sysctl_number("hw.perflevel0.logicalcpu"):  # macOS binds no process to cores
         return set(range(min(fast, len(processors))))
     speeds = {processor: _speed(cpus / f"cpu{processor}") for processor in processors}
-    for processor in listed(atoms) & processors:
-        speeds[processor] *= _ATOM
+    classes = efficiency_classes()
+    slower = {processor for processor, found in classes.items() if found < max(classes.values())}
+    for processor in (listed(atoms) | slower) & processors:
+        speeds[processor] *= _LITTLE if is_arm(platform.machine()) else _ATOM
     least = _HELPS * max(speeds.values())
     return {processor for processor, speed in speeds.items() if speed >= least}
 

@@ -13,11 +13,11 @@ from enum import StrEnum
 from llvmlite import binding
 
 from cpu_kernels import UnusableIsaError
-from cpu_kernels.system_facts import arm_features
+from cpu_kernels.system_facts import arm_features, is_arm
 
 ISA_VARIABLE = "LOCALLLM_ISA"
 _TRIPLE = binding.get_process_triple()
-IS_ARM64 = _TRIPLE.startswith(("aarch64", "arm64"))
+IS_ARM64 = is_arm(_TRIPLE)
 """Whether this process runs on 64-bit ARM."""
 
 

@@ -1,6 +1,7 @@
 """What the operating system reports about the processor: sysctl on macOS, and instructions of 64-bit ARM."""
 
 import ctypes
+import struct
 import sys
 
 # Features by LLVM's names. Linux: bits of the auxiliary vector's entries (asm/hwcap.h), by number of the entry.
@@ -9,6 +10,11 @@ _HWCAP, _HWCAP2 = 16, 26
 _LINUX = {"neon": (_HWCAP, 1), "dotprod": (_HWCAP, 20), "lse": (_HWCAP, 8), "i8mm": (_HWCAP2, 13)}
 _WINDOWS = {"dotprod": 43, "lse": 34, "i8mm": 66}
 _MACOS = {"dotprod": "FEAT_DotProd", "lse": "FEAT_LSE", "i8mm": "FEAT_I8MM"}
+
+
+def is_arm(machine: str) -> bool:
+    """Whether a machine or LLVM's name of a target is 64-bit ARM."""
+    return machine.lower().startswith(("aarch64", "arm64"))
 
 
 def sysctl(name: str) -> bytes | None:
@@ -27,6 +33,27 @@ def sysctl(name: str) -> bytes | None:
 def sysctl_number(name: str) -> int:
     """The integer value of a system control of macOS, 0 if there is none."""
     return int.from_bytes(sysctl(name) or b"", sys.byteorder)
+
+
+def efficiency_classes() -> dict[int, int]:
+    """The class of each processor of Windows' first group, higher for faster cores; empty on other systems.
+
+    See SYSTEM_CPU_SET_INFORMATION in winnt.h.
+    """
+    if sys.platform != "win32":
+        return {}
+    ask, size = ctypes.windll.kernel32.GetSystemCpuSetInformation, ctypes.c_ulong(0)
+    ask(None, 0, ctypes.byref(size), None, 0)
+    found = ctypes.create_string_buffer(size.value)
+    if not ask(found, size, ctypes.byref(size), None, 0):
+        return {}
+    classes, at = {}, 0
+    while at < size.value:
+        length, _, _, group, processor, efficiency = struct.unpack_from("<IIIHB3xB", found.raw, at)
+        if group == 0:
+            classes[processor] = efficiency
+        at += length
+    return classes
 
 
 def arm_features() -> frozenset[str]:

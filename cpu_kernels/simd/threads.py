@@ -14,6 +14,7 @@ from llvmlite import ir
 from cpu_kernels.declarations import address, define, int64, none
 from cpu_kernels.isa import TARGET
 from cpu_kernels.simd.vectors import I32, I64, call
+from cpu_kernels.system_facts import is_arm
 
 _POINTER = I64.as_pointer()
 # Linux's number of the system call futex (see futex(2)), and its private operations.
@@ -25,7 +26,7 @@ _FOREVER = 2**32 - 1  # INFINITE of Windows
 _MICROSECONDS = 100
 SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep")
 """Functions of the systems that compiled code calls to sleep and wake."""
-_ARM64, _X86 = TARGET.triple.startswith(("aarch64", "arm64")), TARGET.triple.startswith(("x86_64", "i686"))
+_ARM64, _X86 = is_arm(TARGET.triple), TARGET.triple.startswith(("x86_64", "i686"))
 # The time stamp counter runs at 2 to 4 GHz; how long a thread spins need not be exact.
 _TICKS_OF_X86 = 2500
 

@@ -124,6 +124,13 @@ def test_slow_cores_get_no_thread(name: str, values: list[int], atoms: str, fast
         assert cores._fast_ones(slow, tmp_path, tmp_path / "atoms") == slow
 
 
+@pytest.mark.parametrize(("machine", "fast"), [("AMD64", {0, 1, 2, 3}), ("ARM64", {0, 1})])
+def test_windows_tells_which_cores_are_efficient(machine: str, fast: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(cores, "efficiency_classes", lambda: {0: 1, 1: 1, 2: 0, 3: 0})
+    assert cores._fast_ones({0, 1, 2, 3}, Path("/nowhere"), Path("/nowhere")) == fast
+
+
 def test_macos_counts_its_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "sysctl_number", {"hw.perflevel0.logicalcpu": 8}.get)
     assert cores._fast_ones(set(range(10))) == set(range(8))

@@ -1,6 +1,7 @@
 """Questions to operating systems, with the answers of systems that this machine does not run."""
 
 import ctypes
+import struct
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpu_kernels import system_facts
-from cpu_kernels.system_facts import arm_features, sysctl, sysctl_number
+from cpu_kernels.system_facts import arm_features, efficiency_classes, sysctl, sysctl_number
 
 
 class Controls:
@@ -82,6 +83,28 @@ def test_features_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arm_features() == {"neon", "dotprod", "lse"}
 
 
+def test_efficiency_classes_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processors of two classes, and one of another group, in entries that later versions may lengthen."""
+    entries = [(0, 0, 1), (0, 1, 1), (0, 2, 0), (0, 3, 0), (1, 0, 0)]
+    data = b"".join(
+        struct.pack("<IIIHBBBBBB", 40, 0, 256 + i, group, processor, processor, 0, 0, efficiency, 0).ljust(40, b"\0")
+        for i, (group, processor, efficiency) in enumerate(entries)
+    )
+
+    def ask(to: Any, _size: Any, needed: Any, _process: None, _flags: int) -> int:
+        needed._obj.value = len(data)
+        if to is None:
+            return 0
+        to[: len(data)] = data
+        return 1
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    kernel = SimpleNamespace(GetSystemCpuSetInformation=ask)
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    assert efficiency_classes() == {0: 1, 1: 1, 2: 0, 3: 0}
+
+
 def test_other_systems_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "freebsd14")
     assert arm_features() == frozenset()
+    assert efficiency_classes() == {}
