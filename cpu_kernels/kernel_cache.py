@@ -24,7 +24,7 @@ import platformdirs
 from llvmlite import binding
 
 from cpu_kernels.isa import TARGET
-from gguf_io.system import OpenFolder
+from gguf_io.system import OpenFolder, make_folder
 
 CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
 SUFFIX, _MEASURED_SUFFIX = ".kernel", ".measured"
@@ -113,7 +113,7 @@ def _usable_folder() -> OpenFolder | None:
     """
     path = cache_directory()
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path)
         folder = OpenFolder(path)
         # Files here are executed: if others could write to the folder, their code would run.
         if not folder.is_private():

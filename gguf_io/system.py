@@ -52,6 +52,27 @@ def open_regular(path: Path, *, follow_links: bool = True) -> int:
     return _open_regular(path, follow_links, None)
 
 
+def read_file(path: Path, most: int = -1) -> bytes:
+    """A regular file's content, at most `most` bytes of it if that is not negative. Raises as open_regular does."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(most)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder of ours and those above it that are missing, which only this user may enter.
+
+    Path.mkdir gives its mode to the last one only.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        make_folder(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
 def open_own(path: Path, *, new: bool) -> int:
     """Open a file of ours for reading and writing, which only this user may do; create it if it does not exist.
 

@@ -5,14 +5,15 @@ and Path.glob, raise PermissionError there before Python 3.14, so they are not u
 """
 
 import codecs
+import contextlib
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gguf_io.system import open_own, replace, sync_file, sync_folder
+from gguf_io.system import open_own, read_file, replace, sync_file, sync_folder
 from localllm.errors import LocalLLMError, RequestError
 
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
@@ -61,13 +62,20 @@ def stale(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, kind: type[LocalLLMError] = RequestError, missing: str | None = None, what: str = "") -> str:
+def read_text(
+    path: Path,
+    kind: type[LocalLLMError] = RequestError,
+    missing: str | None = None,
+    what: str = "",
+    pipes: bool = False,
+) -> str:
     """The text of a file that a person wrote, see `decoded`. missing: returned if there is no such file.
 
-    Raises `kind` naming the file if it cannot be read or is not text. what: begins the message, such as a setting.
+    pipes: whether it may be a pipe, as in <(command), whose end is waited for. Raises `kind` naming the file if it
+    cannot be read or is not text. what: begins the message, such as a setting.
     """
     try:
-        return text_of(path.read_bytes(), f"{what}{path}", kind)
+        return text_of(path.read_bytes() if pipes else read_file(path), f"{what}{path}", kind)
     except (FileNotFoundError, NotADirectoryError) as error:
         if missing is not None:
             return missing
@@ -92,6 +100,25 @@ def decoded(data: bytes, utf_16: bool = True) -> str:
     """
     is_utf_16 = utf_16 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if is_utf_16 else "utf-8-sig").replace("\r\n", "\n")
+
+
+def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, which recurses before Python 3.12: each folder, with its folders' and its files' names.
+
+    A caller may remove folders from the list, which are then not visited, or sort it. Links are not followed; what
+    cannot be read is left out.
+    """
+    waiting = [os.fspath(root)]
+    while waiting:
+        parent = waiting.pop()
+        folders: list[str] = []
+        files: list[str] = []
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            for entry in entries:
+                (folders if os.path.isdir(entry) else files).append(entry.name)
+        yield parent, folders, files
+        paths = [os.path.join(parent, name) for name in folders]
+        waiting += [path for path in reversed(paths) if not os.path.islink(path)]
 
 
 def listed(folder: Path, report: Callable[[OSError], object] = lambda _error: None) -> list[Path]:

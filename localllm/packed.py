@@ -31,7 +31,16 @@ from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
-from gguf_io.system import disk_bytes, is_private, lower_thread_priority, open_own, open_regular, replace, sync_folder
+from gguf_io.system import (
+    disk_bytes,
+    is_private,
+    lower_thread_priority,
+    make_folder,
+    open_own,
+    open_regular,
+    replace,
+    sync_folder,
+)
 from localllm.errors import OutOfMemoryError
 from localllm.files import TEMPORARY
 from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
@@ -316,7 +325,7 @@ def _writer_for(file: ModelFile, size: int, limit_mib: int | None) -> Iterator[P
 
     path = _path(file)
     folder = path.parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     if not is_private(folder):
         raise _GivenUpError(f"{folder} is not this user's alone")
     try:

@@ -180,7 +180,7 @@ def read_key(key: str | None, file: str | None, name: str) -> str | None:
     if file is None:
         return key or None
     path = user_path(file)
-    found = read_text(path, SettingsError, what=f"{name}: ").strip()
+    found = read_text(path, SettingsError, what=f"{name}: ", pipes=True).strip()
     if not found:
         raise SettingsError(f"{name}: {path} is empty.")
     return found

@@ -12,7 +12,7 @@ from gguf_io.system import disk_bytes
 from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY, listed
+from localllm.files import TEMPORARY, listed, walked
 from localllm.library import places
 from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
@@ -125,7 +125,7 @@ def size_of(path: Path) -> int:
 
     What cannot be examined, or vanishes meanwhile, does not count either.
     """
-    found = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
+    found = [os.path.join(parent, name) for parent, _, names in walked(path) for name in names]
     size = 0
     for each in found if os.path.isdir(path) else [os.fspath(path)]:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gguf_io.system import read_file
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import decoded, user_path
 from localllm.text import shortened
@@ -112,6 +113,6 @@ def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RequestError(f"{path}: is larger than {MAX_FILE_BYTES // 2**20} MiB. Attach a part of it.")
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error

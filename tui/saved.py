@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gguf_io.system import make_folder
 from localllm.errors import RequestError
 from localllm.files import listed, read_text
 from localllm.settings import config_path, read_toml
@@ -122,7 +123,7 @@ def _existing(kind: str, name: str) -> Path:
 def _write(kind: str, name: str, text: str) -> Path:
     path = _path(kind, name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:

@@ -50,7 +50,7 @@ def create(
     recipe = Modelfile()
     if file is not None or source is None:
         file = file or _USUAL_FILE
-        recipe = parse_modelfile(read_text(file), source)
+        recipe = parse_modelfile(read_text(file, pipes=True), source)
         recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
     base = source if source is not None else _beside(file or _USUAL_FILE, recipe.source)
     store = OwnStore(own_store(settings))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gguf_io.system import make_folder, read_file
 from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.cli.options import model_names
 from localllm.cli.pull import obtain
@@ -154,7 +155,7 @@ def folder_of(name: str) -> Path:
     from localllm.settings import sessions_path
 
     folder = sessions_path().parent / "agents" / name
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     return folder
 
 
@@ -166,15 +167,15 @@ def counts_path(name: str) -> Path:
 def counted_tokens(name: str) -> dict[str, int]:
     """The content of counts_path; empty if `warm` has not run, or its file is damaged."""
     try:
-        counted = json.loads(counts_path(name).read_bytes())
-    except (FileNotFoundError, ValueError):
+        counted = json.loads(read_file(counts_path(name)))
+    except (OSError, ValueError, RecursionError):
         return {}
     return counted if isinstance(counted, dict) else {}
 
 
 def write_files(setup: "Setup") -> None:
     for path, content in setup.files.items():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.write_text(content)
         path.chmod(0o600)
 
@@ -215,7 +216,7 @@ def _write(agent: "Program", endpoint: "Endpoint") -> None:
         )
     path, content = Path.home() / agent.own_path, agent.own_text(endpoint)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("x") as file:
             file.write(content)
     except FileExistsError:

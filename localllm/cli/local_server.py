@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_io.system import OWN_SESSION
+from gguf_io.system import OWN_SESSION, open_own
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
     """
     command = [sys.executable, "-m", "localllm", "serve", "--model", model, "--port", str(server.port)]
     command += ["--keep-alive", "-1", *(["--ctx", str(ctx)] if ctx else [])]
-    with log.open("wb") as messages:
+    log.unlink(missing_ok=True)
+    with os.fdopen(open_own(log, new=True), "wb") as messages:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, **OWN_SESSION)
     try:
         due = time.monotonic() + START_S

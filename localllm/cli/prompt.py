@@ -18,7 +18,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     """
     parts = [check_text(argument or "")]
     if file:
-        parts.append(read_text(file).removesuffix("\n"))
+        parts.append(read_text(file, pipes=True).removesuffix("\n"))
     if sys.stdin is not None and not sys.stdin.isatty():
         parts.append(text_of(sys.stdin.buffer.read(), "standard input", utf_16=False).removesuffix("\n"))
     text = "\n\n".join(part for part in parts if part)
@@ -35,7 +35,7 @@ def read_format(argument: str) -> Any:
         return argument
     in_place = argument.lstrip().startswith("{")
     try:
-        schema = json.loads(check_text(argument) if in_place else read_text(Path(argument)))
+        schema = json.loads(check_text(argument) if in_place else read_text(Path(argument), pipes=True))
     except ValueError as error:
         raise RequestError(f"--format {shortened(argument)}: is not JSON: {error}.") from error
     if not isinstance(schema, dict):

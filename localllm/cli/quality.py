@@ -47,7 +47,7 @@ def perplexity(
     from localllm.settings import load_settings
 
     settings = load_settings(setting_flags(given))
-    content = read_text(text)
+    content = read_text(text, pipes=True)
     with ExitStack() as stack, StatusLine() as status:
         file = stack.enter_context(open_model(obtain(model, settings).path))
         tokenizer = load_tokenizer(file)

@@ -115,12 +115,17 @@ def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> 
     """Start a program on a new pseudo-terminal, because some use another system text without one. log: its output."""
     import threading
 
-    from gguf_io.system import start_on_terminal
+    from gguf_io.system import open_own, start_on_terminal
 
     process, ours = start_on_terminal(command, environment, (40, 120))
 
     def keep() -> None:
-        with log.open("wb") as said, contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as read:
+        log.unlink(missing_ok=True)
+        with (
+            os.fdopen(open_own(log, new=True), "wb") as said,
+            contextlib.suppress(OSError),
+            os.fdopen(ours, "rb", buffering=0) as read,
+        ):
             while data := read.read(65536):  # raises OSError when the program has ended
                 said.write(data)
 

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from gguf_io.system import make_folder
 from localllm.documents.words import searchable, searchable_name
 from localllm.errors import LocalLLMError, RequestError
 from localllm.settings import sessions_path
@@ -79,7 +80,7 @@ def connect(root: Path) -> sqlite3.Connection:
     """
     path = index_path(root)
     with database_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         db = _opened(path)
         try:
             if not _is_current(db, path):

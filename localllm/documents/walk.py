@@ -11,6 +11,9 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
+from gguf_io.system import read_file
+from localllm.files import walked
+
 MAX_FILES = 100_000
 _MAX_RULES_BYTES = 2**16  # of a .gitignore
 _MAX_STARS = 3  # in one of its patterns: each multiplies the matching time by the length of the name
@@ -44,7 +47,7 @@ def found_files(root: Path) -> Iterator[FoundFile]:
     """
     count = 0
     rules = {os.fspath(root): _rules_above(Path(os.path.abspath(root)))}  # of the folders not yet visited
-    for parent, folders, files in os.walk(root):
+    for parent, folders, files in walked(root):
         base = _prefix(Path(os.path.abspath(parent)))
         here = _with_rules(base, rules.pop(parent))
         folders[:] = sorted(
@@ -98,8 +101,7 @@ def _with_rules(prefix: str, outer: _Rules) -> _Rules:
     try:
         if not os.path.isfile(path):  # missing, or a pipe, for example
             return outer
-        with path.open("rb") as file:
-            lines = file.read(_MAX_RULES_BYTES).decode("utf-8-sig", errors="surrogateescape").splitlines()
+        lines = read_file(path, _MAX_RULES_BYTES).decode("utf-8-sig", errors="surrogateescape").splitlines()
     except OSError:
         return outer
     patterns = []

@@ -26,6 +26,7 @@ import numpy as np
 import platformdirs
 
 from gguf_io.runner_info import RunnerInfo
+from gguf_io.system import make_folder, read_file
 from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
@@ -89,7 +90,7 @@ class DiskCache:
         self._opened: Path | None = None
         self._works = True
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(root)
             if limit_bytes is None:
                 limit_bytes = min(DEFAULT_BYTES, int(shutil.disk_usage(root).free * DEFAULT_SHARE))
             if self.ready:
@@ -125,7 +126,7 @@ class DiskCache:
             for path in listed(self._opened):
                 if path.name.startswith(TEMPORARY) and path.name.endswith(".tmp") and stale(path):
                     path.unlink(missing_ok=True)
-        self._opened.mkdir(mode=0o700, exist_ok=True)
+        make_folder(self._opened)
         return self._opened
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
@@ -308,7 +309,7 @@ def stored_trunks(model: Path) -> list[Trunk]:
     found = []
     for file in _stored_files(disk_cache_folder(), _TRUNK_NAME):
         try:
-            trunk = Trunk(**json.loads(file.path.read_bytes()))
+            trunk = Trunk(**json.loads(read_file(file.path)))
         except (OSError, ValueError, TypeError):  # another process removed it, or it is damaged
             continue
         if trunk.model == str(model) and _leads_to(file.path.parent, file.path.name.partition(".")[0]):

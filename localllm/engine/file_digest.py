@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_io.model_file import FileState
-from gguf_io.system import lower_thread_priority, open_regular
+from gguf_io.system import lower_thread_priority, make_folder, open_regular, read_file
 from localllm.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class FileDigest:
         kept[str(file.path)] = [*file.stamp, digest]
         newest = dict([*kept.items()][-MOST_KEPT:])
         try:
-            self._store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._store.parent)
             write_whole(self._store, json.dumps(newest).encode(), lasting=False)
         except OSError as error:
             log.info("The digest of %s is not kept: %s", file.path, error)
@@ -112,7 +112,7 @@ class FileDigest:
 def _read(store: Path) -> dict[str, Any]:
     """The stored digests; empty if they cannot be read or are damaged."""
     try:
-        kept = json.loads(store.read_bytes())
+        kept = json.loads(read_file(store))
     except (OSError, ValueError, RecursionError):
         return {}
     return kept if isinstance(kept, dict) else {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.system import open_regular
 from localllm.errors import reason
 from localllm.files import decoded, listed
 from localllm.importing.errors import CheckpointError
@@ -139,7 +140,7 @@ class Checkpoint:
         if not os.path.isfile(path):
             return None
         try:
-            with checked(path, self.folder).open("rb") as file:
+            with open(open_regular(checked(path, self.folder)), "rb") as file:
                 data = file.read(min(path.stat().st_size, MAX_JSON_BYTES) + 1)  # read allocates this much at once
             if len(data) > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB.")
@@ -197,7 +198,7 @@ def _read_header(path: Path) -> list[StoredTensor]:
     """The tensors of a file, with their offsets checked against its size. Raises CheckpointError."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise CheckpointError(f"{path}: is not a complete safetensors file. Download it again.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
-from gguf_io.system import sync_folder
+from gguf_io.system import read_file, sync_folder
 from gpu_offload.adapters import check_adapter
 from localllm.files import file_problem
 from localllm.library.behaviour import own_template
@@ -43,7 +43,7 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
         jinja_of(recipe.template, own_template(base))
         template = recipe.template
     try:
-        kept = [path.read_bytes() for path in defaults.adapters]
+        kept = [read_file(path) for path in defaults.adapters]
     except OSError as error:
         raise LibraryError(f"{error.filename}: cannot be read: {error.strerror}. {PULL_AGAIN}") from error
     projectors, projector_link = _projectors(store, base)
@@ -103,7 +103,7 @@ def _adapter(path: Path, architecture: str) -> bytes:
         raise LibraryError(f"ADAPTER {path}: {problem}.")
     with open_model(path) as file:
         check_adapter(file, architecture)
-    return path.read_bytes()
+    return read_file(path)
 
 
 def _texts(recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[tuple[str, bytes]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gguf_io.system import read_file
 from localllm.files import listed
 from localllm.library.errors import LibraryError
 
@@ -142,8 +143,7 @@ def read_manifest(path: Path, *, own: bool = False) -> Manifest:
 def read_bounded(path: Path, most: int, remedy: str) -> bytes:
     """The content of a store's file. Raises LibraryError, with the remedy, if it is longer or cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        data = read_file(path, most + 1)
     except OSError as error:
         raise LibraryError(f"{path}: cannot be read: {error.strerror}. {remedy}") from error
     if len(data) > most:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from filelock import FileLock
 
-from gguf_io.system import disk_bytes, sync_folder
+from gguf_io.system import disk_bytes, make_folder, sync_folder
 from localllm.files import TEMPORARY, listed, stale, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.manifest import (
@@ -58,12 +58,12 @@ class OwnStore:
         """Create the folders. Raises LibraryError if they cannot be written, and for another program's store."""
         try:
             self._check_ours()
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             if not os.path.exists(self._lock):
                 self._lock.touch(mode=0o600)
             for folder in (self.manifests, self.blobs):
-                folder.mkdir(exist_ok=True)
-            self.partial.mkdir(mode=0o700, exist_ok=True)
+                make_folder(folder)
+            make_folder(self.partial)
             for folder in (self.root, self.manifests, self.blobs, self.partial):
                 if not os.access(folder, os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, "the folder cannot be written")
@@ -135,7 +135,7 @@ class OwnStore:
                 return False
             path = self.manifest_path(name)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 write_whole(path, manifest.dump())
             except OSError as error:
                 raise LibraryError(f"{path}: cannot be written: {error.strerror}.") from error

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gguf_io.system import bytes_at, open_own, replace, sync_file, sync_folder, write_at
+from gguf_io.system import bytes_at, open_own, read_file, replace, sync_file, sync_folder, write_at
 from localllm.files import write_whole
 
 CHUNK_BYTES = 8 << 20
@@ -169,7 +169,7 @@ def remove_leftovers(folder: Path, key: str) -> None:
 def read_note(path: Path) -> dict[str, Any]:
     """The content of a note; empty if missing or damaged, which only means downloading again."""
     try:
-        note = json.loads(path.read_bytes())
+        note = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}

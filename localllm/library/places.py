@@ -5,6 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
+from gguf_io.system import read_file
 from localllm.files import user_path
 from localllm.settings import Settings
 
@@ -31,12 +32,15 @@ def hugging_face_hub() -> Path:
     return user_path(str(os.environ.get("HF_HOME") or Path(cache) / "huggingface")) / "hub"
 
 
+MOST_POINTED = 4096  # bytes of a pointer file, a path
+
+
 def lm_studio_models() -> list[Path]:
     """LM Studio's folders: under the home that its pointer file names, and under its two default homes."""
     homes = [Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"]
     pointer = Path.home() / ".lmstudio-home-pointer"
     try:
-        named = pointer.read_text(encoding="utf-8-sig", errors="replace").strip()
+        named = read_file(pointer, MOST_POINTED).decode("utf-8-sig", "replace").strip()
     except OSError:  # LM Studio is not here
         named = ""
     homes = [Path(named), *homes] if named else homes

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gguf_io.system import open_regular
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, unreadable_folder, warn_once
 from localllm.library.manifest import KINDS, blob_files, manifest_files, read_manifest
@@ -63,7 +64,7 @@ def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> lis
     for path, layer in checked:
         digest = hashlib.sha256()
         try:
-            with path.open("rb") as file:
+            with open(open_regular(path), "rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
                     read += len(piece)

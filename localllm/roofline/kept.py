@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpu_kernels.cores import processor_name, usable_cores, usable_processors
 from cpu_kernels.isa import ISA
+from gguf_io.system import make_folder, read_file
 from localllm.files import write_whole
 from localllm.roofline.formats import FormatRates
 from localllm.settings import sessions_path
@@ -99,7 +100,7 @@ def keep(report: "Report", name: str, weights: str) -> None:
         rates = run.limits.read.median, run.limits.int8.median, run.limits.floats.median
         entries[key] = KeptLimits(*key, date.today().isoformat(), *rates, models)
     path = kept_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries.values()]}, indent=1).encode())
 
 
@@ -126,8 +127,7 @@ def _read() -> Iterator[KeptLimits]:
     """All entries, including those of other machines. Logs a warning and yields none if the file cannot be read."""
     path = kept_path()
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(MOST_BYTES))
+        content = json.loads(read_file(path, MOST_BYTES))
         entries = [
             replace(KeptLimits(**entry), models=tuple(map(_read_model, entry["models"])))
             for entry in content["machines"]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gguf_io.system import make_folder
 from localllm.errors import SettingsError
 from localllm.files import read_text, write_whole
 from localllm.settings import config_path
@@ -50,7 +51,7 @@ class Approvals:
         kept = _read(self._file)
         kept[self._folder] = sorted({*kept.get(self._folder, []), rule})
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._file.parent)
             write_whole(self._file, json.dumps(kept, indent=2).encode())
         except OSError as error:
             raise SettingsError(f"{self._file}: the rule cannot be kept: {error.strerror}.") from error

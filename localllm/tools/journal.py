@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_io.system import sync_folder
+from gguf_io.system import make_folder, sync_folder
 from localllm.files import TEMPORARY, usual_mode, write_whole
 from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
@@ -118,7 +118,7 @@ class Journal:
     def _open(self) -> Iterator[sqlite3.Connection]:
         """The database in one transaction, which is on disk when the block exits."""
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.file.parent)
             self.file.touch(mode=0o600)
             with contextlib.closing(sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = FULL")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from localllm.files import walked
 from localllm.tools.action import Action, Tool, ToolError, schema_of
 from localllm.tools.folder import Folder, read_text
 
@@ -116,7 +117,7 @@ def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> I
         return
     if not os.path.isdir(path):
         raise ToolError(f"{folder.name(path)}: there is no such folder.")
-    for parent, folders, files in os.walk(path):
+    for parent, folders, files in walked(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if stop.is_set():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from gguf_io.system import sync_folder
+from gguf_io.system import make_folder, read_file, sync_folder
 from localllm.errors import LocalLLMError
 
 # Another instance holds the lock for milliseconds; waiting longer would block typing.
@@ -32,7 +32,7 @@ def connect(path: Path) -> sqlite3.Connection:
     with explained(path):
         try:
             if not os.path.exists(path):
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(path.parent)
                 path.touch(mode=0o600)
                 sync_folder(path.parent)
             new = _is_new(path)
@@ -56,7 +56,8 @@ def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
     """An in-memory copy of a database that cannot be written; empty if it cannot be read either."""
     memory = sqlite3.connect(":memory:", isolation_level=None)
     if isinstance(source, Path):
-        for mode in ("mode=ro", "immutable=1"):  # immutable=1 if not even a lock file can be written
+        # immutable=1 if not even a lock file can be written. Opening a pipe would wait for its writer.
+        for mode in ("mode=ro", "immutable=1") if os.path.isfile(source) else ():
             with contextlib.suppress(sqlite3.Error):
                 readable = sqlite3.connect(f"file:{quote(str(source))}?{mode}", uri=True)
                 with contextlib.closing(readable):
@@ -94,8 +95,7 @@ def _prepare(db: sqlite3.Connection) -> None:
 
 def _is_new(path: Path) -> bool:
     """Whether the file is empty. Raises SessionError, before writing anything, if another program made the file."""
-    with path.open("rb") as file:
-        header = file.read(100)
+    header = read_file(path, 100)
     if not header:
         return True
     if header.startswith(_HEADER) and int.from_bytes(header[_ID_AT], "big") != APPLICATION_ID:

@@ -13,6 +13,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from gguf_io.system import read_file
 from localllm.files import decoded, listed, user_path
 from localllm.text import counted, harmless, human_bytes
 from tui.background import in_thread
@@ -195,7 +196,7 @@ def size_of(path: str, count_tokens: Callable[[str], int | None]) -> str:
         size = os.stat(file).st_size
         if not os.path.isfile(file):
             return ""
-        text = decoded(file.read_bytes()) if size <= MOST_COUNTED else None
+        text = decoded(read_file(file)) if size <= MOST_COUNTED else None
     except OSError:
         return ""
     except UnicodeDecodeError:

@@ -79,7 +79,7 @@ def from_bench(path: Path, memory: float, overhead: float = 0.0) -> Machine:
     Uses the run that reads fastest, at its first depth. Raises RequestError for other files, and for models run by
     llama.cpp, whose work is not counted.
     """
-    text = read_text(path)
+    text = read_text(path, pipes=True)
     try:
         report = json.loads(text)
     except ValueError as error:

@@ -63,7 +63,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Raises RequestError naming file and line.
     """
-    lines = read_text(path).split("\n")  # splitlines would also split at U+2028
+    lines = read_text(path, pipes=True).split("\n")  # splitlines would also split at U+2028
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise RequestError(f"{path} has no prompts.")

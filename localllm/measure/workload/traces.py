@@ -29,7 +29,7 @@ def read_trace(path: Path, most: int | None = None) -> list[Request]:
     Raises RequestError naming file and line.
     """
     requests: list[Request] = []
-    lines = StringIO(read_text(path))
+    lines = StringIO(read_text(path, pipes=True))
     head = lines.readline()
     lines.seek(0)
     for number, request in islice(_parsed(lines, head, path), most):
