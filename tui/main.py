@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from io import TextIOWrapper
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    _open_closed_streams()
+    _prepare_streams()
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     match sys.argv[1:]:
         case [] if in_terminal:
@@ -31,11 +32,21 @@ def _run() -> None:
             command_line.main({"chat": "tui.command:chat", **command_line.COMMANDS})  # first in the help
 
 
-def _open_closed_streams() -> None:
-    """Open standard streams that were closed at startup (None in Python). stdout is read-only, so writing fails."""
+def _prepare_streams() -> None:
+    """Open standard streams that were closed at startup (None in Python). stdout is read-only, so writing fails.
+
+    Pipes and files get UTF-8 on Windows, whose own default lacks most characters. Elsewhere the user chose another
+    encoding: characters that it lacks become question marks.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open until exit
+        elif isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            if sys.platform == "win32":
+                stream.reconfigure(encoding="utf-8")
+            elif mode == "w" or name == "stdout":
+                stream.reconfigure(errors="replace")
 
 
 def _chat(model: str | None) -> None:

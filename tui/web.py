@@ -11,6 +11,7 @@ import secrets
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,8 +38,9 @@ def serve_chat(arguments: Sequence[str]) -> None:
 
 async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
     port = listening.getsockname()[1]
+    words = [sys.executable, "-m", "localllm", "chat", *arguments]
     # exec, so that closing the page ends the chat and not only its shell.
-    command = "exec " + shlex.join([sys.executable, "-m", "localllm", "chat", *arguments])
+    command = subprocess.list2cmdline(words) if sys.platform == "win32" else "exec " + shlex.join(words)
     server = Server(command, host="127.0.0.1", port=port, title="localllm")
     gate = Gate(port)
     site = await server._make_app()
@@ -46,8 +48,9 @@ async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
     site.middlewares.append(gate.check)
     runner = web.AppRunner(site, access_log=None)
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):  # add_signal_handler of the loop is not for Windows
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     await runner.setup()
     try:
         await web.SockSite(runner, listening).start()

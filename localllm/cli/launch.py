@@ -176,7 +176,7 @@ def counted_tokens(name: str) -> dict[str, int]:
 def write_files(setup: "Setup") -> None:
     for path, content in setup.files.items():
         make_folder(path.parent)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8", newline="\n")
         path.chmod(0o600)
 
 
@@ -217,7 +217,7 @@ def _write(agent: "Program", endpoint: "Endpoint") -> None:
     path, content = Path.home() / agent.own_path, agent.own_text(endpoint)
     try:
         make_folder(path.parent)
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(content)
     except FileExistsError:
         raise RequestError(f"{path} exists and is yours. Add this to it:\n{content}") from None
