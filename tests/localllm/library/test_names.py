@@ -50,6 +50,17 @@ def test_what_is_no_name_is_refused(text: str) -> None:
         ModelName.parse(text)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["", "a..b", "..", "ho st", "-a.com", ".com", "a.com:", "a.com:port", "a.com:123456", "me@a.com", "a/b", "a" * 254],
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(LibraryError, match="is not the name of a host"):
+        ModelName("model", host=host)
+    with pytest.raises(LibraryError):
+        ModelName.parse(f"{host}/namespace/model")
+
+
 @given(st.text(max_size=60) | st.text(alphabet="ab./:-_\\%", max_size=20))
 def test_no_name_leaves_its_folder(text: str) -> None:
     try:
