@@ -15,6 +15,7 @@ from typing import NoReturn
 from gguf_io.blocks import BLOCK_TYPES, BlockType
 from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.metadata import Metadata, MetadataArray, Value
+from gguf_io.wrong_files import EXAMINED_BYTES, described_file
 
 MAX_HEADER_BYTES = 1 << 27
 READ_AT_ONCE = 1 << 18
@@ -124,8 +125,8 @@ class _HeaderReader:
         self.fill(min(4, self.end))
         magic = bytes(self.buffer[:4])
         if magic != b"GGUF":
-            starts = magic.hex(" ") or "nothing"
-            raise ModelFileError(f"{self.path}: not a GGUF file (starts with {starts}). Choose a .gguf model.")
+            self.fill(min(EXAMINED_BYTES, self.end))
+            raise ModelFileError(f"{self.path}: not a GGUF file: {described_file(bytes(self.buffer[:EXAMINED_BYTES]))}")
         self.position = 4
         version = self.number(_U32, "version")
         if version and version & 0xFFFF == 0:

@@ -25,6 +25,7 @@ from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.layouts import StandardFile, translate
 from gguf_io.metadata import Metadata
 from gguf_io.system import NotRegularError, open_regular, read_at, will_read
+from gguf_io.wrong_files import described_file, described_folder
 
 __all__ = ["FileState", "ModelFile", "TensorInfo", "TensorRows", "open_model"]
 
@@ -251,7 +252,10 @@ class _Part:
             self.state = FileState.of(path, self.fd)
             self.size = self.state.size
             if self.size < _MIN_FILE_BYTES:
-                raise ModelFileError(f"{path}: not a GGUF file: it has {self.size} bytes. Choose a .gguf model.")
+                start = self.read(0, self.size)
+                if start.startswith(b"GGUF"):
+                    raise ModelFileError(f"{path}: ends after {self.size} bytes. {DAMAGED}")
+                raise ModelFileError(f"{path}: not a GGUF file: {described_file(start)}")
             self.header: Header = read_header(self.read, self.size, path, number)
         except BaseException:
             os.close(self.fd)
@@ -293,7 +297,9 @@ def _opened(path: Path) -> int:
     try:
         return open_regular(path)
     except NotRegularError as error:
-        raise ModelFileError(f"{path}: is not a regular file. Choose a .gguf model.") from error
+        is_folder = os.path.isdir(path)
+        what = described_folder(path) if is_folder else "is not a regular file. Choose a .gguf model."
+        raise ModelFileError(f"{path}: {what}") from error
     except (OSError, ValueError) as error:  # ValueError: a nul in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelFileError(f"{path}: cannot be opened: {reason}. Check the path.") from error

@@ -219,9 +219,9 @@ class Tokenizer:
             end = found.end() if found else len(text)
             if end - start > _LONGEST_PIECE:
                 raise TokenizerError(
-                    f"the text has {end - start:,} characters from character {start:,} on without a line that begins "
-                    f"with a letter{' or words between spaces' if cuts else ''}, and at most {_LONGEST_PIECE:,} are "
-                    "tokenised as one. Send it in parts, or break it into lines."
+                    f"the text, of {len(text):,} characters, has {end - start:,} from character {start:,} on without a "
+                    f"place where it can be divided, and at most {_LONGEST_PIECE:,} are tokenised as one. Shorten it: "
+                    "it is longer than a model's context; or break it into lines of words."
                 )
             yield text[start:end]
             start = end

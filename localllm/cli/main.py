@@ -97,6 +97,6 @@ def main(commands: Mapping[str, str] = COMMANDS) -> None:
             sys.exit(application(commands)(words, prog_name=PROGRAM, standalone_mode=False) or ExitCode.DONE)
         except _UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
-            message = error.format_message()
+            message = error.format_message().replace("Value error, ", "")  # pydantic's beginning, for choices
             end = "" if message.endswith((".", "?")) else "."
             raise RequestError(f"{message}{end} `{command} --help` lists arguments and options.") from error

@@ -1,6 +1,7 @@
 """Reads a prompt from arguments, files and standard input."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def read_format(argument: str) -> Any:
     if argument == "json":
         return argument
     in_place = argument.lstrip().startswith("{")
+    if argument.isalpha() and not os.path.exists(argument):
+        raise RequestError(f"--format {shortened(argument)}: is neither json, nor a JSON Schema, nor a file with one.")
     try:
         schema = json.loads(check_text(argument) if in_place else read_text(Path(argument), pipes=True))
     except ValueError as error:

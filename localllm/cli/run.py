@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 _THINK = {"on": True, "off": False}
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 KEPT_PROMPT_TOKENS = 256  # shorter prompts are recomputed faster than they are read from the disk cache
 
 
@@ -118,7 +119,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         messages=[] if raw else _messages(text, system, images),
         prompt=text if raw else None,
         continues_text=not tools,
-        think=_THINK.get(think, think) if think else None,
+        think=_thought(think),
         format=read_format(form) if form else None,
         stop=tuple(stop) if stop else None,
         ignore_eos=ignore_eos,
@@ -152,6 +153,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             generation.write_stats(last, started.placement, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _thought(think: str | None) -> bool | str | None:
+    """The flag --think. Raises RequestError for what is neither a switch nor an effort."""
+    if think is not None and think not in (*_THINK, *_EFFORTS):
+        raise RequestError(f"--think is {think!r}; use on, off, or an effort: {', '.join(_EFFORTS)}.")
+    return think if think is None else _THINK.get(think, think)
 
 
 def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[str, Any]]:

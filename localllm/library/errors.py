@@ -21,7 +21,7 @@ class ModelNotFoundError(LibraryError):
 
     def cannot_be_pulled(self, why: LibraryError) -> "PullError":
         """The error to raise after a pull of the model has failed too."""
-        return PullError(f"{self.missing}, and it cannot be pulled: {why}")
+        return PullError(f"{self.missing}, and it cannot be pulled: {why} `localllm list` shows the models there are.")
 
 
 class PullError(LibraryError):

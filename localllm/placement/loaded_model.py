@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from cpu_kernels.cores import usable_processors
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.runner_info import LoadProgress
@@ -29,6 +30,8 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
+
+MOST_THREADS_EACH = 4  # on each processor, before a warning
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +146,8 @@ def load_model(
         file = opened.enter_context(open_model(path))
         if note := context_note(file, settings.ctx):
             log.warning("%s", note)
+        if (settings.threads or 0) > MOST_THREADS_EACH * usable_processors():
+            log.warning("%d threads on %d processors wait for each other", settings.threads, usable_processors())
         drafter: Drafter | None = None
         # The tokenizer is read while the weights are packed, which does not hold the GIL.
         with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings) as draft:

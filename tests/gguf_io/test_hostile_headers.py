@@ -15,9 +15,9 @@ HUGE = 2**64 - 1
 FOUR = tensor("a", [4])  # 16 bytes of F32 at offset 0
 
 HOSTILE = {
-    "empty": (b"", "has 0 bytes"),
-    "magic alone": (b"GGUF", "has 4 bytes"),
-    "other magic": (b"ggjt" + bytes(60), r"not a GGUF file \(starts with 67 67 6a 74\)"),
+    "empty": (b"", "it is empty"),
+    "magic alone": (b"GGUF", "ends after 4 bytes"),
+    "other magic": (b"ggjx" + bytes(60), "not a GGUF file: it starts with 67 67 6a 78"),
     "zip": (b"PK\3\4" + bytes(60), "not a GGUF file"),
     "version 0": (gguf_file(version=0), "version: GGUF 0 is not supported"),
     "version 1": (gguf_file(version=1), "version: GGUF 1 is not supported"),
@@ -160,7 +160,7 @@ def test_the_handmade_file_is_otherwise_sound(tmp_path: Path) -> None:
 def test_only_regular_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path in (tmp_path / "pipe.gguf", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ModelFileError, match="not a regular file"):
+        with pytest.raises(ModelFileError, match=r"not a regular file|is a folder"):
             open_model(path)
     for path in (tmp_path / "absent.gguf", tmp_path / "nul\0.gguf", tmp_path / ("x" * 5000)):
         with pytest.raises(ModelFileError, match="cannot be opened"):

@@ -39,7 +39,7 @@ def test_a_model_that_was_named_must_be_one(tmp_path: Path) -> None:
         Catalog([str(tmp_path / "absent.gguf")], settings)
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF")
-    with pytest.raises(ModelFileError, match=r"damaged\.gguf: not a GGUF file"):
+    with pytest.raises(ModelFileError, match=r"damaged\.gguf: ends after 4 bytes"):
         Catalog([str(damaged)], settings)
     with pytest.raises(ModelNotFoundError, match="no model 'nobodys'"):
         Catalog(["nobodys"], settings)
