@@ -19,12 +19,13 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from localllm.answer.call_constraints import held_part
+from localllm.answer.call_constraints import NO_FORCING
 from localllm.answer.splitting import answer_splitter
 from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS, HARMONY
-from localllm.engine.constraint import Constraint
+from localllm.answer.tool_calls.grammar import CallGrammar
+from localllm.engine.constraint import Constraint, ConstraintKind
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
 from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.settings import Settings
@@ -95,7 +96,8 @@ def sample(
     loaded: LoadedModel, form: CallFormat, wanted: int, temperature: float, write: Callable[..., list[Written]]
 ) -> "Counter[str]":
     """Sample until `wanted` calls are complete; return the counts of outcomes."""
-    constraint = held_part(loaded, form, SCHEMAS).constraint
+    grammar = CallGrammar(form, SCHEMAS, loaded.constraint_vocabulary()).section()
+    constraint = loaded.constraint(ConstraintKind.LARK, NO_FORCING + grammar)
     reasoning = [("<|channel|>analysis<|message|>", "<|end|>")] if form is HARMONY else []
     found: Counter[str] = Counter()
     seed = 0

@@ -162,6 +162,7 @@ class AnswerSplitter(Splitter):
         parts = super()._ended_call(call)
         if call.has_calls:
             self._mark_gap(blank)
+        self._note_lines("".join(part.text for part in parts if part.kind is PartKind.CONTENT))
         return [
             AnswerPart(PartKind.CONTENT, self._separated(part.text if call.has_calls else blank + part.text))
             if part.kind is PartKind.CONTENT and part.text
@@ -206,14 +207,18 @@ class AnswerSplitter(Splitter):
         return what is not None
 
     def _content(self, text: str) -> AnswerPart:
-        """Say content, and note where its last line begins."""
+        """Say content."""
+        self._note_lines(text)
+        part = self._said_part(PartKind.CONTENT, text)
+        self._said = self._said or bool(part.text)
+        return part
+
+    def _note_lines(self, text: str) -> None:
+        """Note how the last line of content begins."""
         *lines, last = (self._line + text).split("\n")
         for line in lines:
             self._in_fence ^= line.lstrip().startswith(FENCE)
         self._line = last.lstrip()[: len(FENCE)]
-        part = self._said_part(PartKind.CONTENT, text)
-        self._said = self._said or bool(part.text)
-        return part
 
     def _find_loose(self, end: int) -> int | None:
         """Where a call without the template's markers may begin in the held text, before an index."""

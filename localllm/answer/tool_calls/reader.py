@@ -85,8 +85,9 @@ class CallReader:
 
     def _read(self) -> Reading:
         form = self.form
-        head, tail, following, end = _expressions(form, tuple(sorted(self._tools, key=len, reverse=True)))
-        match = yield from self._match(_blanks(form.begin) + head)
+        names = tuple(sorted(self._tools, key=len, reverse=True))
+        head, tail, following, end = _expressions(form, names)
+        match = yield from self._match(_blanks(form.begin) + head, _beginnings(form, names))
         while True:
             name = json.loads(f'"{match["name"]}"')
             self._found.append(CallDelta(name))
@@ -227,11 +228,13 @@ class CallReader:
             raise BrokenCallError
         return text
 
-    def _match(self, expression: str) -> Generator[None, None, "re.Match[str]"]:
-        """Wait until the text continues as expected."""
+    def _match(self, expression: str, beginnings: Sequence[str] = ("",)) -> Generator[None, None, "re.Match[str]"]:
+        """Wait until the text continues as expected. beginnings: what it begins with, but for white space."""
         compiled = re.compile(expression)
         while (match := compiled.match(self._text, self._at)) is None:
-            if len(self._text) - self._at > LONGEST_MARKUP:
+            written = "".join(self._text[self._at :].split())
+            is_begun = any(one.startswith(written) or written.startswith(one) for one in beginnings)
+            if not is_begun or len(self._text) - self._at > LONGEST_MARKUP:
                 raise BrokenCallError
             yield
         self._at = match.end()
@@ -353,6 +356,20 @@ def _expressions(form: CallFormat, names: Sequence[str]) -> tuple[str, str, str,
     head, tail = _expression(form.call[:at], name), _expression(form.call[at + 1 :], name)
     following = "" if form.separator is None else _blanks(form.separator) + head
     return head, tail, following, _blanks(form.end) + re.escape(form.closing) if form.closing else "(?!)"
+
+
+@lru_cache(maxsize=64)
+def _beginnings(form: CallFormat, names: Sequence[str]) -> tuple[str, ...]:
+    """What a section may begin with, up to the first call's name at most, without white space."""
+    begun = form.begin
+    for piece in form.call:
+        if piece is Slot.NAME:
+            written = [json.dumps(name, ensure_ascii=False)[1:-1] for name in names]
+            return tuple("".join(f"{begun}{name}".split()) for name in written)
+        if not isinstance(piece, str):
+            break
+        begun += piece
+    return ("".join(begun.split()),)
 
 
 def _expression(pieces: Sequence[Piece], name: str) -> str:

@@ -271,6 +271,22 @@ def test_text_is_held_no_longer_than_it_may_become_a_call(text: str) -> None:
     assert "".join(part.text for character in text for part in splitter.push(character)) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use <tool_call> f",
+        '<tool_call>{"name": "weax',
+        '<tool_call>\n{"nama',
+        '<tool_call> [{"name"',
+        "[TOOL_CALLS]wz",
+        "[TOOL_CALLS] so",
+    ],
+)
+def test_text_after_a_marker_is_held_no_longer_than_it_may_become_a_call(text: str) -> None:
+    splitter = AnswerSplitter(THINK, [HERMES, MISTRAL], OFFERED)
+    assert "".join(part.text for character in text for part in splitter.push(character)) == text
+
+
 @given(CUTS)
 def test_a_call_that_is_cut_off_is_told(cuts: list[int]) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": "a { b'
