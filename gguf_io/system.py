@@ -332,8 +332,55 @@ else:
 """Arguments of Popen for a program that does not get this terminal's Ctrl-C."""
 
 
+# Linux: a process that runs a command, adopts what the command leaves behind (a "subreaper", prctl(2)) and ends it all
+# when the command ends, when it gets SIGTERM, or when the thread that started it ends. 36: PR_SET_CHILD_SUBREAPER.
+# 1: PR_SET_PDEATHSIG.
+_KEEPER = """
+import ctypes, os, signal, subprocess, sys
+libc = ctypes.CDLL(None)
+libc.prctl(36, 1, 0, 0, 0)
+def children():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                        yield int(name)
+            except OSError:
+                pass
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while found := [*children()]:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass
+def stop(*_):
+    end()
+    os._exit(143)
+signal.signal(signal.SIGTERM, stop)
+libc.prctl(1, signal.SIGTERM, 0, 0, 0)
+process = subprocess.Popen(sys.argv[1:], start_new_session=True)
+status = process.wait()
+end()
+if status < 0:
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+_END_S = 10.0
+
+
 class Started:
-    """A program in a session of its own, which can be ended together with all programs that it started."""
+    """A program in a session of its own, which can be ended together with all programs that it started.
+
+    On Linux and Windows they end with it, also those that moved to another session; on macOS, those of its process
+    group.
+    """
 
     def __init__(self, command: str | Sequence[str], **options: Any) -> None:
         """options: those of Popen."""
@@ -341,6 +388,10 @@ class Started:
             self._job = windows.Job()
             self.process: subprocess.Popen[bytes] = self._job.start(command, **options)
         else:
+            if sys.platform == "linux":
+                words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+                command = [sys.executable, "-ISc", _KEEPER, *words]
+                options.pop("shell", None)
             self.process = subprocess.Popen(command, start_new_session=True, **options)
 
     def end(self) -> None:
@@ -348,6 +399,10 @@ class Started:
         if sys.platform == "win32":
             self._job.end()
         else:
+            if sys.platform == "linux" and self.process.poll() is None:
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_END_S)
             with contextlib.suppress(ProcessLookupError):  # the whole group has ended
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

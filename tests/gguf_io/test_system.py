@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -273,3 +274,44 @@ def test_places_are_the_same_whatever_leads_there(tmp_path: Path) -> None:
     assert not same_place(tmp_path / "a", tmp_path)
     if os.path.exists(tmp_path / "A"):  # case-insensitive folders, as usual on macOS and Windows
         assert same_place(tmp_path / "a", tmp_path / "A")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux subreaper")
+@pytest.mark.parametrize("ends", ["by itself", "stopped", "its parent is killed"])
+@pytest.mark.parametrize(
+    "command", ["setsid {} &", "setsid setsid {} & disown", "(nohup {} &) ; true", "env -i setsid {} &"]
+)
+def test_what_left_the_session_ends_too(ends: str, command: str, tmp_path: Path) -> None:
+    ticks = tmp_path / "ticks"
+    ticks.touch()
+    loop = tmp_path / "loop"
+    loop.write_text(f"#!/bin/sh\nwhile true; do echo x >> {ticks}; sleep 0.02; done\n", encoding="utf-8")
+    loop.chmod(0o755)
+    line = "bash -c " + shlex.quote(
+        command.format(f"{loop} </dev/null >/dev/null 2>&1")
+        + "\n"
+        + (f"while [ $(stat -c %s {ticks}) -lt 6 ]; do sleep 0.01; done" if ends == "by itself" else "sleep 600")
+    )
+    started = Started(line, shell=True, stdin=subprocess.DEVNULL)
+    if ends == "by itself":
+        assert started.process.wait(60) == 0
+    else:
+        eventually(lambda: ticks.stat().st_size > 4)
+        if ends == "its parent is killed":
+            started.process.terminate()  # what the kernel sends
+            started.process.wait(60)
+        started.end()
+    size = ticks.stat().st_size
+    threading.Event().wait(0.2)
+    assert ticks.stat().st_size == size
+    started.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Windows has no shell like this")
+@pytest.mark.parametrize(
+    ("command", "status"), [("exit 3", 3), ("kill -9 $$", -9), ("true", 0), ("no-such-command-x", 127)]
+)
+def test_exit_statuses_of_started_programs(command: str, status: int) -> None:
+    started = Started(command, shell=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert started.process.wait(60) == status
+    started.end()

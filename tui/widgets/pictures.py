@@ -4,6 +4,8 @@ textual-image is an optional extra. Without it, or on other terminals, only a pi
 """
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from io import BytesIO
 
@@ -17,12 +19,20 @@ _drawing: Callable[..., Widget] | None = None  # draws a PIL image
 def ask_terminal() -> None:
     """Detect whether the terminal draws pictures. Call before the application starts and reads the terminal's input."""
     global _drawing  # noqa: PLW0603 - a fact about the process's terminal
-    if importlib.util.find_spec("textual_image") is None:
+    if importlib.util.find_spec("textual_image") is None or not _has_size():
         return
     from textual_image.renderable import Image, SixelImage, TGPImage
     from textual_image.widget import Image as Drawing
 
     _drawing = Drawing if Image in (SixelImage, TGPImage) else None
+
+
+def _has_size() -> bool:
+    """Whether standard output is a terminal with rows and columns. textual-image divides by them."""
+    try:
+        return min(os.get_terminal_size(sys.stdout.fileno())) > 0
+    except (OSError, ValueError, AttributeError):  # no terminal, or closed
+        return False
 
 
 def drawn(data: bytes) -> Widget | None:
