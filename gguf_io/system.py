@@ -196,6 +196,18 @@ def replace(source: Path | str, target: Path | str, folder: int | None = None) -
             time.sleep(0.01)
 
 
+def remove_held_lock(path: Path) -> None:
+    """Remove the file of a lock that this process holds.
+
+    Windows refuses to remove what is open. There the empty file stays.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        if sys.platform != "win32":
+            raise
+
+
 def disk_bytes(state: os.stat_result) -> int:
     """The disk space that a file takes. Where the system does not tell (Windows), holes count too."""
     if sys.platform == "win32":

@@ -82,7 +82,7 @@ class OwnStore:
     def locked(self) -> Iterator[None]:
         """Keep other processes from changing the store; hold it only briefly. Raises LibraryError."""
         self._check_ours()
-        lock = FileLock(self._lock)
+        lock = FileLock(self._lock, preserve_lock_file=True)  # it marks the store; Windows would remove it
         try:
             lock.acquire()
         except OSError as error:

@@ -15,6 +15,7 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from gguf_io import open_model
+from gguf_io.system import remove_held_lock
 from localllm.errors import ModelFileError
 from localllm.library import hub, registry
 from localllm.library.download import Download
@@ -216,7 +217,7 @@ class _Pull:
             self.damaged.discard(place)
         finally:
             partial.close()
-        (self.store.partial / f"{file.key}.lock").unlink(missing_ok=True)
+        remove_held_lock(self.store.partial / f"{file.key}.lock")
         return digest
 
     def _tell(self, status: str, file: RemoteFile, done: int) -> None:
