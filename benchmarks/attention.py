@@ -15,9 +15,10 @@ import numpy as np
 
 from benchmarks.engine_tools import table
 from cpu_kernels import attention
+from cpu_kernels.kernel import operation_of
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Op, Step
+from cpu_kernels.records import Step
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,33 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
     step[Step.SEGMENTS], step[Step.SEGMENT_COUNT] = segment.ctypes.data, 1
     step[Step.ROPE_TABLES], step[Step.SCRATCH] = ropes.ctypes.data, scratch.ctypes.data
     at = numbers.ctypes.data
-    layers = aligned_zeros((shape.layers, int(Op.SIZE)), np.int64)
-    for layer, op in enumerate(layers):
-        arguments = (
-            *(queries.ctypes.data, out.ctypes.data, 0, *(part[layer].ctypes.data for part in pages)),
-            *(shape.kv_heads, shape.size, shape.size, 0, at, shape.group, at + 4, at + 8, 0),
-            *(part.strides[1] for part in pages),
-            *(0, 0, *(part.strides[2] for part in pages), shape.size),
+    kernel, (keys, values), layers = attention.attention_kernel(*types, shape.group), pages, []
+    for layer in range(shape.layers):
+        arguments = attention.Attention(
+            queries=queries.ctypes.data,
+            out=out.ctypes.data,
+            query_norm=0,
+            key_pages=keys[layer].ctypes.data,
+            value_pages=values[layer].ctypes.data,
+            kv_heads=shape.kv_heads,
+            padded=shape.size,
+            size=shape.size,
+            rope=0,
+            epsilon=at,
+            group=shape.group,
+            scale=at + 4,
+            cap=at + 8,
+            window=0,
+            key_bytes=keys.strides[1],
+            value_bytes=values.strides[1],
+            sinks=0,
+            behind=0,
+            key_place_bytes=keys.strides[2],
+            value_place_bytes=values.strides[2],
+            longest=shape.size,
         )
-        op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
-    kernel = attention.attention_kernel(*types, shape.group)
-    kernel(op.ctypes.data, step.ctypes.data, 0, 1)  # compiles it
+        layers.append(operation_of(kernel, arguments))
+    kernel(layers[0].ctypes.data, step.ctypes.data, 0, 1)  # compiles it
     best = float("inf")
     for _ in range(rounds):
         start = time.thread_time()

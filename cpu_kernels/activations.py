@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import kernel
@@ -224,30 +225,42 @@ def _norm_pack_samples() -> Iterator[Sample]:
             yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, gather)
 
 
-@kernel(_norm_pack_samples)
-def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Normalise rows and pack them.
+class NormPack(Arguments):
+    """Arguments of norm_pack."""
 
-    Arguments: 0 x, 1 stride in bytes, 2 norm weight or 0, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
-    7 gather: 1 to pack only the step's wanted rows of x. With one row every thread packs its own copy.
-    """
+    x: int  # rows of floats
+    stride: int  # bytes from row to row
+    weight: int  # of the norm, or 0 to pack x as it is
+    k: int  # values of a row
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+    epsilon: int  # address of a float
+    wanted: int = 0  # 1 to pack only rows with requested logits
+
+
+_PACK = indices_of(NormPack)
+
+
+@kernel(NormPack, _norm_pack_samples)
+def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise rows and pack them. With one row every thread packs its own copy."""
     rows = stage_rows(op, step)
     width = stage_width(op, step)
-    k = argument(op, 3)
-    weight = argument(op, 2)
+    k = argument(op, _PACK.k)
+    weight = argument(op, _PACK.weight)
     padded = (k + 15) // 16 * 16
-    act = activation(argument(op, 5), 1, rows, thread)
-    epsilon = get_f32(argument(op, 6))
+    act = activation(argument(op, _PACK.packed), 1, rows, thread)
+    epsilon = get_f32(argument(op, _PACK.epsilon))
     out = scratch(step, thread)
     first, last = rows_to_pack(op, step, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
-            source = argument(op, 0) + index * argument(op, 1)
+            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, _PACK.wanted) != 0 else row
+            source = argument(op, _PACK.x) + index * argument(op, _PACK.stride)
             if weight != 0:
                 norm_row(source, weight, k, padded, epsilon, out)
                 source = out
-            pack_row(source, 0, k, k, argument(op, 4), width, row, act)
+            pack_row(source, 0, k, k, argument(op, _PACK.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)
 
 
@@ -256,18 +269,40 @@ def _norm_add_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(3, 48), 192, s.normal(3, 48), 192, s.normal(48), 48, s.array([1e-5]))
 
 
-@kernel(_norm_add_samples)
+class NormAdd(Arguments):
+    """Arguments of norm_add."""
+
+    x: int  # rows of floats, changed in place
+    x_stride: int  # bytes from row to row
+    y: int  # rows of floats
+    y_stride: int  # bytes from row to row
+    weight: int  # of the norm
+    k: int  # values of a row
+    epsilon: int  # address of a float
+
+
+_ADD = indices_of(NormAdd)
+
+
+@kernel(NormAdd, _norm_add_samples)
 def norm_add(op: int, step: int, thread: int, threads: int) -> None:
-    """x += RMSNorm(y) * weight, row by row. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 weight, 5 k, 6 epsilon."""
+    """x += RMSNorm(y) * weight, row by row."""
     rows = stage_rows(op, step)
-    k = argument(op, 5)
+    k = argument(op, _ADD.k)
     padded = (k + 15) // 16 * 16
     out = scratch(step, thread)
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x = argument(op, 0) + row * argument(op, 1)
-            norm_row(argument(op, 2) + row * argument(op, 3), argument(op, 4), k, padded, get_f32(argument(op, 6)), out)
+            x = argument(op, _ADD.x) + row * argument(op, _ADD.x_stride)
+            norm_row(
+                argument(op, _ADD.y) + row * argument(op, _ADD.y_stride),
+                argument(op, _ADD.weight),
+                k,
+                padded,
+                get_f32(argument(op, _ADD.epsilon)),
+                out,
+            )
             for i in range(0, padded, 16):
                 store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(out + i * 4)))
         first, last = next_share(op, step, rows, thread, threads)
@@ -332,19 +367,31 @@ def _gate_pack_samples() -> Iterator[Sample]:
         yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)
 
 
-@kernel(_gate_pack_samples)
-def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Pack activation(gate) * up into the shared descriptor.
+class GatePack(Arguments):
+    """Arguments of gate_pack."""
 
-    Arguments: 0 gate, 1 up or the factors of xIELU, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate,
-    7 stride of up, 0 for the same stride. With one row, threads divide its blocks of 256.
-    """
+    gate: int  # rows of floats
+    up: int  # rows of floats, or the factors of xIELU
+    stride: int  # bytes from row to row of gates
+    k: int  # values of a row
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+    kind: int  # GATE_SILU and so on
+    up_stride: int = 0  # bytes from row to row of up; 0 for the stride of gates
+
+
+_GATE = indices_of(GatePack)
+
+
+@kernel(GatePack, _gate_pack_samples)
+def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Pack activation(gate) * up into the shared descriptor. With one row, threads divide its blocks of 256."""
     rows = stage_rows(op, step)
     width = stage_width(op, step)
-    k = argument(op, 3)
-    stride = argument(op, 2)
-    act = argument(op, 5)
-    kind, up = argument(op, 6), argument(op, 1)
+    k = argument(op, _GATE.k)
+    stride = argument(op, _GATE.stride)
+    act = argument(op, _GATE.packed)
+    kind, up = argument(op, _GATE.kind), argument(op, _GATE.up)
     moves = kind != XIELU_ALONE
     out = scratch(step, thread)
     if rows == 1:
@@ -353,17 +400,18 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
         while first >= 0:
             begin, end = first * 256, min(k, last * 256)
             if begin < end:
-                gate_values(kind, argument(op, 0) + begin * 4, up + begin * 4 * moves, out, end - begin)
-                pack_row(out, begin, end, k, argument(op, 4), width, 0, act)
+                gate_values(kind, argument(op, _GATE.gate) + begin * 4, up + begin * 4 * moves, out, end - begin)
+                pack_row(out, begin, end, k, argument(op, _GATE.forms), width, 0, act)
             first, last = next_share(op, step, blocks, thread, threads)
         return
     tiles = (rows + width - 1) // width
     first, last = first_share(op, step, tiles, thread, threads)
     while first >= 0:
         for row in range(first * width, min(rows, last * width)):
-            gate, other = argument(op, 0) + row * stride, up + row * (argument(op, 7) or stride) * moves
+            gate = argument(op, _GATE.gate) + row * stride
+            other = up + row * (argument(op, _GATE.up_stride) or stride) * moves
             gate_values(kind, gate, other, out, k)
-            pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+            pack_row(out, 0, k, k, argument(op, _GATE.forms), width, row, act)
         first, last = next_share(op, step, tiles, thread, threads)
 
 
@@ -373,15 +421,27 @@ def _activate_samples() -> Iterator[Sample]:
         yield s.arguments(s.array(4 * s.random.standard_normal((rows, 48))), 192, 40, GELU_ALONE)
 
 
-@kernel(_activate_samples)
+class Activate(Arguments):
+    """Arguments of activate."""
+
+    y: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    count: int  # values of a row
+    kind: int  # an activation without a gate: GELU_ALONE and so on
+
+
+_ACTIVATE = indices_of(Activate)
+
+
+@kernel(Activate, _activate_samples)
 def activate(op: int, step: int, thread: int, threads: int) -> None:
-    """y = activation(y). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 kind, one without a gate."""
-    rows, vectors = stage_rows(op, step), (argument(op, 2) + 15) // 16
+    """y = activation(y)."""
+    rows, vectors = stage_rows(op, step), (argument(op, _ACTIVATE.count) + 15) // 16
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(rows):
-            y = argument(op, 0) + row * argument(op, 1) + first * 64
-            gate_values(argument(op, 3), y, y, y, (last - first) * 16)
+            y = argument(op, _ACTIVATE.y) + row * argument(op, _ACTIVATE.stride) + first * 64
+            gate_values(argument(op, _ACTIVATE.kind), y, y, y, (last - first) * 16)
         first, last = next_share(op, step, vectors, thread, threads)
 
 
@@ -390,17 +450,29 @@ def _soft_cap_samples() -> Iterator[Sample]:
     yield s.arguments(s.array(40 * s.random.standard_normal((2, 48))), 192, 48, s.array([30.0]))
 
 
-@kernel(_soft_cap_samples)
+class SoftCap(Arguments):
+    """Arguments of soft_cap."""
+
+    y: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    count: int  # values of a row
+    cap: int  # address of a float
+
+
+_CAP = indices_of(SoftCap)
+
+
+@kernel(SoftCap, _soft_cap_samples)
 def soft_cap(op: int, step: int, thread: int, threads: int) -> None:
-    """y = cap * tanh(y / cap). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 address of the cap."""
+    """y = cap * tanh(y / cap)."""
     rows = stage_rows(op, step)
-    cap = get_f32(argument(op, 3))
-    vectors = (argument(op, 2) + 15) // 16
+    cap = get_f32(argument(op, _CAP.cap))
+    vectors = (argument(op, _CAP.count) + 15) // 16
     one, two = splat_f32(_ONE), splat_f32(np.float32(2.0))
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(rows):
-            y = argument(op, 0) + row * argument(op, 1)
+            y = argument(op, _CAP.y) + row * argument(op, _CAP.stride)
             for v in range(first, last):
                 power = exp2_f32(mul_f32(load_f32(y + v * 64), splat_f32(_TWO_LOG2E / cap)))
                 tanh = sub_f32(one, div_f32(two, add_f32(one, power)))

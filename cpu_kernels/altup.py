@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpu_kernels.activations import norm_row
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, scratch, share, stage_rows
@@ -73,31 +74,47 @@ def _predict_samples() -> Iterator[Sample]:
         )
 
 
-@kernel(_predict_samples)
-def predict(op: int, step: int, thread: int, threads: int) -> None:
-    """predictions[j] = streams[j] + the sum over i of coefficient[j][i] * streams[i]; x = predictions[0].
+class Predict(Arguments):
+    """Arguments of predict."""
 
-    Arguments: 0 streams, 1 bytes from one stream to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 router,
-    6 matrix of coefficients [j][i][score], 7 predictions, in the streams' layout, 8 x, 9 its stride, 10 address of
-    epsilon.
-    """
-    plane, stride, streams, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
-    scores, epsilon = scratch(step, thread), get_f32(argument(op, 10))
+    streams: int  # rows of floats of each stream
+    stream_bytes: int  # from one stream to the next
+    row_bytes: int  # bytes of a row
+    count: int  # number of streams
+    k: int  # values of a row
+    router: int  # rows of weights, one per stream
+    coefficients: int  # matrix [j][i][score]
+    predictions: int  # in the layout of streams
+    x: int  # rows of the first prediction
+    x_stride: int  # bytes from row to row
+    epsilon: int  # address of a float
+
+
+_PREDICT = indices_of(Predict)
+
+
+@kernel(Predict, _predict_samples)
+def predict(op: int, step: int, thread: int, threads: int) -> None:
+    """predictions[j] = streams[j] + the sum over i of coefficient[j][i] * streams[i]; x = predictions[0]."""
+    plane, stride = argument(op, _PREDICT.stream_bytes), argument(op, _PREDICT.row_bytes)
+    streams, k = argument(op, _PREDICT.count), argument(op, _PREDICT.k)
+    scores, epsilon = scratch(step, thread), get_f32(argument(op, _PREDICT.epsilon))
     rows = stage_rows(op, step)
     items = threads if rows == 1 else rows
     first, last = first_share(op, step, items, thread, threads)
     while first >= 0:
         top, bottom, begin, end = _rows_and_columns(rows, k, first, last, threads)
         for row in range(top, bottom):
-            source, out = argument(op, 0) + row * stride, argument(op, 7) + row * stride
-            x = argument(op, 8) + row * argument(op, 9)
-            _scores(source, argument(op, 5), streams, k, epsilon, scores)
+            source = argument(op, _PREDICT.streams) + row * stride
+            out = argument(op, _PREDICT.predictions) + row * stride
+            x = argument(op, _PREDICT.x) + row * argument(op, _PREDICT.x_stride)
+            _scores(source, argument(op, _PREDICT.router), streams, k, epsilon, scores)
             for j in range(streams):
                 for v in range(begin, end):
                     total = load_f32(source + j * plane + v * 64)
                     store_f32(out + j * plane + v * 64, total)
                 for i in range(streams):
-                    coefficient = splat_f32(_mix(argument(op, 6), j * streams + i, scores, streams))
+                    coefficient = splat_f32(_mix(argument(op, _PREDICT.coefficients), j * streams + i, scores, streams))
                     for v in range(begin, end):
                         total = load_f32(out + j * plane + v * 64)
                         store_f32(
@@ -118,32 +135,54 @@ def _correct_samples() -> Iterator[Sample]:
         )
 
 
-@kernel(_correct_samples)
-def correct(op: int, step: int, thread: int, threads: int) -> None:
-    """streams[j] = predictions[j] + (1 + coefficient[j]) * (x - predictions[0]); gated = streams[0] * weight.
+class Correct(Arguments):
+    """Arguments of correct."""
 
-    Arguments: 0 x, the layer's output for the first prediction, 1 its stride, 2 predictions, 3 bytes from one stream to
-    the next, 4 bytes of a row, 5 number of streams, 6 k, 7 router, 8 matrix of coefficients [j][score], 9 streams, 10
-    gated, 11 its stride, 12 weight, 13 address of epsilon.
-    """
-    plane, stride, streams, k = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
-    scores, epsilon = scratch(step, thread), get_f32(argument(op, 13))
+    x: int  # rows of the layer's output for the first prediction
+    x_stride: int  # bytes from row to row
+    predictions: int  # rows of floats of each stream
+    stream_bytes: int  # from one stream to the next
+    row_bytes: int  # bytes of a row
+    count: int  # number of streams
+    k: int  # values of a row
+    router: int  # rows of weights, one per stream
+    coefficients: int  # matrix [j][score]
+    streams: int  # in the layout of predictions
+    gated: int  # rows of floats
+    gated_stride: int  # bytes from row to row
+    weight: int  # of the gated rows
+    epsilon: int  # address of a float
+
+
+_CORRECT = indices_of(Correct)
+
+
+@kernel(Correct, _correct_samples)
+def correct(op: int, step: int, thread: int, threads: int) -> None:
+    """streams[j] = predictions[j] + (1 + coefficient[j]) * (x - predictions[0]); gated = streams[0] * weight."""
+    plane, stride = argument(op, _CORRECT.stream_bytes), argument(op, _CORRECT.row_bytes)
+    streams, k = argument(op, _CORRECT.count), argument(op, _CORRECT.k)
+    scores, epsilon = scratch(step, thread), get_f32(argument(op, _CORRECT.epsilon))
     rows = stage_rows(op, step)
     items = threads if rows == 1 else rows
     first, last = first_share(op, step, items, thread, threads)
     while first >= 0:
         top, bottom, begin, end = _rows_and_columns(rows, k, first, last, threads)
         for row in range(top, bottom):
-            x, source = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * stride
-            out, gated = argument(op, 9) + row * stride, argument(op, 10) + row * argument(op, 11)
-            _scores(x, argument(op, 7), streams, k, epsilon, scores)
+            x = argument(op, _CORRECT.x) + row * argument(op, _CORRECT.x_stride)
+            source = argument(op, _CORRECT.predictions) + row * stride
+            out = argument(op, _CORRECT.streams) + row * stride
+            gated = argument(op, _CORRECT.gated) + row * argument(op, _CORRECT.gated_stride)
+            _scores(x, argument(op, _CORRECT.router), streams, k, epsilon, scores)
             for j in range(streams):
-                coefficient = splat_f32(_ONE + _mix(argument(op, 8), j, scores, streams))
+                coefficient = splat_f32(_ONE + _mix(argument(op, _CORRECT.coefficients), j, scores, streams))
                 for v in range(begin, end):
                     found = sub_f32(load_f32(x + v * 64), load_f32(source + v * 64))
                     store_f32(out + j * plane + v * 64, fma(found, coefficient, load_f32(source + j * plane + v * 64)))
             for v in range(begin, end):
-                store_f32(gated + v * 64, mul_f32(load_f32(out + v * 64), load_f32(argument(op, 12) + v * 64)))
+                store_f32(
+                    gated + v * 64, mul_f32(load_f32(out + v * 64), load_f32(argument(op, _CORRECT.weight) + v * 64))
+                )
         first, last = next_share(op, step, items, thread, threads)
 
 
@@ -152,23 +191,45 @@ def _add_to_others_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(3, 3, 32), 3 * 128, 128, 3, 32, s.normal(3, 32), 128, s.normal(32), s.array([1e-3]))
 
 
-@kernel(_add_to_others_samples)
-def add_to_others(op: int, step: int, thread: int, threads: int) -> None:
-    """streams[j] += RMSNorm(y) * weight for all but the first.
+class AddToOthers(Arguments):
+    """Arguments of add_to_others."""
 
-    Arguments: 0 streams, 1 bytes from one to the next, 2 bytes of a row, 3 number of streams, 4 k, 5 y, 6 its stride,
-    7 weight, 8 address of epsilon.
-    """
-    rows, k, normal = stage_rows(op, step), argument(op, 4), scratch(step, thread)
+    streams: int  # rows of floats of each stream
+    stream_bytes: int  # from one stream to the next
+    row_bytes: int  # bytes of a row
+    count: int  # number of streams
+    k: int  # values of a row
+    y: int  # rows of floats
+    y_stride: int  # bytes from row to row
+    weight: int  # of the norm
+    epsilon: int  # address of a float
+
+
+_OTHERS = indices_of(AddToOthers)
+
+
+@kernel(AddToOthers, _add_to_others_samples)
+def add_to_others(op: int, step: int, thread: int, threads: int) -> None:
+    """streams[j] += RMSNorm(y) * weight for all but the first."""
+    rows, k, normal = stage_rows(op, step), argument(op, _OTHERS.k), scratch(step, thread)
     padded = (k + 15) // 16 * 16
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
             norm_row(
-                argument(op, 5) + row * argument(op, 6), argument(op, 7), k, padded, get_f32(argument(op, 8)), normal
+                argument(op, _OTHERS.y) + row * argument(op, _OTHERS.y_stride),
+                argument(op, _OTHERS.weight),
+                k,
+                padded,
+                get_f32(argument(op, _OTHERS.epsilon)),
+                normal,
             )
-            for j in range(1, argument(op, 3)):
-                out = argument(op, 0) + j * argument(op, 1) + row * argument(op, 2)
+            for j in range(1, argument(op, _OTHERS.count)):
+                out = (
+                    argument(op, _OTHERS.streams)
+                    + j * argument(op, _OTHERS.stream_bytes)
+                    + row * argument(op, _OTHERS.row_bytes)
+                )
                 for i in range(0, padded, 16):
                     store_f32(out + i * 4, add_f32(load_f32(out + i * 4), load_f32(normal + i * 4)))
         first, last = next_share(op, step, rows, thread, threads)
@@ -179,22 +240,35 @@ def _spread_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(3, 32), 128, s.normal(3, 3, 32), 3 * 128, 128, 3, 32)
 
 
-@kernel(_spread_samples)
-def spread(op: int, step: int, thread: int, threads: int) -> None:
-    """streams[0] = x, and the other streams are scaled to x's root mean square.
+class Spread(Arguments):
+    """Arguments of spread."""
 
-    Arguments: 0 x, 1 its stride, 2 streams, 3 bytes from one to the next, 4 bytes of a row, 5 number of streams, 6 k.
-    """
-    rows, k = stage_rows(op, step), argument(op, 6)
+    x: int  # rows of floats
+    x_stride: int  # bytes from row to row
+    streams: int  # rows of floats of each stream
+    stream_bytes: int  # from one stream to the next
+    row_bytes: int  # bytes of a row
+    count: int  # number of streams
+    k: int  # values of a row
+
+
+_SPREAD = indices_of(Spread)
+
+
+@kernel(Spread, _spread_samples)
+def spread(op: int, step: int, thread: int, threads: int) -> None:
+    """streams[0] = x, and the other streams are scaled to x's root mean square."""
+    rows, k = stage_rows(op, step), argument(op, _SPREAD.k)
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x, out = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 4)
+            x = argument(op, _SPREAD.x) + row * argument(op, _SPREAD.x_stride)
+            out = argument(op, _SPREAD.streams) + row * argument(op, _SPREAD.row_bytes)
             size = _mean_square(x, k)
             for i in range(0, k, 16):
                 store_f32(out + i * 4, load_f32(x + i * 4))
-            for j in range(1, argument(op, 5)):
-                stream = out + j * argument(op, 3)
+            for j in range(1, argument(op, _SPREAD.count)):
+                stream = out + j * argument(op, _SPREAD.stream_bytes)
                 factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
                 for i in range(0, k, 16):
                     store_f32(stream + i * 4, mul_f32(load_f32(stream + i * 4), factor))
@@ -206,25 +280,38 @@ def _merge_samples() -> Iterator[Sample]:
     yield s.arguments(s.zeros(3 * 32), 128, s.normal(3, 32), s.normal(3, 3, 32), 3 * 128, 128, 3, 32)
 
 
-@kernel(_merge_samples)
-def merge(op: int, step: int, thread: int, threads: int) -> None:
-    """x = the mean of the first stream and of the others, scaled to the first one's root mean square.
+class Merge(Arguments):
+    """Arguments of merge."""
 
-    Arguments: 0 x, 1 its stride, 2 the first stream, 3 the other streams, as an array whose first stream is ignored,
-    4 bytes from one to the next, 5 bytes of a row, 6 number of streams, 7 k.
-    """
-    rows, streams, k = stage_rows(op, step), argument(op, 6), argument(op, 7)
+    x: int  # rows of floats
+    x_stride: int  # bytes from row to row
+    first: int  # rows of the first stream
+    others: int  # rows of each stream, of which the first is ignored
+    stream_bytes: int  # from one stream to the next
+    row_bytes: int  # bytes of a row
+    count: int  # number of streams
+    k: int  # values of a row
+
+
+_MERGE = indices_of(Merge)
+
+
+@kernel(Merge, _merge_samples)
+def merge(op: int, step: int, thread: int, threads: int) -> None:
+    """x = the mean of the first stream and of the others, scaled to the first one's root mean square."""
+    rows, streams, k = stage_rows(op, step), argument(op, _MERGE.count), argument(op, _MERGE.k)
     share_of_one = splat_f32(np.float32(_ONE / np.float32(streams)))
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x, stream_of_first = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 5)
-            others = argument(op, 3) + row * argument(op, 5)
+            x = argument(op, _MERGE.x) + row * argument(op, _MERGE.x_stride)
+            stream_of_first = argument(op, _MERGE.first) + row * argument(op, _MERGE.row_bytes)
+            others = argument(op, _MERGE.others) + row * argument(op, _MERGE.row_bytes)
             size = _mean_square(stream_of_first, k)
             for i in range(0, k, 16):
                 store_f32(x + i * 4, load_f32(stream_of_first + i * 4))
             for j in range(1, streams):
-                stream = others + j * argument(op, 4)
+                stream = others + j * argument(op, _MERGE.stream_bytes)
                 factor = splat_f32(np.float32(math.sqrt(size / max(_LEAST, _mean_square(stream, k)))))
                 for i in range(0, k, 16):
                     store_f32(x + i * 4, fma(load_f32(stream + i * 4), factor, load_f32(x + i * 4)))
@@ -238,17 +325,26 @@ def _keep_largest_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(3, 64), 256, 40, s.array([0.5]))
 
 
-@kernel(_keep_largest_samples)
-def keep_largest(op: int, step: int, thread: int, threads: int) -> None:
-    """x = max(0, x - (mean + deviations * standard deviation)), by row.
+class KeepLargest(Arguments):
+    """Arguments of keep_largest."""
 
-    Arguments: 0 x, 1 stride, 2 values of a row, 3 address of the number of deviations.
-    """
-    rows, k = stage_rows(op, step), argument(op, 2)
+    x: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    count: int  # values of a row
+    deviations: int  # address of a float: how many standard deviations to subtract
+
+
+_LARGEST = indices_of(KeepLargest)
+
+
+@kernel(KeepLargest, _keep_largest_samples)
+def keep_largest(op: int, step: int, thread: int, threads: int) -> None:
+    """x = max(0, x - (mean + deviations * standard deviation)), by row."""
+    rows, k = stage_rows(op, step), argument(op, _LARGEST.count)
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x = argument(op, 0) + row * argument(op, 1)
+            x = argument(op, _LARGEST.x) + row * argument(op, _LARGEST.stride)
             total = zero_f32()
             for i in range(0, k, 16):
                 total = add_f32(total, select_first(load_f32(x + i * 4), zero_f32(), k - i))
@@ -258,7 +354,7 @@ def keep_largest(op: int, step: int, thread: int, threads: int) -> None:
                 v = select_first(sub_f32(load_f32(x + i * 4), splat_f32(mean)), zero_f32(), k - i)
                 squares = fma(v, v, squares)
             deviation = np.float32(math.sqrt(sum_f32(squares) / np.float32(k - 1)))
-            least = splat_f32(np.float32(mean + deviation * get_f32(argument(op, 3))))
+            least = splat_f32(np.float32(mean + deviation * get_f32(argument(op, _LARGEST.deviations))))
             for i in range(0, k, 16):
                 store_f32(x + i * 4, max_f32(zero_f32(), sub_f32(load_f32(x + i * 4), least)))
         first, last = next_share(op, step, rows, thread, threads)

@@ -21,6 +21,7 @@ from cpu_kernels import (
     attention_q4_0,
     attention_q8_0,
 )
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -85,17 +86,57 @@ def _end(segment: int, first: int, count: int, ahead: int) -> int:
     return min(field(segment, 2) + first + count + ahead, field(segment, 2) + field(segment, 1))
 
 
+class Attention(Arguments):
+    """Arguments of attention. The last are for ALiBi, and for latents, whose queries have two parts and no norm."""
+
+    queries: int  # rows of heads * D
+    out: int  # rows of heads * size
+    query_norm: int  # weight of the norm of queries, or 0
+    key_pages: int  # address of the table of pages
+    value_pages: int  # address of the table of pages
+    kv_heads: int  # heads of keys and of values
+    padded: int  # D: values of a head with padding
+    size: int  # values of a head
+    rope: int  # number of the rope table in the step record
+    epsilon: int  # address of a float
+    group: int  # query heads per head of keys
+    scale: int  # address of a float, which includes log2(e) unless there is a cap
+    cap: int  # address of the soft cap, a float; 0.0 for none
+    window: int  # tokens that a row sees up to and including its own, or 0 for all
+    key_bytes: int  # between heads' pages of keys
+    value_bytes: int  # between heads' pages of values
+    sinks: int  # the heads' sink scores, floats in base 2, or 0
+    behind: int  # tokens that a row sees after its own, within the segment
+    key_place_bytes: int  # of keys between consecutive place numbers of a page table
+    value_place_bytes: int  # of values between consecutive place numbers
+    longest: int  # the largest D of any layer: the counters in parts are never where other layers write results
+    parts: int = 0  # of queries for latents: those without RoPE, in slots (see cpu_kernels.latents)
+    slot_stride: int = 0  # bytes from slot to slot of these parts
+    head_bytes: int = 0  # of a head in a row of queries, for latents
+    turned_offset: int = 0  # bytes in a head before the part with RoPE, for latents
+    turned: int = 0  # values of that part, which the rope table covers and which come last in D
+    slopes: int = 0  # the heads' ALiBi slopes, floats in base 2, or 0
+    numbers: int = 0  # floats 0 to 15, for ALiBi
+
+
+_ATTEND = indices_of(Attention)
+
+
 @inner
 def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
     """Write a column's query to `out`, normalised, rotated (RoPE) and scaled."""
     segment, first, _, head0, mine = place
-    padded = argument(op, 6)
+    padded = argument(op, _ATTEND.padded)
     row = first + column // mine
-    source = argument(op, 0) + ((field(segment, 0) + row) * argument(op, 5) * argument(op, 10)) * padded * 4
+    source = (
+        argument(op, _ATTEND.queries)
+        + ((field(segment, 0) + row) * argument(op, _ATTEND.kv_heads) * argument(op, _ATTEND.group)) * padded * 4
+    )
     source += (head0 + column % mine) * padded * 4
-    table = field(step, Step.ROPE_TABLES + argument(op, 8)) + (field(segment, 2) + row) * padded * 4
-    epsilon, scale = get_f32(argument(op, 9)), get_f32(argument(op, 11))
-    rotate_head(source, argument(op, 2), table, padded, argument(op, 7), epsilon, scale, out)
+    table = field(step, Step.ROPE_TABLES + argument(op, _ATTEND.rope)) + (field(segment, 2) + row) * padded * 4
+    epsilon, scale = get_f32(argument(op, _ATTEND.epsilon)), get_f32(argument(op, _ATTEND.scale))
+    norm, size = argument(op, _ATTEND.query_norm), argument(op, _ATTEND.size)
+    rotate_head(source, norm, table, padded, size, epsilon, scale, out)
 
 
 @inner
@@ -103,16 +144,20 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
     """Write a column's query for latents: its product with the head's key matrix, then the part that RoPE rotates."""
     segment, first, _, head0, mine = place
     head, row = head0 + column % mine, field(segment, 0) + first + column // mine
-    turned, width = argument(op, 25), stage_width(op, step)
-    plain = (argument(op, 6) - turned) * 4
+    turned, width = argument(op, _ATTEND.turned), stage_width(op, step)
+    plain = (argument(op, _ATTEND.padded) - turned) * 4
     slot = head * ((stage_rows(op, step) + width - 1) // width * width) + row
-    source = argument(op, 21) + slot * argument(op, 22)
-    scale = get_f32(argument(op, 11))
+    source = argument(op, _ATTEND.parts) + slot * argument(op, _ATTEND.slot_stride)
+    scale = get_f32(argument(op, _ATTEND.scale))
     for i in range(0, plain, 64):
         store_f32(out + i, mul_f32(load_f32(source + i), splat_f32(scale)))
-    source = argument(op, 0) + (row * argument(op, 10) + head) * argument(op, 23) + argument(op, 24)
+    source = (
+        argument(op, _ATTEND.queries)
+        + (row * argument(op, _ATTEND.group) + head) * argument(op, _ATTEND.head_bytes)
+        + argument(op, _ATTEND.turned_offset)
+    )
     position = field(segment, 2) + first + column // mine
-    table = field(step, Step.ROPE_TABLES + argument(op, 8)) + position * turned * 4
+    table = field(step, Step.ROPE_TABLES + argument(op, _ATTEND.rope)) + position * turned * 4
     rotate_head(source, 0, table, turned, turned, _ZERO, scale, out + plain)
 
 
@@ -120,11 +165,14 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
 def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
     """Divide the totals by the softmax sums and write them to the output rows."""
     segment, first, _, head0, mine = place
-    padded, size = argument(op, 6), argument(op, 7)
+    padded, size = argument(op, _ATTEND.padded), argument(op, _ATTEND.size)
     for c in range(columns):
         inverse = _ONE / get_f32(state + MAX_COLUMNS * 4 + 4 * c)
         row = field(segment, 0) + first + c // mine
-        out = argument(op, 1) + (row * argument(op, 5) * argument(op, 10) + head0 + c % mine) * size * 4
+        out = (
+            argument(op, _ATTEND.out)
+            + (row * argument(op, _ATTEND.kv_heads) * argument(op, _ATTEND.group) + head0 + c % mine) * size * 4
+        )
         source = totals + c * padded * 4
         if size % 16 == 0:
             for i in range(0, size * 4, 64):
@@ -138,8 +186,16 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
 def _fade(op: int, place: Any, pages: int, where: Any, scores: int) -> None:
     """Apply ALiBi to a span's scores, if the model uses it."""
     _, _, count, head0, mine = place
-    if argument(op, 26) != 0:
-        add_distances(count * mine, mine, pages, where, argument(op, 26) + 4 * head0, argument(op, 27), scores)
+    if argument(op, _ATTEND.slopes) != 0:
+        add_distances(
+            count * mine,
+            mine,
+            pages,
+            where,
+            argument(op, _ATTEND.slopes) + 4 * head0,
+            argument(op, _ATTEND.numbers),
+            scores,
+        )
 
 
 @inner
@@ -172,11 +228,12 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         """
         segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
-        padded, window, ahead = argument(op, 6), argument(op, 13), argument(op, 17)
+        padded, window = argument(op, _ATTEND.padded), argument(op, _ATTEND.window)
+        ahead = argument(op, _ATTEND.behind)
         position = field(segment, 2) + first
         columns = count * mine
         part = memory + _PART
-        size = parts_bytes(1, argument(op, 20))
+        size = parts_bytes(1, argument(op, _ATTEND.longest))
         totals = part + size
         state = memory + _STATE
         queries = totals + MAX_COLUMNS * padded * 4
@@ -184,13 +241,20 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         for c in range(columns):
             query_of(op, step, place, c, query)
             put_query(query, c, padded, queries, memory)
-        key_pages = argument(op, 3) + head * argument(op, 14)
-        value_pages = argument(op, 4) + head * argument(op, 15)
-        storage = (key_pages, value_pages, argument(op, 18), argument(op, 19), padded, argument(op, 7))
+        key_pages = argument(op, _ATTEND.key_pages) + head * argument(op, _ATTEND.key_bytes)
+        value_pages = argument(op, _ATTEND.value_pages) + head * argument(op, _ATTEND.value_bytes)
+        storage = (
+            key_pages,
+            value_pages,
+            argument(op, _ATTEND.key_place_bytes),
+            argument(op, _ATTEND.value_place_bytes),
+            padded,
+            argument(op, _ATTEND.size),
+        )
         last_page = (_end(segment, first, count, ahead) - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
-        if argument(op, 16) != 0:
-            add_sinks(columns, mine, argument(op, 16) + 4 * head0, state)
+        if argument(op, _ATTEND.sinks) != 0:
+            add_sinks(columns, mine, argument(op, _ATTEND.sinks) + 4 * head0, state)
         for span in range(first_span, last_span):
             page = span * SPAN_PAGES
             pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
@@ -198,7 +262,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
             to = part if parts == 0 else parts + (span - begin) * size
             score(pages, storage, columns, queries, memory, memory + _SCORES, part)
             _fade(op, place, pages[1], where, memory + _SCORES)
-            softmax(columns, mine, pages[1], where, get_f32(argument(op, 12)), memory + _SCORES, to)
+            softmax(columns, mine, pages[1], where, get_f32(argument(op, _ATTEND.cap)), memory + _SCORES, to)
             weigh(pages, storage, columns, mine, where, memory + _SCORES, to + HEADER_BYTES, memory + _WEIGHING)
             if parts == 0:
                 add_part(columns, padded, to, totals, state)
@@ -221,7 +285,8 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
 @inner
 def _spans_of_step(op: int, step: int) -> int:
     """The number of spans of all tiles of a step."""
-    group, window, ahead = argument(op, 10), argument(op, 13), argument(op, 17)
+    group, window = argument(op, _ATTEND.group), argument(op, _ATTEND.window)
+    ahead = argument(op, _ATTEND.behind)
     together = max(1, MAX_COLUMNS // group)
     total = 0
     for s in range(_of_stage(op, step, Step.SEGMENT_COUNT)):
@@ -231,25 +296,13 @@ def _spans_of_step(op: int, step: int) -> int:
             position = field(segment, 2) + first
             end = _end(segment, first, count, ahead)
             total += (end - 1) // SPAN_TOKENS + 1 - _first_span(position, window)
-    return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
+    return total * argument(op, _ATTEND.kv_heads) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
 
 
 def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
     """Attention of all segments of a step. narrowest: the fewest columns of a register tile.
 
-    values: None for latents, whose rows serve as keys and, with their first `size` (argument 7) numbers, as values.
-
-    Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages, 4 value
-    pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head, 11 address
-    of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window: tokens that a
-    row sees up to and including its own, or 0 for all, 14 and 15 stride in bytes between kv heads' pages of keys and of
-    values, 16 sink scores of the heads or 0, 17 tokens that a row sees after its own, within the segment, 18 and 19
-    bytes of keys and of values between consecutive place numbers of a page table, 20 the largest D of any layer, so
-    that the counters in parts are never where other layers write results. For latents, whose norm is 0 and whose
-    queries are in two parts: 21 the parts without RoPE, in slots (see cpu_kernels.latents), 22 stride of a slot in
-    bytes, 23 bytes of a head in a row of queries, 24 offset in it of the part with RoPE, 25 values of that part, which
-    the rope table covers and which come last in D. For ALiBi: 26 heads' slopes in base 2, else 0, 27 address of the
-    numbers 0 to 15.
+    values: None for latents, whose rows serve as keys and, with their first `size` numbers, as values.
 
     If the step has a buffer for parts, threads divide the spans of all tiles, tile after tile. Otherwise a thread
     computes the whole tiles whose first spans it has.
@@ -261,15 +314,15 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
     def attend(op: int, step: int, thread: int, mine: int, others: int) -> None:
         """Compute spans mine..others-1 of all tiles or, without parts, the tiles whose first spans these are."""
         group, window, ahead, parts = (
-            argument(op, 10),
-            argument(op, 13),
-            argument(op, 17),
+            argument(op, _ATTEND.group),
+            argument(op, _ATTEND.window),
+            argument(op, _ATTEND.behind),
             _of_stage(op, step, Step.PARTS),
         )
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         before = 0
-        for part_of_head in range(argument(op, 5) * blocks):
+        for part_of_head in range(argument(op, _ATTEND.kv_heads) * blocks):
             head, low = part_of_head // blocks, part_of_head % blocks * MAX_COLUMNS
             used = min(MAX_COLUMNS, group - low)
             for s in range(_of_stage(op, step, Step.SEGMENT_COUNT)):
@@ -280,7 +333,7 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
                     begin = _first_span(position, window)
                     end = (_end(segment, first, count, ahead) - 1) // SPAN_TOKENS + 1
                     spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
-                    gathered = parts + parts_bytes(before, argument(op, 20))
+                    gathered = parts + parts_bytes(before, argument(op, _ATTEND.longest))
                     if parts == 0:
                         spans = (begin, end, begin, end if mine <= before < others else begin)
                         gathered = 0
@@ -366,7 +419,7 @@ def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
 def _kernel(keys: KVType, values: KVType | None, narrowest: int) -> Kernel:
     how = (keys, values, narrowest)
     name = f"attention.{keys}_{values or 'latent'}_{narrowest}"
-    return Kernel(name, __name__, partial(_attention, *how), partial(_samples, *how))
+    return Kernel(name, __name__, partial(_attention, *how), partial(_samples, *how), Attention)
 
 
 _KERNELS = {

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels.activations import GATE_SILU, gate_values, norm_row
+from cpu_kernels.arguments import indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
@@ -42,6 +43,7 @@ from cpu_kernels.page_states import (
     PLACES,
     SLOT_BYTES,
     WIDE,
+    PagedStates,
     ask,
     clear_floats,
     convolve,
@@ -63,7 +65,7 @@ _LOG2E = np.float32(math.log2(math.e))
 
 
 class Shape(IntEnum):
-    """Indices into the record of a layer's sizes, to which argument 0 points.
+    """Indices into the record of a layer's sizes, to which PagedStates.shape points.
 
     VALUE_HEADS: per key head. PADDED, SIZE: values of a head with and without padding. REACH: rows that the convolution
     reads. ACROSS, BETWEEN: value head r of key head h is number h * ACROSS + r * BETWEEN in the file. GROUP_PAGES:
@@ -126,17 +128,38 @@ def _normalise(x: int, padded: int, epsilon: np.float32, scale: np.float32, out:
 _through_two, _through_many = through_state(2), through_state(WIDE)
 
 
+class DeltaNet(PagedStates):
+    """Arguments of delta_net."""
+
+    rows: int  # inputs of the convolution [key head][query, key, values]
+    gates: int  # of the output [key head][value head]
+    gates_stride: int  # bytes from row to row
+    beta: int  # before its activation function, [key head][value head]
+    alpha: int  # before its activation function, [key head][value head]
+    beta_stride: int  # bytes from row to row of beta and of alpha
+    constants: int  # for each head the bias of alpha and the factor of its softplus, in base 2
+    convolution: int  # weights [K][row], the oldest row first
+    norm: int  # weight of the norm
+    factors: int  # floats: epsilon of keys, factor of queries, epsilon of the norm
+    out: int  # rows in the file's order of heads
+    out_stride: int  # bytes from row to row
+    rows_stride: int  # bytes from row to row
+
+
+_NET = indices_of(DeltaNet)
+
+
 @inner
 def _gates(op: int, row: int, head: int, faded: int, t: int, memory: int) -> np.float32:
     """Write G[t], the sum of g up to row t in base 2, and return the row's beta. head: index of the value head."""
-    constants = argument(op, 9) + head * 8
-    alpha = get_f32(argument(op, 7) + row * argument(op, 8) + head * 4) + get_f32(constants)
+    constants = argument(op, _NET.constants) + head * 8
+    alpha = get_f32(argument(op, _NET.alpha) + row * argument(op, _NET.beta_stride) + head * 4) + get_f32(constants)
     grown = softplus(alpha)
     before = np.float32(0.0)
     if t > 0:
         before = get_f32(faded + (t - 1) * 4)
     put_f32(faded + t * 4, np.float32(before + get_f32(constants + 4) * grown))
-    beta = get_f32(argument(op, 6) + row * argument(op, 8) + head * 4)
+    beta = get_f32(argument(op, _NET.beta) + row * argument(op, _NET.beta_stride) + head * 4)
     return np.float32(_ONE / (_ONE + np.float32(math.exp(-beta))))
 
 
@@ -169,9 +192,15 @@ def _row(t: int, i: int, count: int, faded: int, beta: np.float32, padded: int, 
 def _give(op: int, shape: int, row: int, head: int, number: int, out: int, memory: int) -> None:
     """Normalise a head's output, gate it, and write it at the head's index in the file, `number`."""
     padded, size = field(shape, Shape.PADDED), field(shape, Shape.SIZE)
-    norm_row(out, argument(op, 11), size, padded, get_f32(argument(op, 12) + 8), memory)
-    gate_values(GATE_SILU, argument(op, 4) + row * argument(op, 5) + head * padded * 4, memory, memory, padded)
-    target = argument(op, 13) + row * argument(op, 14) + number * size * 4
+    norm_row(out, argument(op, _NET.norm), size, padded, get_f32(argument(op, _NET.factors) + 8), memory)
+    gate_values(
+        GATE_SILU,
+        argument(op, _NET.gates) + row * argument(op, _NET.gates_stride) + head * padded * 4,
+        memory,
+        memory,
+        padded,
+    )
+    target = argument(op, _NET.out) + row * argument(op, _NET.out_stride) + number * size * 4
     for d in range(0, size // 16 * 16, 16):
         store_f32(target + d * 4, load_f32(memory + d * 4))
     for d in range(size // 16 * 16, size):
@@ -191,12 +220,12 @@ def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int,
 @inner
 def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one key head."""
-    shape = argument(op, 0)
+    shape = argument(op, _NET.shape)
     heads, padded, reach = field(shape, Shape.VALUE_HEADS), field(shape, Shape.PADDED), field(shape, Shape.REACH)
     floats = (2 + heads) * padded
     rows = _part(slot, heads, padded, 4)
     for i in range(n):
-        source = argument(op, 3) + (row0 + i) * argument(op, 15) + head * floats * 4
+        source = argument(op, _NET.rows) + (row0 + i) * argument(op, _NET.rows_stride) + head * floats * 4
         copy_floats(source, rows + (reach - 1 + t0 + i) * floats * 4, floats)
     convolved = scratch(step, thread)
     columns = convolved + PAGE_TOKENS * floats * 4
@@ -210,10 +239,10 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
             ask(_part(slot, heads, padded, 2) + r * PAGE_TOKENS * padded * 4, t0 * padded)
         ask(_part(slot, heads, padded, 1), t0 * padded)
         ask(slot, 2048)
-    weights = (argument(op, 10) + head * floats * 4, 0, field(shape, Shape.KEY_HEADS) * floats * 4)
+    weights = (argument(op, _NET.convolution) + head * floats * 4, 0, field(shape, Shape.KEY_HEADS) * floats * 4)
     convolve(rows + t0 * floats * 4, n, reach, floats, floats, weights, convolved, floats)
     keys = _part(slot, heads, padded, 1)
-    epsilon, scale = get_f32(argument(op, 12)), get_f32(argument(op, 12) + 4)
+    epsilon, scale = get_f32(argument(op, _NET.factors)), get_f32(argument(op, _NET.factors) + 4)
     for i in range(n):
         query = convolved + i * floats * 4
         key = keys + (t0 + i) * padded * 4
@@ -244,7 +273,7 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
 @inner
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
     """Compute a key head's state at the start of a page from the previous page's slot, 0 for the first page."""
-    shape = argument(op, 0)
+    shape = argument(op, _NET.shape)
     heads, padded, reach = field(shape, Shape.VALUE_HEADS), field(shape, Shape.PADDED), field(shape, Shape.REACH)
     floats = (2 + heads) * padded
     if before == 0:
@@ -281,15 +310,7 @@ def _samples() -> Iterator[Sample]:
         yield s.arguments(s.array(shape, np.int64), states, *places, *gates, *weights, *out)
 
 
-@kernel(_samples)
+@kernel(DeltaNet, _samples)
 def delta_net(op: int, step: int, thread: int, threads: int) -> None:
-    """Compute all rows, each segment's in order.
-
-    Arguments: 0 record of Shape, 1 the layer's part of slot 0, 2 slot numbers of the pages, 3 input rows of the
-    convolution [key head][query, key, values], 4 gates of the output [key head][value head], 5 their stride, 6 beta and
-    7 alpha before their activation functions, [key head][value head], 8 their stride, 9 for each head the bias of alpha
-    and the factor of its softplus, in base 2, 10 weights of the convolution [K][row], the oldest first, 11 weight of
-    the norm, 12 epsilon of keys, factor of queries, epsilon of the norm, 13 out, in the file's order of heads, 14 its
-    stride, 15 stride of 3.
-    """
+    """Compute all rows, each segment's in order."""
     _all_rows(op, step, thread, threads)

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Stage, Step, argument, field, scratch, stage_rows, stage_width
@@ -148,46 +149,63 @@ def _route_samples() -> Iterator[Sample]:
         yield s.arguments(scores, 128, count, 3, *how, groups, (groups + 1) // 2)
 
 
-@kernel(_route_samples)
-def route(op: int, step: int, thread: int, threads: int) -> None:
-    """Choose experts and assign slots, on one thread; sets the step's number of expert rows.
+class Route(Arguments):
+    """Arguments of route."""
 
-    Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
-    scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
-    choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch),
-    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases for choosing or 0, 13 a factor
-    per expert or 0, 14 number of equal groups of experts, 15 groups from which a row's experts are chosen.
-    """
+    scores: int  # rows of floats
+    stride: int  # bytes from row to row
+    count: int  # experts
+    used: int  # experts that a row uses
+    normalise: int  # 1 to divide the weights by their sum
+    scale: int  # address of a float that multiplies the weights
+    segments: int  # out, as cpu_kernels.matmul reads them
+    row_of_slot: int  # out, int32, -1 for none
+    slot_of_choice: int  # out, int32 [row][used]
+    weight_of_choice: int  # out, float [row][used]
+    expert_of_choice: int  # scratch memory, int32 [row][used]
+    sigmoid: int  # 1 for a sigmoid of each score in place of a softmax over all
+    biases: int  # floats added to scores for choosing, or 0
+    factors: int  # a float per expert, or 0
+    groups: int  # equal groups of experts
+    groups_used: int  # groups from which a row's experts are chosen
+
+
+_ROUTE = indices_of(Route)
+
+
+@kernel(Route, _route_samples)
+def route(op: int, step: int, thread: int, threads: int) -> None:
+    """Choose experts and assign slots, on one thread; sets the step's number of expert rows."""
     if thread != 0:
         return
     rows = field(step, Step.ROWS)
     width = field(step, Step.WIDTH + Stage.EXPERT)
-    experts, used = argument(op, 2), argument(op, 3)
+    experts, used = argument(op, _ROUTE.count), argument(op, _ROUTE.used)
     for row in range(rows):
         _choose(
-            argument(op, 0) + row * argument(op, 1),
+            argument(op, _ROUTE.scores) + row * argument(op, _ROUTE.stride),
             experts,
             used,
-            argument(op, 10) + row * used * 4,
-            argument(op, 9) + row * used * 4,
-            (argument(op, 4), argument(op, 11), argument(op, 12)),
-            (argument(op, 14), argument(op, 15)),
-            get_f32(argument(op, 5)),
-            argument(op, 13),
+            argument(op, _ROUTE.expert_of_choice) + row * used * 4,
+            argument(op, _ROUTE.weight_of_choice) + row * used * 4,
+            (argument(op, _ROUTE.normalise), argument(op, _ROUTE.sigmoid), argument(op, _ROUTE.biases)),
+            (argument(op, _ROUTE.groups), argument(op, _ROUTE.groups_used)),
+            get_f32(argument(op, _ROUTE.scale)),
+            argument(op, _ROUTE.factors),
         )
     slot = 0
-    segments = argument(op, 6)
+    segments = argument(op, _ROUTE.segments)
     count = 0
     for e in range(experts):
         first = slot
         for choice in range(rows * used):
-            if get_i32(argument(op, 10) + 4 * choice) == e:
-                put_i32(argument(op, 7) + 4 * slot, choice // used)
-                put_i32(argument(op, 8) + 4 * choice, slot)
+            if get_i32(argument(op, _ROUTE.expert_of_choice) + 4 * choice) == e:
+                put_i32(argument(op, _ROUTE.row_of_slot) + 4 * slot, choice // used)
+                put_i32(argument(op, _ROUTE.slot_of_choice) + 4 * choice, slot)
                 slot += 1
         if slot > first:
             while slot % width != 0:
-                put_i32(argument(op, 7) + 4 * slot, -1)
+                put_i32(argument(op, _ROUTE.row_of_slot) + 4 * slot, -1)
                 slot += 1
             put_i64(segments + 8 * (3 * count + 1), e)
             put_i64(segments + 8 * (3 * count + 2), first // width)
@@ -204,26 +222,38 @@ def _expert_pack_samples() -> Iterator[Sample]:
         yield s.arguments(x, 1024, norm, 256, ALL_FORMS, s.activations(256), epsilon, slots)
 
 
-@kernel(_expert_pack_samples)
-def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Normalise the row of each slot and pack it.
+class ExpertPack(Arguments):
+    """Arguments of expert_pack."""
 
-    Arguments: 0 x, 1 stride in bytes, 2 norm weight, or 0 to pack rows unnormalised, 3 k, 4 forms, 5 descriptors,
-    6 address of epsilon, 7 row of a slot.
-    """
-    slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
+    x: int  # rows of floats
+    stride: int  # bytes from row to row
+    weight: int  # of the norm, or 0 to pack x as it is
+    k: int  # values of a row
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+    epsilon: int  # address of a float
+    row_of_slot: int  # int32, -1 for none
+
+
+_PACK = indices_of(ExpertPack)
+
+
+@kernel(ExpertPack, _expert_pack_samples)
+def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise the row of each slot and pack it."""
+    slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, _PACK.k)
     padded = (k + 15) // 16 * 16
     out = scratch(step, thread)
     first, last = first_share(op, step, slots, thread, threads)
     while first >= 0:
         for slot in range(first, last):
-            row = get_i32(argument(op, 7) + 4 * slot)
+            row = get_i32(argument(op, _PACK.row_of_slot) + 4 * slot)
             if row >= 0:
-                source = argument(op, 0) + row * argument(op, 1)
-                if argument(op, 2) != 0:
-                    norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
+                source = argument(op, _PACK.x) + row * argument(op, _PACK.stride)
+                if argument(op, _PACK.weight) != 0:
+                    norm_row(source, argument(op, _PACK.weight), k, padded, get_f32(argument(op, _PACK.epsilon)), out)
                     source = out
-                pack_row(source, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
+                pack_row(source, 0, k, k, argument(op, _PACK.forms), width, slot, argument(op, _PACK.packed))
         first, last = next_share(op, step, slots, thread, threads)
 
 
@@ -234,26 +264,45 @@ def _combine_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(3, 48), 192, s.normal(8, 48), 192, 48, 2, slots, weights, fresh)
 
 
-@kernel(_combine_samples)
-def combine(op: int, step: int, thread: int, threads: int) -> None:
-    """x[row] += sum over the row's choices of weight * y[slot], or x[row] = this sum.
+class Combine(Arguments):
+    """Arguments of combine."""
 
-    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice,
-    8 whether x is overwritten instead of added to.
-    """
-    rows, used = field(step, Step.ROWS), argument(op, 5)
-    vectors = (argument(op, 4) + 15) // 16
+    x: int  # rows of floats
+    x_stride: int  # bytes from row to row
+    y: int  # rows of floats, one per slot
+    y_stride: int  # bytes from row to row
+    k: int  # values of a row
+    used: int  # experts that a row uses
+    slot_of_choice: int  # int32 [row][used]
+    weight_of_choice: int  # float [row][used]
+    overwrites: int  # 1 to overwrite x instead of adding to it
+
+
+_COMBINE = indices_of(Combine)
+
+
+@kernel(Combine, _combine_samples)
+def combine(op: int, step: int, thread: int, threads: int) -> None:
+    """x[row] += sum over the row's choices of weight * y[slot], or x[row] = this sum."""
+    rows, used = field(step, Step.ROWS), argument(op, _COMBINE.used)
+    vectors = (argument(op, _COMBINE.k) + 15) // 16
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(rows):
-            x = argument(op, 0) + row * argument(op, 1)
+            x = argument(op, _COMBINE.x) + row * argument(op, _COMBINE.x_stride)
             for v in range(first, last):
                 total = zero_f32()
-                if argument(op, 8) == 0:
+                if argument(op, _COMBINE.overwrites) == 0:
                     total = load_f32(x + v * 64)
                 for i in range(used):
                     choice = 4 * (row * used + i)
-                    y = argument(op, 2) + get_i32(argument(op, 6) + choice) * argument(op, 3)
-                    total = fma(load_f32(y + v * 64), splat_f32(get_f32(argument(op, 7) + choice)), total)
+                    y = argument(op, _COMBINE.y) + get_i32(argument(op, _COMBINE.slot_of_choice) + choice) * argument(
+                        op, _COMBINE.y_stride
+                    )
+                    total = fma(
+                        load_f32(y + v * 64),
+                        splat_f32(get_f32(argument(op, _COMBINE.weight_of_choice) + choice)),
+                        total,
+                    )
                 store_f32(x + v * 64, total)
         first, last = next_share(op, step, vectors, thread, threads)

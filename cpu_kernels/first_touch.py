@@ -9,21 +9,37 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.cores import listed
-from cpu_kernels.kernel import kernel
-from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Op, argument, share
+from cpu_kernels.kernel import kernel, operation_of
+from cpu_kernels.records import argument, share
 from cpu_kernels.simd.vectors import put_u8
 from cpu_kernels.threads import ThreadTeam
 
 _PAGE_BYTES = 4096
 
 
-@kernel()
+class TouchGroups(Arguments):
+    """Arguments of touch_groups."""
+
+    packed: int  # groups of rows
+    groups: int  # number of groups
+    group_bytes: int  # bytes of a group
+
+
+_TOUCH = indices_of(TouchGroups)
+
+
+@kernel(TouchGroups)
 def touch_groups(op: int, step: int, thread: int, threads: int) -> None:
-    """Write a zero to each page of the thread's groups. Arguments: 0 address of the groups, 1 groups, 2 bytes each."""
-    begin = argument(op, 0) + share(argument(op, 1), thread, threads) * argument(op, 2)
-    end = argument(op, 0) + share(argument(op, 1), thread + 1, threads) * argument(op, 2)
+    """Write a zero to each page of the thread's groups."""
+    packed, groups, group_bytes = (
+        argument(op, _TOUCH.packed),
+        argument(op, _TOUCH.groups),
+        argument(op, _TOUCH.group_bytes),
+    )
+    begin = packed + share(groups, thread, threads) * group_bytes
+    end = packed + share(groups, thread + 1, threads) * group_bytes
     for where in range(begin, end, _PAGE_BYTES):
         put_u8(where, 0)
 
@@ -37,6 +53,5 @@ def touch(team: ThreadTeam, packed: NDArray[np.generic], group_bytes: int) -> No
     """Let each thread touch its groups of a matrix that is not packed yet, if the machine has several memory nodes."""
     if memory_nodes() == 1 or team.threads == 1:
         return
-    op = aligned_zeros((int(Op.SIZE),), np.int64)
-    op[Op.ARGUMENTS : Op.ARGUMENTS + 3] = (packed.ctypes.data, packed.nbytes // group_bytes, group_bytes)
-    team.run_kernel(touch_groups, op)
+    arguments = TouchGroups(packed=packed.ctypes.data, groups=packed.nbytes // group_bytes, group_bytes=group_bytes)
+    team.run_kernel(touch_groups, operation_of(touch_groups, arguments))

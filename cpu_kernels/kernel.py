@@ -14,13 +14,19 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llvmlite import binding
+from numpy.typing import NDArray
 
+from cpu_kernels.arguments import Arguments
 from cpu_kernels.compile_children import CompileProgress, compile_in_children
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Op
 
 EntryPoint = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 """Makes compiled code at an address a Python function that releases the GIL."""
@@ -40,11 +46,19 @@ class Kernel:
     name: unique among all kernels, as it is the cache key. module: importing it must declare the kernel, since child
     processes compile it. make(): returns the function; called only to compile it. samples(): small arguments on which
     the compiled kernel is compared with its interpreted source before use; None for a kernel that has no result or
-    waits for threads.
+    waits for threads. arguments: those of its operations; None for a kernel that programs do not record.
     """
 
-    def __init__(self, name: str, module: str, make: Callable[[], Function], samples: Samples = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        make: Callable[[], Function],
+        samples: Samples = None,
+        arguments: type[Arguments] | None = None,
+    ) -> None:
         self.name = name
+        self.arguments = arguments
         self.module = module
         self.make = make
         self.samples = samples
@@ -105,17 +119,41 @@ def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = No
     show(len(missing))
 
 
+def checked(kernel: Kernel, arguments: Arguments) -> list[int]:
+    """The arguments as a record holds them. Raises TypeError for those of another kernel, or one that is no integer."""
+    if type(arguments) is not kernel.arguments:
+        takes = kernel.arguments.__name__ if kernel.arguments else "no arguments"
+        raise TypeError(f"{kernel.name} takes {takes}, not {type(arguments).__name__}")
+    found = []
+    for name, value in vars(arguments).items():
+        try:
+            found.append(index(value))
+        except TypeError:
+            given = type(value).__name__
+            raise TypeError(f"{type(arguments).__name__}: {name} must be an integer, not {given}") from None
+    return found
+
+
+def operation_of(kernel: Kernel, arguments: Arguments) -> NDArray[np.generic]:
+    """The record of an operation that a thread team runs alone. Raises TypeError, see checked."""
+    record = aligned_zeros((int(Op.SIZE),), np.int64)
+    values = checked(kernel, arguments)
+    record[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
+    return record
+
+
 def find_kernel(name: str) -> Kernel:
     """The kernel of this name. Raises KeyError if no imported module declares it."""
     return _declared[name]
 
 
-def kernel(samples: Samples = None) -> Callable[[Function], Kernel]:
-    """Decorator that declares a module's function as a kernel. samples: as for Kernel."""
+def kernel(arguments: type[Arguments] | None = None, samples: Samples = None) -> Callable[[Function], Kernel]:
+    """Decorator that declares a module's function as a kernel. arguments, samples: as for Kernel."""
 
     def declare(function: Function) -> Kernel:
         module = function.__module__
-        return Kernel(f"{module.removeprefix('cpu_kernels.')}.{function.__name__}", module, lambda: function, samples)
+        name = f"{module.removeprefix('cpu_kernels.')}.{function.__name__}"
+        return Kernel(name, module, lambda: function, samples, arguments)
 
     return declare
 

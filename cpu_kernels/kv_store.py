@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 
 from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.records import Step, argument, field, scratch, stage_rows
@@ -19,22 +20,41 @@ _ONE = np.float32(1.0)
 _TYPES = {KVType.I16: attention_i16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 
+class StoreKV(Arguments):
+    """Arguments of the kernels that store keys and values."""
+
+    keys: int  # rows of kv_heads * D
+    values: int  # rows of kv_heads * D
+    norm: int  # weight of the norm of keys, or 0
+    key_pages: int  # address of the table of pages
+    value_pages: int  # address of the table of pages
+    kv_heads: int  # heads of keys and of values
+    padded: int  # D: values of a head with padding
+    size: int  # values of a head
+    rope: int  # number of the rope table in the step record
+    epsilon: int  # address of a float
+    key_bytes: int  # between heads' pages of keys
+    value_bytes: int  # between heads' pages of values
+    key_place_bytes: int  # of keys between consecutive place numbers of a page table
+    value_place_bytes: int  # of values between consecutive place numbers
+
+
+_KV = indices_of(StoreKV)
+
+
 def _store(keys: KVType, values: KVType) -> Function:
     """Function that normalises and rotates keys, and writes keys and values of all rows into their pages.
 
-    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads, 6
-    D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 stride in bytes of keys and of values between
-    heads' pages, 12 and 13 bytes of them between consecutive place numbers of a page table. Threads divide the heads of
-    all rows.
+    Threads divide the heads of all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
 
     def store_kv(op: int, step: int, thread: int, threads: int) -> None:
-        heads, padded = argument(op, 5), argument(op, 6)
+        heads, padded = argument(op, _KV.kv_heads), argument(op, _KV.padded)
         turned = scratch(step, thread)
         memory = turned + padded * 4
-        tables = field(step, Step.ROPE_TABLES + argument(op, 8))
-        epsilon = get_f32(argument(op, 9))
+        tables = field(step, Step.ROPE_TABLES + argument(op, _KV.rope))
+        epsilon = get_f32(argument(op, _KV.epsilon))
         items = stage_rows(op, step) * heads
         first, last = first_share(op, step, items, thread, threads)
         while first >= 0:
@@ -43,12 +63,21 @@ def _store(keys: KVType, values: KVType) -> Function:
                 position = get_i32(field(step, Step.POSITIONS) + 4 * row)
                 page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
                 slot = position % PAGE_TOKENS
-                key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
+                key = argument(op, _KV.keys) + item * padded * 4
+                value = argument(op, _KV.values) + item * padded * 4
                 table = tables + position * padded * 4
-                rotate_head(key, argument(op, 2), table, padded, argument(op, 7), epsilon, _ONE, turned)
-                place = argument(op, 3) + head * argument(op, 10) + page * argument(op, 12)
+                rotate_head(key, argument(op, _KV.norm), table, padded, argument(op, _KV.size), epsilon, _ONE, turned)
+                place = (
+                    argument(op, _KV.key_pages)
+                    + head * argument(op, _KV.key_bytes)
+                    + page * argument(op, _KV.key_place_bytes)
+                )
                 store_key(turned, place, slot, padded, memory)
-                place = argument(op, 4) + head * argument(op, 11) + page * argument(op, 13)
+                place = (
+                    argument(op, _KV.value_pages)
+                    + head * argument(op, _KV.value_bytes)
+                    + page * argument(op, _KV.value_place_bytes)
+                )
                 store_value(value, place, slot, padded, memory)
             first, last = next_share(op, step, items, thread, threads)
 
@@ -68,7 +97,9 @@ def _samples(keys: KVType, values: KVType) -> Iterator[Sample]:
 
 
 KERNELS = {
-    types: Kernel("kv_store.{}_{}".format(*types), __name__, partial(_store, *types), partial(_samples, *types))
+    types: Kernel(
+        "kv_store.{}_{}".format(*types), __name__, partial(_store, *types), partial(_samples, *types), StoreKV
+    )
     for types in product(OF_HEADS, repeat=2)
 }
 """Kernels by the types of keys and values."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from cpu_kernels import attention_f16, attention_q8_0
 from cpu_kernels.activations import ALL_FORMS, more_rows_to_pack, norm_row, pack_row, rows_to_pack
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Function, Kernel, kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
@@ -25,16 +26,31 @@ _ONE = np.float32(1.0)
 _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 
 
+class StoreLatents(Arguments):
+    """Arguments of the kernels that store latents."""
+
+    rows: int  # of D floats
+    stride: int  # bytes from row to row
+    norm: int  # weight of the norm of latents
+    pages: int  # address of the table of pages
+    rank: int  # values of a latent
+    padded: int  # D: values of a stored row
+    turned: int  # values of the rotated part, the last of D
+    rope: int  # number of the rope table in the step record
+    epsilon: int  # address of a float
+
+
+_STORED = indices_of(StoreLatents)
+
+
 def _store(kind: KVType) -> Function:
     """Function that normalises latents, rotates (RoPE) the key part after them, and writes both as one key into pages.
-
-    Arguments: 0 rows of D values, 1 stride in bytes, 2 norm of latents, 3 pages, 4 values of a latent, 5 D, 6 values of
-    the rotated part, the last of D, 7 rope table, 8 address of epsilon. Threads divide the rows.
+    Threads divide the rows.
     """
     store_key, page_bytes = _TYPES[kind].store_key, _TYPES[kind].PAGE_BYTES_PER_VALUE
 
     def store_latents(op: int, step: int, thread: int, threads: int) -> None:
-        padded, turned = argument(op, 5), argument(op, 6)
+        padded, turned = argument(op, _STORED.padded), argument(op, _STORED.turned)
         plain = padded - turned
         ready = scratch(step, thread)
         rows = stage_rows(op, step)
@@ -43,12 +59,12 @@ def _store(kind: KVType) -> Function:
             for row in range(first, last):
                 position = get_i32(field(step, Step.POSITIONS) + 4 * row)
                 page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
-                source = argument(op, 0) + row * argument(op, 1)
-                table = field(step, Step.ROPE_TABLES + argument(op, 7)) + position * turned * 4
-                epsilon = get_f32(argument(op, 8))
-                norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
+                source = argument(op, _STORED.rows) + row * argument(op, _STORED.stride)
+                table = field(step, Step.ROPE_TABLES + argument(op, _STORED.rope)) + position * turned * 4
+                epsilon = get_f32(argument(op, _STORED.epsilon))
+                norm_row(source, argument(op, _STORED.norm), argument(op, _STORED.rank), plain, epsilon, ready)
                 rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)
-                place = argument(op, 3) + page * padded * page_bytes
+                place = argument(op, _STORED.pages) + page * padded * page_bytes
                 store_key(ready, place, position % PAGE_TOKENS, padded, ready + padded * 4)
             first, last = next_share(op, step, rows, thread, threads)
 
@@ -66,7 +82,7 @@ def _store_samples(kind: KVType) -> Iterator[Sample]:
 
 
 STORE = {
-    kind: Kernel(f"latents.store_{kind}", __name__, partial(_store, kind), partial(_store_samples, kind))
+    kind: Kernel(f"latents.store_{kind}", __name__, partial(_store, kind), partial(_store_samples, kind), StoreLatents)
     for kind in _TYPES
 }
 """Kernels by the storage type of latents."""
@@ -88,17 +104,30 @@ def _split_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(rows, 3, 288), 3 * 288 * 4, 288 * 4, 256, ALL_FORMS, packed, 3, segments)
 
 
-@kernel(_split_samples)
-def split_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """Pack each head's part of the rows into its slots, and write the table of segments.
+class SplitHeads(Arguments):
+    """Arguments of split_heads."""
 
-    Arguments: 0 rows, 1 stride in bytes, 2 stride of a head's part in bytes, 3 k, 4 forms, 5 descriptors,
-    6 heads, 7 segments (out, as cpu_kernels.matmul reads them).
-    """
-    rows, width, heads, k = stage_rows(op, step), stage_width(op, step), argument(op, 6), argument(op, 3)
+    rows: int  # of floats
+    stride: int  # bytes from row to row
+    head_stride: int  # bytes from head to head's part
+    k: int  # values of a part
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+    heads: int  # slots of a row
+    segments: int  # out, as cpu_kernels.matmul reads them
+
+
+_SPLIT = indices_of(SplitHeads)
+
+
+@kernel(SplitHeads, _split_samples)
+def split_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """Pack each head's part of the rows into its slots, and write the table of segments."""
+    rows, width, heads = stage_rows(op, step), stage_width(op, step), argument(op, _SPLIT.heads)
+    k = argument(op, _SPLIT.k)
     tiles = _tiles(rows, width)
     if thread == 0:
-        segments = argument(op, 7)
+        segments = argument(op, _SPLIT.segments)
         put_i64(segments, heads)
         for head in range(heads):
             put_i64(segments + 8 * (3 * head + 1), head)
@@ -110,8 +139,21 @@ def split_heads(op: int, step: int, thread: int, threads: int) -> None:
         for item in range(first, last):
             head, begin = item // tiles, item % tiles * width
             for row in range(begin, min(begin + width, rows)):
-                source = argument(op, 0) + row * argument(op, 1) + head * argument(op, 2)
-                pack_row(source, 0, k, k, argument(op, 4), width, head * tiles * width + row, argument(op, 5))
+                source = (
+                    argument(op, _SPLIT.rows)
+                    + row * argument(op, _SPLIT.stride)
+                    + head * argument(op, _SPLIT.head_stride)
+                )
+                pack_row(
+                    source,
+                    0,
+                    k,
+                    k,
+                    argument(op, _SPLIT.forms),
+                    width,
+                    head * tiles * width + row,
+                    argument(op, _SPLIT.packed),
+                )
         first, last = next_share(op, step, items, thread, threads)
 
 
@@ -121,22 +163,35 @@ def _join_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(2 * (rows + width), 128), 512, 2, 128, ALL_FORMS, s.activations(256))
 
 
-@kernel(_join_samples)
-def join_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """Join each row's heads from their slots and pack the rows. With one row every thread packs its own copy.
+class JoinHeads(Arguments):
+    """Arguments of join_heads."""
 
-    Arguments: 0 slots, 1 stride in bytes, 2 heads, 3 values of a head, 4 forms, 5 descriptors.
-    """
-    rows, width, heads, size = stage_rows(op, step), stage_width(op, step), argument(op, 2), argument(op, 3)
+    slots: int  # rows of floats, one per head of a row
+    stride: int  # bytes from slot to slot
+    heads: int  # slots of a row
+    size: int  # values of a head
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+
+
+_JOIN = indices_of(JoinHeads)
+
+
+@kernel(JoinHeads, _join_samples)
+def join_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """Join each row's heads from their slots and pack the rows. With one row every thread packs its own copy."""
+    rows, width, heads = stage_rows(op, step), stage_width(op, step), argument(op, _JOIN.heads)
+    size = argument(op, _JOIN.size)
     slots = _tiles(rows, width) * width
-    act = activation(argument(op, 5), 1, rows, thread)
+    act = activation(argument(op, _JOIN.packed), 1, rows, thread)
     out = scratch(step, thread)
     first, last = rows_to_pack(op, step, thread, threads)
     while first >= 0:
         for row in range(first, last):
             for head in range(heads):
-                source, to = argument(op, 0) + (head * slots + row) * argument(op, 1), out + head * size * 4
+                source = argument(op, _JOIN.slots) + (head * slots + row) * argument(op, _JOIN.stride)
+                to = out + head * size * 4
                 for i in range(0, size * 4, 64):
                     store_f32(to + i, load_f32(source + i))
-            pack_row(out, 0, heads * size, heads * size, argument(op, 4), width, row, act)
+            pack_row(out, 0, heads * size, heads * size, argument(op, _JOIN.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)

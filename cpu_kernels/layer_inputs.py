@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpu_kernels.activations import norm_row
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Step, argument, field, scratch, stage_rows
 from cpu_kernels.self_check import Sample
@@ -22,25 +23,40 @@ def _layer_inputs_samples() -> Iterator[Sample]:
     yield s.arguments(projected, 256, table, 256, out, 4 * 32 * 4, 2, 24, 32, s.normal(32), s.array([1e-3]))
 
 
-@kernel(_layer_inputs_samples)
-def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
-    """out[layer][row] = RMSNorm(projected[row][layer]) * weight + table[row][layer].
+class LayerInputs(Arguments):
+    """Arguments of layer_inputs."""
 
-    Arguments: 0 projected (rows of layers * D), 1 its stride in bytes, 2 table (rows of layers * width), 3 its stride,
-    4 out (rows of D), 5 bytes from one layer's rows to the next's, 6 layers, 7 width, 8 D, which is the width padded to
-    whole vectors, 9 weight, 10 address of epsilon.
-    """
-    layers, width, padded, epsilon = argument(op, 6), argument(op, 7), argument(op, 8), get_f32(argument(op, 10))
+    projected: int  # rows of layers * D floats
+    projected_stride: int  # bytes from row to row
+    table: int  # rows of layers * width floats
+    table_stride: int  # bytes from row to row
+    out: int  # rows of D floats, for each layer
+    layer_bytes: int  # from one layer's rows to the next's
+    layers: int  # number of layers
+    width: int  # values of an input
+    padded: int  # D: the width padded to whole vectors
+    weight: int  # of the norm
+    epsilon: int  # address of a float
+
+
+_INPUTS = indices_of(LayerInputs)
+
+
+@kernel(LayerInputs, _layer_inputs_samples)
+def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
+    """out[layer][row] = RMSNorm(projected[row][layer]) * weight + table[row][layer]."""
+    layers, width = argument(op, _INPUTS.layers), argument(op, _INPUTS.width)
+    padded, epsilon = argument(op, _INPUTS.padded), get_f32(argument(op, _INPUTS.epsilon))
     normal = scratch(step, thread)
     items = stage_rows(op, step) * layers
     first, last = first_share(op, step, items, thread, threads)
     while first >= 0:
         for item in range(first, last):
             row, layer = item // layers, item % layers
-            source = argument(op, 0) + row * argument(op, 1) + layer * padded * 4
-            addend = argument(op, 2) + row * argument(op, 3) + layer * width * 4
-            out = argument(op, 4) + layer * argument(op, 5) + row * padded * 4
-            norm_row(source, argument(op, 9), width, padded, epsilon, normal)
+            source = argument(op, _INPUTS.projected) + row * argument(op, _INPUTS.projected_stride) + layer * padded * 4
+            addend = argument(op, _INPUTS.table) + row * argument(op, _INPUTS.table_stride) + layer * width * 4
+            out = argument(op, _INPUTS.out) + layer * argument(op, _INPUTS.layer_bytes) + row * padded * 4
+            norm_row(source, argument(op, _INPUTS.weight), width, padded, epsilon, normal)
             for i in range(0, width, 16):
                 store_f32(out + i * 4, add_f32(load_f32(normal + i * 4), load_f32(addend + i * 4)))
         first, last = next_share(op, step, items, thread, threads)
@@ -56,20 +72,34 @@ def _keep_wanted_samples() -> Iterator[Sample]:
         )
 
 
-@kernel(_keep_wanted_samples)
+class KeepWanted(Arguments):
+    """Arguments of keep_wanted."""
+
+    rows: int  # of the first plane
+    row_bytes: int  # bytes of a row
+    planes: int  # number of planes
+    plane_bytes: int  # from one plane to the next
+    out: int  # rows of the first plane to write
+    out_plane_bytes: int  # from one plane to the next there
+
+
+_KEPT = indices_of(KeepWanted)
+
+
+@kernel(KeepWanted, _keep_wanted_samples)
 def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
     """Copy the rows with requested logits of some planes to the front of other planes, or of the same ones.
 
-    Row indices are ascending, so copying within a plane is safe. Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes
-    from one plane to the next, 4 rows to write, 5 bytes from one plane to the next there.
+    Row indices are ascending, so copying within a plane is safe.
     """
-    vectors = argument(op, 1) // 64
+    vectors = argument(op, _KEPT.row_bytes) // 64
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
-        for plane in range(argument(op, 2)):
-            rows, out = argument(op, 0) + plane * argument(op, 3), argument(op, 4) + plane * argument(op, 5)
+        for plane in range(argument(op, _KEPT.planes)):
+            rows = argument(op, _KEPT.rows) + plane * argument(op, _KEPT.plane_bytes)
+            out = argument(op, _KEPT.out) + plane * argument(op, _KEPT.out_plane_bytes)
             for row in range(stage_rows(op, step)):
-                source = rows + get_i32(field(step, Step.WANTED) + 4 * row) * argument(op, 1)
+                source = rows + get_i32(field(step, Step.WANTED) + 4 * row) * argument(op, _KEPT.row_bytes)
                 for v in range(first, last):
-                    store_f32(out + row * argument(op, 1) + v * 64, load_f32(source + v * 64))
+                    store_f32(out + row * argument(op, _KEPT.row_bytes) + v * 64, load_f32(source + v * 64))
         first, last = next_share(op, step, vectors, thread, threads)

@@ -6,15 +6,12 @@ start..end-1 to sums in memory (64 bytes per token; sums of the group's next six
 zeros. ahead is the prefetch distance for weights in bytes, 0 if an earlier tile has read the group. Tiles of all widths
 add the same products in the same order, so a token's result does not depend on the rest of the batch. If that is
 faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.k_quants).
-
-Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
-7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 whether a single row is packed per thread,
-11 expert segments or 0, 12 bytes of an expert. Expert segments: count, then (expert, first tile, tiles) each.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Function
@@ -115,6 +112,27 @@ def panel_tiles(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes
     return Tiles(compute, width, _ROUND_TOKENS, _ROUND_BYTES)
 
 
+class Product(Arguments):
+    """Arguments of a matrix product."""
+
+    weights: int  # packed groups of rows
+    groups: int  # of rows
+    group_bytes: int  # bytes of a group
+    group_rows: int  # rows of a group
+    k: int  # values of a row
+    y: int  # rows of floats, the result
+    y_stride: int  # bytes from row to row
+    addend: int  # rows of floats to add (a residual or a bias), or 0
+    addend_stride: int  # bytes from row to row; 0 for the same row
+    packed: int  # descriptors of packed activations
+    private: int  # 1 if a single row is packed once per thread
+    segments: int = 0  # expert segments (count, then expert, first tile and tiles of each), or 0
+    expert_bytes: int = 0  # bytes of an expert
+
+
+_PRODUCT = indices_of(Product)
+
+
 def product(tiles: Tiles, kind: Ahead) -> Function:
     """The product with tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
     distance = Step.AHEAD + kind
@@ -132,27 +150,32 @@ def product(tiles: Tiles, kind: Ahead) -> Function:
         own: the thread's scratch memory, and its prefetch distance.
         """
         memory, ahead = own
-        groups, group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
-        y_stride, addend_stride = argument(op, 6), argument(op, 8)
+        groups, group_bytes, group_rows, k = (
+            argument(op, _PRODUCT.groups),
+            argument(op, _PRODUCT.group_bytes),
+            argument(op, _PRODUCT.group_rows),
+            argument(op, _PRODUCT.k),
+        )
+        y_stride, addend_stride = argument(op, _PRODUCT.y_stride), argument(op, _PRODUCT.addend_stride)
         rounds = rounds_of(count, k)
         for r in range(first // groups, (last + groups - 1) // groups):
             begin = tile + share(count, r, rounds)
             some = tile + share(count, r + 1, rounds) - begin
             for g in range(max(first - r * groups, 0), min(last - r * groups, groups)):
                 column, row = g * group_rows * 4, begin * width
-                place, offset = argument(op, 5) + row * y_stride + column, row * addend_stride + column
-                out = (place, y_stride, argument(op, 7), offset, addend_stride)
+                place, offset = argument(op, _PRODUCT.y) + row * y_stride + column, row * addend_stride + column
+                out = (place, y_stride, argument(op, _PRODUCT.addend), offset, addend_stride)
                 compute(weights + g * group_bytes, k, act, begin, some, out, memory, ahead)
 
     @inner
     def run_segments(op: int, act: int, rows: int, first: int, last: int, own: Any) -> int:
         """Run groups first..last-1, counted through all segments; return the total number of groups."""
-        groups, k, segments = argument(op, 1), argument(op, 4), argument(op, 11)
+        groups, k, segments = argument(op, _PRODUCT.groups), argument(op, _PRODUCT.k), argument(op, _PRODUCT.segments)
         done = 0
         for s in range(1 if segments == 0 else field(segments, 0)):
-            weights, start, count = argument(op, 0), 0, (rows + width - 1) // width
+            weights, start, count = argument(op, _PRODUCT.weights), 0, (rows + width - 1) // width
             if segments != 0:
-                weights += field(segments, 3 * s + 1) * argument(op, 12)
+                weights += field(segments, 3 * s + 1) * argument(op, _PRODUCT.expert_bytes)
                 start, count = field(segments, 3 * s + 2), field(segments, 3 * s + 3)
             items = rounds_of(count, k) * groups
             low, high = max(first - done, 0), min(last - done, items)
@@ -163,7 +186,7 @@ def product(tiles: Tiles, kind: Ahead) -> Function:
 
     def matmul(op: int, step: int, thread: int, threads: int) -> None:
         rows = stage_rows(op, step)
-        act = activation(argument(op, 9), argument(op, 10), rows, thread)
+        act = activation(argument(op, _PRODUCT.packed), argument(op, _PRODUCT.private), rows, thread)
         own = (scratch(step, thread), field(step, distance))
         items = run_segments(op, act, rows, 0, 0, own)
         first, last = first_share(op, step, items, thread, threads)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.activations import more_rows_to_pack, norm_row, pack_row, rows_to_pack
+from cpu_kernels.activations import NormPack, more_rows_to_pack, norm_row, pack_row, rows_to_pack
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Form, Step, activation, argument, field, scratch, stage_rows, stage_width
@@ -48,23 +49,29 @@ def _layer_norm_samples() -> Iterator[Sample]:
         yield s.arguments(x, 384, weight, k, int(Form.FLOATS), s.activations(96), epsilon, 0, biases)
 
 
-@kernel(_layer_norm_samples)
-def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Normalise rows by mean and variance and pack them.
+class LayerNormPack(NormPack):
+    """Arguments of layer_norm_pack."""
 
-    Arguments: those of activations.norm_pack, with a weight that is never 0, and 8 bias or 0.
-    """
-    rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
-    act = activation(argument(op, 5), 1, rows, thread)
-    epsilon = get_f32(argument(op, 6))
+    bias: int = 0  # of the norm, or 0
+
+
+_LAYER = indices_of(LayerNormPack)
+
+
+@kernel(LayerNormPack, _layer_norm_samples)
+def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise rows by mean and variance and pack them."""
+    rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, _LAYER.k)
+    act = activation(argument(op, _LAYER.packed), 1, rows, thread)
+    epsilon = get_f32(argument(op, _LAYER.epsilon))
     out = scratch(step, thread)
     first, last = rows_to_pack(op, step, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, 7) != 0 else row
-            source = argument(op, 0) + index * argument(op, 1)
-            _layer_norm_row(source, argument(op, 2), argument(op, 8), k, epsilon, out)
-            pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, _LAYER.wanted) != 0 else row
+            source = argument(op, _LAYER.x) + index * argument(op, _LAYER.stride)
+            _layer_norm_row(source, argument(op, _LAYER.weight), argument(op, _LAYER.bias), k, epsilon, out)
+            pack_row(out, 0, k, k, argument(op, _LAYER.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)
 
 
@@ -87,25 +94,46 @@ def _norm_part(x: int, weight: int, size: int, epsilon: np.float32, out: int) ->
         store_f32(out + i * 4, mul_f32(mul_f32(load_f32(x + i * 4), factor), load_f32(weight + i * 4)))
 
 
-@kernel(_norm_groups_samples)
+class NormGroupsPack(Arguments):
+    """Arguments of norm_groups_pack."""
+
+    x: int  # rows of floats
+    stride: int  # bytes from row to row
+    weight: int  # of all parts
+    size: int  # values of a part
+    parts: int  # of a row
+    forms: int  # Form: what to pack
+    packed: int  # descriptors of packed activations
+    epsilon: int  # address of a float
+
+
+_GROUPS = indices_of(NormGroupsPack)
+
+
+@kernel(NormGroupsPack, _norm_groups_samples)
 def norm_groups_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise each of several equal parts of a row by its root mean square, and pack the row.
 
-    Arguments: 0 x, 1 stride in bytes, 2 weight of all parts, 3 values of a part, 4 parts, 5 forms, 6 descriptors,
-    7 address of epsilon. Reads up to a vector past x and weight, whose values do not matter. With one row every thread
-    packs its own copy.
+    Reads up to a vector past x and weight, whose values do not matter. With one row every thread packs its own copy.
     """
     rows, width = stage_rows(op, step), stage_width(op, step)
-    size, parts, epsilon = argument(op, 3), argument(op, 4), get_f32(argument(op, 7))
-    act = activation(argument(op, 6), 1, rows, thread)
+    size, parts = argument(op, _GROUPS.size), argument(op, _GROUPS.parts)
+    epsilon = get_f32(argument(op, _GROUPS.epsilon))
+    act = activation(argument(op, _GROUPS.packed), 1, rows, thread)
     out = scratch(step, thread)
     first, last = rows_to_pack(op, step, thread, threads)
     while first >= 0:
         for row in range(first, last):
             for part in range(parts):
                 at = part * size * 4
-                _norm_part(argument(op, 0) + row * argument(op, 1) + at, argument(op, 2) + at, size, epsilon, out + at)
-            pack_row(out, 0, size * parts, size * parts, argument(op, 5), width, row, act)
+                _norm_part(
+                    argument(op, _GROUPS.x) + row * argument(op, _GROUPS.stride) + at,
+                    argument(op, _GROUPS.weight) + at,
+                    size,
+                    epsilon,
+                    out + at,
+                )
+            pack_row(out, 0, size * parts, size * parts, argument(op, _GROUPS.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)
 
 
@@ -114,18 +142,29 @@ def _norm_rows_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(3, 64), 256, s.normal(64), 48, 64, s.array([1e-3]))
 
 
-@kernel(_norm_rows_samples)
-def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(x) * weight in place, over all heads of a row together.
+class NormRows(Arguments):
+    """Arguments of norm_rows."""
 
-    Arguments: 0 x, 1 stride in bytes, 2 weight, 3 values without padding, 4 values with padding, 5 address of epsilon.
-    """
-    rows, epsilon = stage_rows(op, step), get_f32(argument(op, 5))
+    x: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    weight: int  # of the norm
+    size: int  # values of a row without padding
+    padded: int  # values of a row with padding
+    epsilon: int  # address of a float
+
+
+_ROWS = indices_of(NormRows)
+
+
+@kernel(NormRows, _norm_rows_samples)
+def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(x) * weight in place, over all heads of a row together."""
+    rows, epsilon = stage_rows(op, step), get_f32(argument(op, _ROWS.epsilon))
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x = argument(op, 0) + row * argument(op, 1)
-            norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
+            x = argument(op, _ROWS.x) + row * argument(op, _ROWS.stride)
+            norm_row(x, argument(op, _ROWS.weight), argument(op, _ROWS.size), argument(op, _ROWS.padded), epsilon, x)
         first, last = next_share(op, step, rows, thread, threads)
 
 
@@ -134,19 +173,30 @@ def _norm_heads_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(2, 3, 32), 3, s.normal(32), 32, 24, s.array([1e-3]))
 
 
-@kernel(_norm_heads_samples)
-def norm_heads(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(x) * weight in place, head by head; threads divide the heads of all rows.
+class NormHeads(Arguments):
+    """Arguments of norm_heads."""
 
-    Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 address of epsilon.
-    """
-    padded, epsilon = argument(op, 3), get_f32(argument(op, 5))
-    items = stage_rows(op, step) * argument(op, 1)
+    x: int  # rows of heads * D floats, changed in place
+    heads: int  # of a row
+    weight: int  # of the norm
+    padded: int  # D: values of a head with padding
+    size: int  # values of a head
+    epsilon: int  # address of a float
+
+
+_HEADS = indices_of(NormHeads)
+
+
+@kernel(NormHeads, _norm_heads_samples)
+def norm_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(x) * weight in place, head by head; threads divide the heads of all rows."""
+    padded, epsilon = argument(op, _HEADS.padded), get_f32(argument(op, _HEADS.epsilon))
+    items = stage_rows(op, step) * argument(op, _HEADS.heads)
     first, last = first_share(op, step, items, thread, threads)
     while first >= 0:
         for item in range(first, last):
-            x = argument(op, 0) + item * padded * 4
-            norm_row(x, argument(op, 2), argument(op, 4), padded, epsilon, x)
+            x = argument(op, _HEADS.x) + item * padded * 4
+            norm_row(x, argument(op, _HEADS.weight), argument(op, _HEADS.size), padded, epsilon, x)
         first, last = next_share(op, step, items, thread, threads)
 
 
@@ -159,24 +209,37 @@ def _add_norm_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(3, 96), 384, y, stride, int(by_position), s.normal(96), bias, 80, s.array([1e-3]))
 
 
-@kernel(_add_norm_samples)
-def add_norm(op: int, step: int, thread: int, threads: int) -> None:
-    """x = LayerNorm(x + y) in place.
+class AddNorm(Arguments):
+    """Arguments of add_norm."""
 
-    Arguments: 0 x, 1 stride in bytes, 2 y or 0, 3 its stride, 4 whether y is indexed by position instead of by row,
-    5 weight, 6 bias or 0, 7 values without padding, 8 address of epsilon.
-    """
-    rows, k, epsilon = stage_rows(op, step), argument(op, 7), get_f32(argument(op, 8))
+    x: int  # rows of floats, changed in place
+    x_stride: int  # bytes from row to row
+    y: int  # rows of floats to add, or 0
+    y_stride: int  # bytes from row to row
+    by_position: int = 0  # 1 if y is indexed by position instead of by row
+    weight: int  # of the norm
+    bias: int = 0  # of the norm, or 0
+    size: int  # values of a row without padding
+    epsilon: int  # address of a float
+
+
+_ADD = indices_of(AddNorm)
+
+
+@kernel(AddNorm, _add_norm_samples)
+def add_norm(op: int, step: int, thread: int, threads: int) -> None:
+    """x = LayerNorm(x + y) in place."""
+    rows, k, epsilon = stage_rows(op, step), argument(op, _ADD.size), get_f32(argument(op, _ADD.epsilon))
     first, last = first_share(op, step, rows, thread, threads)
     while first >= 0:
         for row in range(first, last):
-            x = argument(op, 0) + row * argument(op, 1)
-            if argument(op, 2) != 0:
-                index = get_i32(field(step, Step.POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
-                y = argument(op, 2) + index * argument(op, 3)
+            x = argument(op, _ADD.x) + row * argument(op, _ADD.x_stride)
+            if argument(op, _ADD.y) != 0:
+                index = get_i32(field(step, Step.POSITIONS) + 4 * row) if argument(op, _ADD.by_position) != 0 else row
+                y = argument(op, _ADD.y) + index * argument(op, _ADD.y_stride)
                 for i in range(0, k, 16):
                     store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(y + i * 4)))
-            _layer_norm_row(x, argument(op, 5), argument(op, 6), k, epsilon, x)
+            _layer_norm_row(x, argument(op, _ADD.weight), argument(op, _ADD.bias), k, epsilon, x)
         first, last = next_share(op, step, rows, thread, threads)
 
 
@@ -186,21 +249,34 @@ def _turn_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(2, 3, 32), 3, s.normal(32), 32, 24, 0, s.array([1e-3]))
 
 
-@kernel(_turn_samples)
-def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
-    """x = RMSNorm(rope(x)) * weight in place, head by head.
+class TurnThenNormalise(Arguments):
+    """Arguments of turn_then_normalise."""
 
-    Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 rope table, 6 address of epsilon.
-    """
-    heads, padded, size = argument(op, 1), argument(op, 3), argument(op, 4)
-    tables, epsilon = field(step, Step.ROPE_TABLES + argument(op, 5)), get_f32(argument(op, 6))
+    x: int  # rows of heads * D floats, changed in place
+    heads: int  # of a row
+    weight: int  # of the norm
+    padded: int  # D: values of a head with padding
+    size: int  # values of a head
+    rope: int  # number of the rope table in the step record
+    epsilon: int  # address of a float
+
+
+_TURN = indices_of(TurnThenNormalise)
+
+
+@kernel(TurnThenNormalise, _turn_samples)
+def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(rope(x)) * weight in place, head by head."""
+    heads, padded, size = argument(op, _TURN.heads), argument(op, _TURN.padded), argument(op, _TURN.size)
+    tables = field(step, Step.ROPE_TABLES + argument(op, _TURN.rope))
+    epsilon = get_f32(argument(op, _TURN.epsilon))
     turned = scratch(step, thread)
     items = stage_rows(op, step) * heads
     first, last = first_share(op, step, items, thread, threads)
     while first >= 0:
         for item in range(first, last):
-            x = argument(op, 0) + item * padded * 4
+            x = argument(op, _TURN.x) + item * padded * 4
             table = tables + get_i32(field(step, Step.POSITIONS) + 4 * (item // heads)) * padded * 4
             rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
-            norm_row(turned, argument(op, 2), size, padded, epsilon, x)
+            norm_row(turned, argument(op, _TURN.weight), size, padded, epsilon, x)
         first, last = next_share(op, step, items, thread, threads)

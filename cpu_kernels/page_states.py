@@ -8,10 +8,9 @@ token on. The state after the page is
 
 Every sum has a fixed order, whichever rows a step computes. K and V are padded to whole vectors.
 
-Threads divide the parts of a layer's slot: `walk` goes through a step's rows for each of them. Argument 0 of such a
-layer's kernel is the record of its sizes, in which some have the same indices in all such layers: number of parts,
-pages of a group, place numbers that a group spans in a page table, and stride in bytes of slots and of parts. Arguments
-1 and 2 are the layer's part of slot 0, and the slot numbers of the pages.
+Threads divide the parts of a layer's slot: `walk` goes through a step's rows for each of them. Some sizes
+of a layer have the same indices in the records of all such layers: number of parts,
+pages of a group, place numbers that a group spans in a page table, and stride in bytes of slots and of parts.
 """
 
 import math
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
@@ -41,13 +41,26 @@ _MINUS_LOG2E = np.float32(-math.log2(math.e))
 _SOFTPLUS_IS_LINEAR = np.float32(20.0)
 
 
+class PagedStates(Arguments):
+    """Arguments of every kernel that walks pages with states."""
+
+    shape: int  # record of the layer's sizes: see above
+    slots: int  # the layer's part of slot 0
+    slot_of_page: int  # slot numbers of the pages, int32
+
+
+_PAGED = indices_of(PagedStates)
+
+
 @inner
 def _part_of_slot(op: int, part: int, table: int, page: int) -> int:
     """Address of a part of the slot that a sequence's page has in this step."""
-    shape, place = argument(op, 0), get_i32(table + page * 4)
+    shape, place = argument(op, _PAGED.shape), get_i32(table + page * 4)
     places = field(shape, PLACES)
-    number = get_i32(argument(op, 2) + (place // places * field(shape, GROUP_PAGES) + place % places) * 4)
-    return argument(op, 1) + number * field(shape, SLOT_BYTES) + part * field(shape, PART_BYTES)
+    number = get_i32(
+        argument(op, _PAGED.slot_of_page) + (place // places * field(shape, GROUP_PAGES) + place % places) * 4
+    )
+    return argument(op, _PAGED.slots) + number * field(shape, SLOT_BYTES) + part * field(shape, PART_BYTES)
 
 
 def walk(begin: Any, compute: Any) -> Any:
@@ -60,7 +73,7 @@ def walk(begin: Any, compute: Any) -> Any:
 
     @inner
     def run(op: int, step: int, thread: int, threads: int) -> None:
-        parts = field(argument(op, 0), PARTS)
+        parts = field(argument(op, _PAGED.shape), PARTS)
         first, last = first_share(op, step, parts, thread, threads)
         while first >= 0:
             for part in range(first, last):

@@ -1,12 +1,13 @@
 """A recorded forward pass: a table of operations on fixed buffers, run in one compiled call per step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.arguments import Arguments
 from cpu_kernels.compile_children import CompileProgress
-from cpu_kernels.kernel import Kernel, compile_all
+from cpu_kernels.kernel import Kernel, checked, compile_all
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
 from cpu_kernels.sharing import LINE_BYTES, TURNS
@@ -52,22 +53,29 @@ class ProgramBuilder:
         return list({kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}.values())
 
     @property
-    def operations(self) -> Iterator[tuple[str, Sequence[int]]]:
+    def operations(self) -> list[tuple[str, list[int]]]:
         """For each operation the name of its kernel for a single row, and its record, without kernel addresses."""
-        return ((kernels[1].name, record) for kernels, record in self._rows)
+        return [(kernels[1].name, record) for kernels, record in self._rows]
 
     def add(
-        self, kernels: Mapping[int, Kernel] | Kernel, *arguments: int, barrier: Barrier, stage: Stage | None = None
+        self,
+        kernels: Mapping[int, Kernel] | Kernel,
+        arguments: Arguments,
+        *,
+        barrier: Barrier = Barrier.ALWAYS,
+        stage: Stage | None = None,
     ) -> int:
         """Append an operation and return its index.
 
-        kernels: one for all tile widths, or one for each.
+        kernels: one for all tile widths, or one for each. arguments: of the kernels' class. stage: None for the
+        builder's. Raises TypeError for arguments of another kernel, and for one that is no integer.
         """
         if isinstance(kernels, Kernel):
             kernels = dict.fromkeys(TILE_WIDTHS, kernels)
         record = [0] * Op.SIZE
         record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(self.stage if stage is None else stage)
-        record[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
+        values = checked(kernels[1], arguments)
+        record[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
         self._rows.append((kernels, record))
         return len(self._rows) - 1
 
@@ -99,7 +107,7 @@ class Program:
         self._turn = 0
 
     def set_argument(self, operation: int, index: int, value: int) -> None:
-        """Change one argument of an operation, e.g. the address of a buffer that grew."""
+        """Change one argument of an operation, e.g. the address of a buffer that grew. index: see indices_of."""
         self.records[operation, Op.ARGUMENTS + index] = value
 
     def run(self, team: ThreadTeam, step: int, first: int = 0, count: int | None = None) -> None:

@@ -5,19 +5,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.arguments import indices_of
 from cpu_kernels.formats.table import format_named
+from cpu_kernels.matmul import Product
 from cpu_kernels.program import Program
 from cpu_kernels.records import Form, Op, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 
-# Argument indices of a matrix product, see cpu_kernels.matmul.
-_GROUPS, _GROUP_BYTES, _GROUP_ROWS, _K, _SEGMENTS = 1, 2, 3, 4, 11
+_PRODUCT = indices_of(Product)
 
 Group = TypeVar("Group")
 
@@ -128,6 +130,7 @@ def row_products(
     return row, logits
 
 
+@cache
 def product_form(kernel: str) -> Form | None:
     """The form of activations that the kernel of this name multiplies; None if it is no matrix product."""
     return format_named(_format(kernel)).form if _kind(kernel) is OperationKind.PRODUCTS else None
@@ -140,9 +143,10 @@ def _chosen(segments: int) -> int:
 
 def _product(form: Form, argument: Sequence[int], chosen: Callable[[int], int]) -> Products:
     """What one operation reads and computes for one row."""
-    weight_bytes = argument[_GROUPS] * argument[_GROUP_BYTES]
-    matrices = chosen(argument[_SEGMENTS]) if argument[_SEGMENTS] else 1
-    operations = 2 * matrices * argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K]
+    groups, segments = argument[_PRODUCT.groups], argument[_PRODUCT.segments]
+    weight_bytes = groups * argument[_PRODUCT.group_bytes]
+    matrices = chosen(segments) if segments else 1
+    operations = 2 * matrices * groups * argument[_PRODUCT.group_rows] * argument[_PRODUCT.k]
     if form & Form.FLOATS:
         return Products(matrices * weight_bytes, 0, operations)
     return Products(matrices * weight_bytes, operations, 0)

@@ -26,6 +26,7 @@ from enum import IntEnum
 import numpy as np
 
 from cpu_kernels.activations import GATE_SILU, gate_values
+from cpu_kernels.arguments import indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
@@ -36,6 +37,7 @@ from cpu_kernels.page_states import (
     PLACES,
     SLOT_BYTES,
     WIDE,
+    PagedStates,
     ask,
     clear_floats,
     convolve,
@@ -53,7 +55,7 @@ from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, stor
 
 
 class ScanShape(IntEnum):
-    """Indices into the record of a layer's sizes, to which argument 0 points.
+    """Indices into the record of a layer's sizes, to which PagedStates.shape points.
 
     HEADS: per unit. GROUP_UNITS: units that share b and c. STATE, VALUES: K and V with padding. SIZE: values of a head
     without padding. REACH: rows that the convolution reads. GROUP_PAGES: pages of a group. PLACES: place numbers that a
@@ -96,10 +98,27 @@ def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
     return keys, added, faded, faded + 4 * heads * PAGE_TOKENS
 
 
+class SelectiveScan(PagedStates):
+    """Arguments of selective_scan."""
+
+    rows: int  # inputs of the convolution: each group's b and c, then each head's x
+    stride: int  # bytes from row to row of rows, gates and dt
+    gates: int  # of the output [head][V]
+    dt: int  # before its bias, [head]
+    constants: int  # for each head four floats: the bias of dt, A in base 2, D, and padding
+    convolution: int  # weights in the layout of rows, a row for each input row, the oldest first, then a row of biases
+    convolution_stride: int  # bytes from row to row of these weights
+    out: int  # rows [head][size]
+    out_stride: int  # bytes from row to row
+
+
+_SCAN = indices_of(SelectiveScan)
+
+
 @inner
 def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
     """Compute a unit's state at the start of a page from the previous page's slot, 0 for the first page."""
-    shape, memory = argument(op, 0), scratch(step, thread)
+    shape, memory = argument(op, _SCAN.shape), scratch(step, thread)
     heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
     floats = 2 * state + heads * values
     kept = (field(shape, ScanShape.REACH) - 1) * floats
@@ -138,14 +157,14 @@ def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int
     floats, of_group = 2 * state + heads * values, 2 * state
     group = unit // field(shape, ScanShape.GROUP_UNITS) * of_group * 4
     own = (field(shape, ScanShape.UNITS) // field(shape, ScanShape.GROUP_UNITS) * of_group + unit * heads * values) * 4
-    stride = argument(op, 4)
+    stride = argument(op, _SCAN.stride)
     for i in range(n):
-        source = argument(op, 3) + (row0 + i) * stride
+        source = argument(op, _SCAN.rows) + (row0 + i) * stride
         target = rows + (reach - 1 + t0 + i) * floats * 4
         copy_floats(source + group, target, of_group)
         copy_floats(source + own, target + of_group * 4, heads * values)
     first = rows + t0 * floats * 4
-    weights, apart = argument(op, 8), argument(op, 9)
+    weights, apart = argument(op, _SCAN.convolution), argument(op, _SCAN.convolution_stride)
     bias = weights + reach * apart
     convolve(first, n, reach, floats, of_group, (weights + group, bias + group, apart), out, floats)
     first, out = first + of_group * 4, out + of_group * 4
@@ -171,9 +190,9 @@ def _row(
 def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None:
     """Gate a head's output and write it at the head's index."""
     values, size = field(shape, ScanShape.VALUES), field(shape, ScanShape.SIZE)
-    gates = argument(op, 5) + row * argument(op, 4) + head * values * 4
+    gates = argument(op, _SCAN.gates) + row * argument(op, _SCAN.stride) + head * values * 4
     gate_values(GATE_SILU, gates, y, memory, values)
-    target = argument(op, 10) + row * argument(op, 11) + head * size * 4
+    target = argument(op, _SCAN.out) + row * argument(op, _SCAN.out_stride) + head * size * 4
     whole = size // 16 * 16
     copy_floats(memory, target, whole)
     for d in range(whole, size):
@@ -183,7 +202,7 @@ def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None
 @inner
 def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are rows t0.. of a page, for one unit."""
-    shape, memory = argument(op, 0), scratch(step, thread)
+    shape, memory = argument(op, _SCAN.shape), scratch(step, thread)
     heads, state, values = field(shape, ScanShape.HEADS), field(shape, ScanShape.STATE), field(shape, ScanShape.VALUES)
     floats = 2 * state + heads * values
     keys, added, faded, rows = _parts(slot, shape)
@@ -207,11 +226,14 @@ def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int
     for h in range(heads):
         head = unit * heads + h
         _through(columns, n, slot + h * state * values * 4, state, values, seen)
-        constants = argument(op, 7) + head * 16
+        constants = argument(op, _SCAN.constants) + head * 16
         of_head, sums = added + h * PAGE_TOKENS * values * 4, faded + h * PAGE_TOKENS * 4
         for i in range(n):
             t, x = t0 + i, memory + (i * floats + 2 * state + h * values) * 4
-            dt = softplus(get_f32(argument(op, 6) + (row0 + i) * argument(op, 4) + head * 4) + get_f32(constants))
+            dt = softplus(
+                get_f32(argument(op, _SCAN.dt) + (row0 + i) * argument(op, _SCAN.stride) + head * 4)
+                + get_f32(constants)
+            )
             before = np.float32(0.0)
             if t > 0:
                 before = get_f32(sums + (t - 1) * 4)
@@ -245,14 +267,7 @@ def _samples() -> Iterator[Sample]:
         yield s.arguments(s.array(shape, np.int64), states, *places, constants, *weights, s.zeros(rows * out), 4 * out)
 
 
-@kernel(_samples)
+@kernel(SelectiveScan, _samples)
 def selective_scan(op: int, step: int, thread: int, threads: int) -> None:
-    """Compute all rows, each segment's in order.
-
-    Arguments: 0 record of ScanShape, 1 the layer's part of slot 0, 2 slot numbers of the pages, 3 input rows of the
-    convolution: each group's b and c, then each head's x, 4 stride of 3, 5 and 6, 5 gates of the output [head][V], 6 dt
-    before its bias, [head], 7 for each head four numbers: the bias of dt, A in base 2, D, and padding, 8 weights of the
-    convolution, laid out like 3, a row for each input row, the oldest first, then a row of biases, 9 their stride in
-    bytes, 10 out [head][size], 11 its stride.
-    """
+    """Compute all rows, each segment's in order."""
     _all_rows(op, step, thread, threads)

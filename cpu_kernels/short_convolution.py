@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
@@ -24,12 +25,36 @@ from cpu_kernels.simd.vectors import get_i32, load_f32, store_f32
 _SEGMENT_BYTES = 4 * 8
 
 
+class ShortConvolution(Arguments):
+    """Arguments of short_convolution."""
+
+    rows: int  # of b, c and x, overwritten with the result, c, and bx
+    stride: int  # bytes from row to row
+    width_bytes: int  # of each of b, c and x
+    weights: int  # floats [K][width], of the oldest row first
+    reach: int  # K: rows that the convolution reads
+    vectors: int  # of sixteen floats in a row
+    pages: int  # the layer's pages in the first group
+    page_bytes: int  # bytes of a page
+    group_bytes: int  # from one group of pages to the next
+    places: int  # place numbers that a group spans in a page table
+    states: int  # out: after each row [row][K - 1][width]
+    kept: int  # rows whose states are kept
+
+
+_CONV = indices_of(ShortConvolution)
+
+
 @inner
 def _slot(op: int, table: int, position: int) -> int:
     """Address of a position's row in its page."""
-    place, group_places = get_i32(table + position // PAGE_TOKENS * 4), argument(op, 9)
-    page = argument(op, 6) + place // group_places * argument(op, 8) + place % group_places * argument(op, 7)
-    return page + position % (argument(op, 4) - 1) * argument(op, 2)
+    place, group_places = get_i32(table + position // PAGE_TOKENS * 4), argument(op, _CONV.places)
+    page = (
+        argument(op, _CONV.pages)
+        + place // group_places * argument(op, _CONV.group_bytes)
+        + place % group_places * argument(op, _CONV.page_bytes)
+    )
+    return page + position % (argument(op, _CONV.reach) - 1) * argument(op, _CONV.width_bytes)
 
 
 @inner
@@ -42,23 +67,29 @@ def _copy(source: int, target: int, first: int, last: int) -> None:
 def _row_before(op: int, segment: int, index: int, back: int) -> int:
     """Address of bx of the row `back` rows before row `index` of a segment: in this step's rows, or in a page."""
     if back <= index:
-        return argument(op, 0) + (field(segment, 0) + index - back) * argument(op, 1) + 2 * argument(op, 2)
+        return (
+            argument(op, _CONV.rows)
+            + (field(segment, 0) + index - back) * argument(op, _CONV.stride)
+            + 2 * argument(op, _CONV.width_bytes)
+        )
     return _slot(op, field(segment, 3), field(segment, 2) + index - back)
 
 
 @inner
 def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
     """Compute vectors first..last-1 of a row. Overwrites x with bx and b with the gated sum."""
-    part, reach, width = argument(op, 2), argument(op, 4), argument(op, 5) * 64
-    b = argument(op, 0) + (field(segment, 0) + index) * argument(op, 1)
+    part, reach = argument(op, _CONV.width_bytes), argument(op, _CONV.reach)
+    width = argument(op, _CONV.vectors) * 64
+    b = argument(op, _CONV.rows) + (field(segment, 0) + index) * argument(op, _CONV.stride)
     c, x = b + part, b + 2 * part
-    weight = argument(op, 3) + (reach - 1) * width
+    weight = argument(op, _CONV.weights) + (reach - 1) * width
     for v in range(first, last):
         bx = mul_f32(load_f32(b + v * 64), load_f32(x + v * 64))
         store_f32(x + v * 64, bx)
         store_f32(b + v * 64, mul_f32(load_f32(weight + v * 64), bx))
     for back in range(1, min(reach, field(segment, 2) + index + 1)):
-        before, weight = _row_before(op, segment, index, back), argument(op, 3) + (reach - 1 - back) * width
+        before = _row_before(op, segment, index, back)
+        weight = argument(op, _CONV.weights) + (reach - 1 - back) * width
         for v in range(first, last):
             total = fma(load_f32(weight + v * 64), load_f32(before + v * 64), load_f32(b + v * 64))
             store_f32(b + v * 64, total)
@@ -69,12 +100,12 @@ def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
 @inner
 def _keep(op: int, segment: int, index: int, first: int, last: int) -> None:
     """Save what later rows may need: bx in the row's page, and the state after the row, unless it is the last."""
-    count, position, kept = field(segment, 1), field(segment, 2) + index, argument(op, 4) - 1
+    count, position, kept = field(segment, 1), field(segment, 2) + index, argument(op, _CONV.reach) - 1
     row = field(segment, 0) + index
-    if index < count - 1 and row < argument(op, 11):
-        state = argument(op, 10) + row * kept * argument(op, 2)
+    if index < count - 1 and row < argument(op, _CONV.kept):
+        state = argument(op, _CONV.states) + row * kept * argument(op, _CONV.width_bytes)
         for back in range(min(kept, position + 1)):
-            place = state + (position - back) % kept * argument(op, 2)
+            place = state + (position - back) % kept * argument(op, _CONV.width_bytes)
             _copy(_row_before(op, segment, index, back), place, first, last)
     if index >= count - kept or position % PAGE_TOKENS >= PAGE_TOKENS - kept:
         _copy(_row_before(op, segment, index, 0), _slot(op, field(segment, 3), position), first, last)
@@ -91,16 +122,10 @@ def _samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(rows, 3, width), 384, 128, s.normal(reach, width), reach, 2, *places, states, 3)
 
 
-@kernel(_samples)
+@kernel(ShortConvolution, _samples)
 def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
-    """Convolve all rows, each segment's in order.
-
-    Arguments: 0 rows of b, c and x, overwritten with the result, c, and bx, 1 stride in bytes, 2 width in bytes of each
-    of b, c and x, 3 weights [K][width], the oldest row's first, 4 K, 5 vectors of a row, 6 the layer's pages, 7 bytes
-    of a page, 8 stride of a group of pages in bytes, 9 place numbers that a group spans in a page table, 10 states
-    after each row (out) [row][K - 1][width], 11 rows whose states are kept.
-    """
-    vectors = argument(op, 5)
+    """Convolve all rows, each segment's in order."""
+    vectors = argument(op, _CONV.vectors)
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for number in range(field(step, Step.SEGMENT_COUNT)):

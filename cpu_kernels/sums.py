@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.page_states import softplus
@@ -29,18 +30,35 @@ def _add_rows_samples() -> Iterator[Sample]:
         yield s.arguments(x, 192, y, 192, 48, s.normal(3, 32) if gated else 0, 128)
 
 
-@kernel(_add_rows_samples)
-def add_rows(op: int, step: int, thread: int, threads: int) -> None:
-    """x += y, or x += sigmoid(gate of the row) * y.
+class AddRows(Arguments):
+    """Arguments of add_rows."""
 
-    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row, 5 gates or 0, 6 their stride.
-    """
-    vectors = (argument(op, 4) + 15) // 16
+    x: int  # rows of floats, changed in place
+    x_stride: int  # bytes from row to row
+    y: int  # rows of floats
+    y_stride: int  # bytes from row to row
+    count: int  # values of a row
+    gates: int = 0  # a float per row, or 0
+    gates_stride: int = 0  # bytes from row to row
+
+
+_ADD = indices_of(AddRows)
+
+
+@kernel(AddRows, _add_rows_samples)
+def add_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x += y, or x += sigmoid(gate of the row) * y."""
+    vectors = (argument(op, _ADD.count) + 15) // 16
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(stage_rows(op, step)):
-            x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
-            factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
+            x = argument(op, _ADD.x) + row * argument(op, _ADD.x_stride)
+            y = argument(op, _ADD.y) + row * argument(op, _ADD.y_stride)
+            factor = (
+                _ONE
+                if argument(op, _ADD.gates) == 0
+                else _sigmoid(get_f32(argument(op, _ADD.gates) + row * argument(op, _ADD.gates_stride)))
+            )
             for v in range(first, last):
                 store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
         first, last = next_share(op, step, vectors, thread, threads)
@@ -51,14 +69,28 @@ def _copy_rows_samples() -> Iterator[Sample]:
     yield s.arguments(s.zeros(3 * 48), 192, s.normal(3, 64), 256, 40)
 
 
-@kernel(_copy_rows_samples)
+class CopyRows(Arguments):
+    """Arguments of copy_rows."""
+
+    x: int  # rows of floats, written
+    x_stride: int  # bytes from row to row
+    y: int  # rows of floats
+    y_stride: int  # bytes from row to row
+    count: int  # values of a row
+
+
+_COPY = indices_of(CopyRows)
+
+
+@kernel(CopyRows, _copy_rows_samples)
 def copy_rows(op: int, step: int, thread: int, threads: int) -> None:
-    """x = y. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row."""
-    vectors = (argument(op, 4) + 15) // 16
+    """x = y."""
+    vectors = (argument(op, _COPY.count) + 15) // 16
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(stage_rows(op, step)):
-            x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+            x = argument(op, _COPY.x) + row * argument(op, _COPY.x_stride)
+            y = argument(op, _COPY.y) + row * argument(op, _COPY.y_stride)
             for v in range(first, last):
                 store_f32(x + v * 64, load_f32(y + v * 64))
         first, last = next_share(op, step, vectors, thread, threads)
@@ -71,21 +103,34 @@ def _scale_and_add_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(3, 48), 192, s.normal(3, 48), 192, 40, s.array([0.7]), addend, stride or 0)
 
 
-@kernel(_scale_and_add_samples)
-def scale_and_add(op: int, step: int, thread: int, threads: int) -> None:
-    """y = x * factor + addend. y may be x, or the addend.
+class ScaleAndAdd(Arguments):
+    """Arguments of scale_and_add."""
 
-    Arguments: 0 y, 1 its stride, 2 x, 3 its stride, 4 values of a row, 5 address of the factor, 6 addend or 0, 7 its
-    stride.
-    """
-    vectors, factor = (argument(op, 4) + 15) // 16, splat_f32(get_f32(argument(op, 5)))
+    y: int  # rows of floats, written; may be x, or the addend
+    y_stride: int  # bytes from row to row
+    x: int  # rows of floats
+    x_stride: int  # bytes from row to row
+    count: int  # values of a row
+    factor: int  # address of a float
+    addend: int = 0  # rows of floats, or 0
+    addend_stride: int = 0  # bytes from row to row; 0 for the same row
+
+
+_SCALED = indices_of(ScaleAndAdd)
+
+
+@kernel(ScaleAndAdd, _scale_and_add_samples)
+def scale_and_add(op: int, step: int, thread: int, threads: int) -> None:
+    """y = x * factor + addend. y may be x, or the addend."""
+    vectors, factor = (argument(op, _SCALED.count) + 15) // 16, splat_f32(get_f32(argument(op, _SCALED.factor)))
     first, last = first_share(op, step, vectors, thread, threads)
     while first >= 0:
         for row in range(stage_rows(op, step)):
-            y, x = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
-            addend = argument(op, 6) + row * argument(op, 7)
+            y = argument(op, _SCALED.y) + row * argument(op, _SCALED.y_stride)
+            x = argument(op, _SCALED.x) + row * argument(op, _SCALED.x_stride)
+            addend = argument(op, _SCALED.addend) + row * argument(op, _SCALED.addend_stride)
             for i in range(64 * first, 64 * last, 64):
-                if argument(op, 6) == 0:
+                if argument(op, _SCALED.addend) == 0:
                     store_f32(y + i, mul_f32(load_f32(x + i), factor))
                 else:
                     store_f32(y + i, fma(load_f32(x + i), factor, load_f32(addend + i)))
@@ -97,20 +142,30 @@ def _scale_by_expert_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(6, 32), 128, s.normal(4), s.array([2, 1, 0, 1, 3, 1, 2], np.int64))
 
 
-@kernel(_scale_by_expert_samples)
-def scale_by_expert(op: int, step: int, thread: int, threads: int) -> None:
-    """Multiply each slot by its expert's factor.
+class ScaleByExpert(Arguments):
+    """Arguments of scale_by_expert."""
 
-    Arguments: 0 y, 1 stride of its rows, 2 factors, 3 segments, as cpu_kernels.matmul reads them.
-    """
-    width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
+    y: int  # rows of floats, one per slot, changed in place
+    stride: int  # bytes from row to row
+    factors: int  # a float per expert
+    segments: int  # as cpu_kernels.matmul reads them
+
+
+_FACTOR = indices_of(ScaleByExpert)
+
+
+@kernel(ScaleByExpert, _scale_by_expert_samples)
+def scale_by_expert(op: int, step: int, thread: int, threads: int) -> None:
+    """Multiply each slot by its expert's factor."""
+    width, stride = stage_width(op, step), argument(op, _FACTOR.stride)
+    segments = argument(op, _FACTOR.segments)
     first, last = first_share(op, step, stride // 64, thread, threads)
     while first >= 0:
         for s in range(field(segments, 0)):
-            factor = splat_f32(get_f32(argument(op, 2) + 4 * field(segments, 3 * s + 1)))
+            factor = splat_f32(get_f32(argument(op, _FACTOR.factors) + 4 * field(segments, 3 * s + 1)))
             begin = field(segments, 3 * s + 2) * width
             for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
-                y = argument(op, 0) + slot * stride
+                y = argument(op, _FACTOR.y) + slot * stride
                 for i in range(64 * first, 64 * last, 64):
                     store_f32(y + i, mul_f32(load_f32(y + i), factor))
         first, last = next_share(op, step, stride // 64, thread, threads)
@@ -122,20 +177,31 @@ def _scale_by_gates_samples() -> Iterator[Sample]:
         yield s.arguments(s.normal(rows, count * size), count * size * 4, s.normal(rows, 48), 192, count, size)
 
 
-@kernel(_scale_by_gates_samples)
-def scale_by_gates(op: int, step: int, thread: int, threads: int) -> None:
-    """x *= softplus(gate), with one gate for `size` neighbouring values.
+class ScaleByGates(Arguments):
+    """Arguments of scale_by_gates."""
 
-    Arguments: 0 x, 1 x stride, 2 gates, 3 their stride, 4 gates of a row, 5 size.
-    """
-    count, size = argument(op, 4), argument(op, 5)
+    x: int  # rows of floats, changed in place
+    x_stride: int  # bytes from row to row
+    gates: int  # rows of floats
+    gates_stride: int  # bytes from row to row
+    count: int  # gates of a row
+    size: int  # neighbouring values with one gate
+
+
+_GATES = indices_of(ScaleByGates)
+
+
+@kernel(ScaleByGates, _scale_by_gates_samples)
+def scale_by_gates(op: int, step: int, thread: int, threads: int) -> None:
+    """x *= softplus(gate), with one gate for `size` neighbouring values."""
+    count, size = argument(op, _GATES.count), argument(op, _GATES.size)
     units = stage_rows(op, step) * count
     first, last = first_share(op, step, units, thread, threads)
     while first >= 0:
         for unit in range(first, last):
             row, gate = unit // count, unit % count
-            factor = softplus(get_f32(argument(op, 2) + row * argument(op, 3) + gate * 4))
-            x = argument(op, 0) + row * argument(op, 1) + gate * size * 4
+            factor = softplus(get_f32(argument(op, _GATES.gates) + row * argument(op, _GATES.gates_stride) + gate * 4))
+            x = argument(op, _GATES.x) + row * argument(op, _GATES.x_stride) + gate * size * 4
             whole = size // 16 * 16
             for i in range(0, whole, 16):
                 store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), splat_f32(factor)))
@@ -149,20 +215,29 @@ def _expert_bias_samples() -> Iterator[Sample]:
     yield s.arguments(s.normal(6, 32), 128, s.normal(4, 32), s.array([2, 1, 0, 1, 3, 1, 2], np.int64))
 
 
-@kernel(_expert_bias_samples)
-def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
-    """Add each slot's expert's bias to it.
+class AddExpertBias(Arguments):
+    """Arguments of add_expert_bias."""
 
-    Arguments: 0 y, 1 stride of its rows and of the biases', 2 biases, 3 segments, as cpu_kernels.matmul reads them.
-    """
-    width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
+    y: int  # rows of floats, one per slot, changed in place
+    stride: int  # bytes from row to row of y and of the biases
+    biases: int  # a row of floats per expert
+    segments: int  # as cpu_kernels.matmul reads them
+
+
+_BIAS = indices_of(AddExpertBias)
+
+
+@kernel(AddExpertBias, _expert_bias_samples)
+def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
+    """Add each slot's expert's bias to it."""
+    width, stride, segments = stage_width(op, step), argument(op, _BIAS.stride), argument(op, _BIAS.segments)
     first, last = first_share(op, step, stride // 64, thread, threads)
     while first >= 0:
         for s in range(field(segments, 0)):
-            bias = argument(op, 2) + field(segments, 3 * s + 1) * stride
+            bias = argument(op, _BIAS.biases) + field(segments, 3 * s + 1) * stride
             begin = field(segments, 3 * s + 2) * width
             for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
-                y = argument(op, 0) + slot * stride
+                y = argument(op, _BIAS.y) + slot * stride
                 for i in range(64 * first, 64 * last, 64):
                     store_f32(y + i, add_f32(load_f32(y + i), load_f32(bias + i)))
         first, last = next_share(op, step, stride // 64, thread, threads)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -99,7 +100,7 @@ class ModelFile:
         table = self.tensors.get(LOOKED_UP)
         return self.weights_bytes - (table.nbytes if table else 0)
 
-    @property
+    @cached_property
     def architecture(self) -> str:
         """`general.architecture`. Raises ModelFileError if it is missing or absurdly long."""
         name = self.metadata.get_str("general.architecture")

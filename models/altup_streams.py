@@ -44,7 +44,7 @@ class AltUpStreams:
         for number, matrix in enumerate(self._projections("altup_proj.weight"), 1):
             recording.pack(x.place, matrix)
             recording.product(matrix, self._plane(self.planes, number), last=True)
-        recording.add(altup.spread, *x.place, *self._shape(self.planes))
+        recording.add(altup.spread, altup.Spread(x=x.address, x_stride=x.stride, **self._shape("streams", self.planes)))
 
     def merge(self) -> None:
         """Write the mean of the streams to x."""
@@ -53,8 +53,8 @@ class AltUpStreams:
             recording.pack(self._plane(self.planes, number), matrix)
             recording.product(matrix, self._plane(self._predicted, number), last=True)
         first = self.planes.ctypes.data
-        arguments = (*x.place, first, *self._shape(self._predicted))
-        recording.add(altup.merge, *arguments)
+        others = self._shape("others", self._predicted)
+        recording.add(altup.merge, altup.Merge(x=x.address, x_stride=x.stride, first=first, **others))
 
     def predict(self, layer: int) -> None:
         """Predict the layer's output of every stream, the first into x; compute the low-rank path into `aside`."""
@@ -62,12 +62,15 @@ class AltUpStreams:
         matrix = self._coefficients(f"blk.{layer}.altup_predict_coef.weight", self._count**2)
         recording.add(
             altup.predict,
-            *self._shape(self.planes),
-            self._router(layer),
-            matrix,
-            self._predicted.ctypes.data,
-            *x.place,
-            recording.plain_epsilon,
+            altup.Predict(
+                **self._shape("streams", self.planes),
+                router=self._router(layer),
+                coefficients=matrix,
+                predictions=self._predicted.ctypes.data,
+                x=x.address,
+                x_stride=x.stride,
+                epsilon=recording.plain_epsilon,
+            ),
         )
         prefix, loader, embedding = f"blk.{layer}.", recording.loader, recording.config.embedding
         down = loader.matrix(prefix + "laurel_l.weight", self._rank, embedding)
@@ -90,27 +93,38 @@ class AltUpStreams:
         loader, embedding, x = recording.loader, recording.config.embedding, recording.x
         recording.add(
             altup.correct,
-            *x.place,
-            *self._shape(self._predicted),
-            self._router(layer),
-            self._coefficients(prefix + "altup_correct_coef.weight", self._count),
-            self.planes.ctypes.data,
-            *self._gated.place,
-            recording.vector(prefix + "altup_correct_scale.weight", embedding),
-            recording.plain_epsilon,
+            altup.Correct(
+                x=x.address,
+                x_stride=x.stride,
+                **self._shape("predictions", self._predicted),
+                router=self._router(layer),
+                coefficients=self._coefficients(prefix + "altup_correct_coef.weight", self._count),
+                streams=self.planes.ctypes.data,
+                gated=self._gated.address,
+                gated_stride=self._gated.stride,
+                weight=recording.vector(prefix + "altup_correct_scale.weight", embedding),
+                epsilon=recording.plain_epsilon,
+            ),
         )
         self._inputs.gate(layer, self._gated)
         projection = loader.matrix(prefix + "proj.weight", embedding, recording.config.per_layer_width)
         found = recording.sublayer
         recording.product(projection, found.place, last=True, private=False)
         weight = recording.vector(prefix + "post_norm.weight", embedding)
-        arguments = (*self._shape(self.planes), *found.place, weight, recording.plain_epsilon)
-        recording.add(altup.add_to_others, *arguments)
+        arguments = altup.AddToOthers(
+            **self._shape("streams", self.planes),
+            y=found.address,
+            y_stride=found.stride,
+            weight=weight,
+            epsilon=recording.plain_epsilon,
+        )
+        recording.add(altup.add_to_others, arguments)
 
-    def _shape(self, planes: NDArray[np.generic]) -> tuple[int, int, int, int, int]:
-        """Address of the streams, bytes from one to the next, bytes of a row, number of streams, values of a row."""
-        embedding = self._recording.config.embedding
-        return planes.ctypes.data, planes.strides[0], planes.strides[1], self._count, embedding
+    def _shape(self, name: str, planes: NDArray[np.generic]) -> dict[str, int]:
+        """A kernel's arguments about streams, of which `name` is the address."""
+        stream_bytes, row_bytes = planes.strides[:2]
+        sizes = {"stream_bytes": stream_bytes, "row_bytes": row_bytes, "count": self._count}
+        return {name: planes.ctypes.data, **sizes, "k": self._recording.config.embedding}
 
     def _plane(self, planes: NDArray[np.generic], number: int) -> Place:
         return Place(planes[number].ctypes.data, planes.strides[1])

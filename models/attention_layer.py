@@ -20,7 +20,6 @@ _GATES = "attn_gate.weight"
 _SECOND_NORM = "attn_norm_2"
 """A second norm after attention: of the first norm's result plus the layer's input."""
 _TO_THE_END = 1 << 40
-_NO_LATENTS = (0,) * 5  # arguments of attention
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,11 @@ class AttentionLayers:
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
-        self._slopes: tuple[int, ...] = ()
+        self._alibi: dict[str, int] = {}
         if architecture.alibi:
             slopes = alibi_slopes(config.heads, architecture.alibi) * _LOG2E
             arrays = slopes.astype(np.float32), np.arange(16, dtype=np.float32)
-            self._slopes = (*_NO_LATENTS, *map(builder.array, arrays))
+            self._alibi = dict(zip(("slopes", "numbers"), map(builder.array, arrays), strict=True))
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x, or compute it into `aside` if the feed-forward network still reads x."""
@@ -108,44 +107,65 @@ class AttentionLayers:
                 recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
             of_queries, of_keys = (rows.queries.address, heads.queries), (rows.keys.address, heads.keys)
             for values, norm, rope in ((of_queries, query_norm, query_rope), (of_keys, key_norm, key_rope)):
-                arguments = (*values, norm, heads.padded, heads.size, rope, recording.plain_epsilon)
-                recording.add(norms.turn_then_normalise, *arguments)
+                arguments = norms.TurnThenNormalise(
+                    x=values[0],
+                    heads=values[1],
+                    weight=norm,
+                    padded=heads.padded,
+                    size=heads.size,
+                    rope=rope,
+                    epsilon=recording.plain_epsilon,
+                )
+                recording.add(norms.turn_then_normalise, arguments)
             query_norm = key_norm = 0
             query_rope = key_rope = NO_ROPE
         pages = self._store.of_layer(layer)
-        shape = (heads.keys, heads.padded, heads.size)
         if stores:
             recording.add(
                 kv_store.KERNELS[self._store.types],
-                rows.keys.address,
-                rows.values.address,
-                key_norm,
-                *pages.addresses,
-                *shape,
-                key_rope,
-                recording.plain_epsilon,
-                *pages.head_bytes,
-                *pages.place_bytes,
+                kv_store.StoreKV(
+                    keys=rows.keys.address,
+                    values=rows.values.address,
+                    norm=key_norm,
+                    key_pages=pages.addresses[0],
+                    value_pages=pages.addresses[1],
+                    kv_heads=heads.keys,
+                    padded=heads.padded,
+                    size=heads.size,
+                    rope=key_rope,
+                    epsilon=recording.plain_epsilon,
+                    key_bytes=pages.head_bytes[0],
+                    value_bytes=pages.head_bytes[1],
+                    key_place_bytes=pages.place_bytes[0],
+                    value_place_bytes=pages.place_bytes[1],
+                ),
             )
         recording.add(
             attention.attention_kernel(*self._store.types, heads.group),
-            rows.queries.address,
-            rows.attended.address,
-            query_norm,
-            *pages.addresses,
-            *shape,
-            query_rope,
-            recording.plain_epsilon,
-            heads.group,
-            self._scale,
-            self._cap,
-            window,
-            *pages.head_bytes,
-            self._sinks(prefix, heads.queries),
-            behind,
-            *pages.place_bytes,
-            config.longest_head,
-            *self._slopes,
+            attention.Attention(
+                queries=rows.queries.address,
+                out=rows.attended.address,
+                query_norm=query_norm,
+                key_pages=pages.addresses[0],
+                value_pages=pages.addresses[1],
+                kv_heads=heads.keys,
+                padded=heads.padded,
+                size=heads.size,
+                rope=query_rope,
+                epsilon=recording.plain_epsilon,
+                group=heads.group,
+                scale=self._scale,
+                cap=self._cap,
+                window=window,
+                key_bytes=pages.head_bytes[0],
+                value_bytes=pages.head_bytes[1],
+                sinks=self._sinks(prefix, heads.queries),
+                behind=behind,
+                key_place_bytes=pages.place_bytes[0],
+                value_place_bytes=pages.place_bytes[1],
+                longest=config.longest_head,
+                **self._alibi,
+            ),
         )
         self._output(prefix, rows)
 
@@ -211,16 +231,30 @@ class AttentionLayers:
 
     def _apply_softplus_gates(self, prefix: str, rows: _HeadRows, gates: Rows) -> None:
         values, count = rows.heads.queries * rows.heads.size, self._recording.loader.rows(prefix + _GATES)
-        arguments = (rows.attended.address, 4 * values, *gates.place, count, values // count)
-        self._recording.add(sums.scale_by_gates, *arguments)
+        arguments = sums.ScaleByGates(
+            x=rows.attended.address,
+            x_stride=4 * values,
+            gates=gates.address,
+            gates_stride=gates.stride,
+            count=count,
+            size=values // count,
+        )
+        self._recording.add(sums.scale_by_gates, arguments)
 
     def _normalise_values(self, rows: _HeadRows) -> None:
         """Normalise value heads. No barrier: threads divide the heads here as they do when storing them."""
         heads, recording = rows.heads, self._recording
         weight = np.zeros(heads.padded, np.float32)
         weight[: heads.size] = 1.0
-        shape = (recording.builder.array(weight), heads.padded, heads.size, recording.plain_epsilon)
-        recording.add(norms.norm_heads, rows.values.address, heads.keys, *shape, barrier=Barrier.NEVER)
+        arguments = norms.NormHeads(
+            x=rows.values.address,
+            heads=heads.keys,
+            weight=recording.builder.array(weight),
+            padded=heads.padded,
+            size=heads.size,
+            epsilon=recording.plain_epsilon,
+        )
+        recording.add(norms.norm_heads, arguments, barrier=Barrier.NEVER)
 
     def _norms(self, prefix: str, rows: _HeadRows, stores: bool) -> tuple[int, int]:
         """Addresses of the per-head norms of queries and keys, or 0. Norms over all heads are recorded here instead."""
@@ -242,8 +276,15 @@ class AttentionLayers:
         order, count, bias = repeated(rows.turned, np.arange(heads) * size), heads * size, f"{norm}.bias"
         weight = recording.vector(f"{norm}.weight", count, order)
         if not recording.architecture.norms.layer_norm:
-            arguments = (*values.place, weight, count, values.width, recording.plain_epsilon)
-            recording.add(norms.norm_rows, *arguments)
+            arguments = norms.NormRows(
+                x=values.address,
+                stride=values.stride,
+                weight=weight,
+                size=count,
+                padded=values.width,
+                epsilon=recording.plain_epsilon,
+            )
+            recording.add(norms.norm_rows, arguments)
             return
         if rows.heads.padded != size:
             raise UnsupportedModelError(
@@ -251,8 +292,17 @@ class AttentionLayers:
                 f"that are multiples of 32, and this one is {size}. Use --backend llama."
             )
         addend = recording.vector(bias, count, order) if recording.loader.has(bias) else 0
-        of_norm = (0, 0, 0, weight, addend, count, recording.plain_epsilon)
-        recording.add(norms.add_norm, *values.place, *of_norm)
+        layer_norm = norms.AddNorm(
+            x=values.address,
+            x_stride=values.stride,
+            y=0,
+            y_stride=0,
+            weight=weight,
+            bias=addend,
+            size=count,
+            epsilon=recording.plain_epsilon,
+        )
+        recording.add(norms.add_norm, layer_norm)
 
     def _sinks(self, prefix: str, heads: int) -> int:
         """Address of the attention sinks' scores in base 2, one per query head, or 0 if the file has none."""

@@ -40,12 +40,17 @@ class ConvolutionStates:
         """Bytes of the kept states of a step."""
         return self._latest.nbytes
 
-    def arguments(self, layer: int) -> tuple[int, ...]:
-        """Arguments 6 to 11 of cpu_kernels.short_convolution for a layer."""
+    def arguments(self, layer: int) -> dict[str, int]:
+        """Arguments of cpu_kernels.short_convolution about a layer's pages and states."""
         number = self._numbers[layer]
-        pages = self.pages[0, number].ctypes.data
-        bytes_apart = (self.sizes.layer_bytes, self.pages.strides[0])
-        return pages, *bytes_apart, self.group_places, self._latest[number].ctypes.data, STATE_ROWS
+        return {
+            "pages": self.pages[0, number].ctypes.data,
+            "page_bytes": self.sizes.layer_bytes,
+            "group_bytes": self.pages.strides[0],
+            "places": self.group_places,
+            "states": self._latest[number].ctypes.data,
+            "kept": STATE_ROWS,
+        }
 
     def take_back(self, row: int, position: int, group: int, slot: int) -> None:
         """Restore a page's rows to their state after row `row` of the latest step, which is at `position`."""

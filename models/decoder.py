@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpu_kernels import activations
+from cpu_kernels.activations import SoftCap
 from cpu_kernels.kernel import release_linker
 from cpu_kernels.records import Stage
 from models.attention_layer import AttentionLayers
@@ -181,15 +182,7 @@ class DecoderRecorder:
     def _embed(self) -> None:
         recording, config = self._recording, self._recording.config
         table = recording.loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
-        recording.add(
-            table.format.embed,
-            table.address,
-            table.group_bytes,
-            table.format.group_rows,
-            table.k,
-            *recording.x.place,
-            recording.builder.scalar(recording.embedding_factor),
-        )
+        recording.embed(table, recording.x.place, recording.builder.scalar(recording.embedding_factor))
 
     def _finish_embedding(self) -> None:
         """Add an encoder's position embeddings and first token type, and normalise, if the file has these tensors."""
@@ -224,6 +217,6 @@ class DecoderRecorder:
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:
-            arguments = (*place, output.rows, builder.scalar(cap))
-            capped = recording.add(activations.soft_cap, *arguments, stage=Stage.WANTED)
+            arguments = SoftCap(y=place.address, stride=place.stride, count=output.rows, cap=builder.scalar(cap))
+            capped = recording.add(activations.soft_cap, arguments, stage=Stage.WANTED)
         return LogitsOperations(product, capped, output.rows)

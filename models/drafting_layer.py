@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.arguments import indices_of
+from cpu_kernels.matmul import Product
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Stage
 from cpu_kernels.threads import ThreadTeam
@@ -95,7 +97,7 @@ class DraftingLayer(ABC):
             positions += range(start, start + count)
             tokens += part.tokens
         wanted = [first + count - 1 for _, first, count in segments] if ids else []
-        self._steps.program.set_argument(self._output, 1, -(-ids // self._group_rows))
+        self._steps.program.set_argument(self._output, indices_of(Product).groups, -(-ids // self._group_rows))
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
         found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
@@ -113,8 +115,7 @@ class DraftingLayer(ABC):
     def _embed(self, table: Matrix) -> None:
         """Record writing the tokens' embeddings into the first half of the joined rows."""
         recording = self._recording
-        arguments = (table.address, table.group_bytes, table.format.group_rows, table.k)
-        recording.add(table.format.embed, *arguments, *self._joined.place, recording.builder.scalar(1.0))
+        recording.embed(table, self._joined.place, recording.builder.scalar(1.0))
 
     def _normalise_joined(self, *names: str) -> None:
         """Record normalising each half of the joined rows by a tensor, named without .weight."""

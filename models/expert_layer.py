@@ -81,13 +81,15 @@ class ExpertLayers:
         activated = self._gate if gate else self._up
         self._recording.add(
             activations.gate_pack,
-            activated.address,
-            self._up.address,
-            activated.stride,
-            config.feed_forward,
-            int(down.format.form),
-            self._packed,
-            KINDS[self._recording.activation],
+            activations.GatePack(
+                gate=activated.address,
+                up=self._up.address,
+                stride=activated.stride,
+                k=config.feed_forward,
+                forms=down.format.form,
+                packed=self._packed,
+                kind=KINDS[self._recording.activation],
+            ),
             stage=Stage.EXPERT,
         )
         self._product(replace(down, scale=""), self._answers, last=True)  # route applies the scale to the weights
@@ -130,21 +132,24 @@ class ExpertLayers:
         recording, config = self._recording, self._recording.config
         recording.add(
             experts.route,
-            *self._scores.place,
-            config.experts,
-            config.experts_used,
-            int(self._normalise),
-            self._scale,
-            self._segments,
-            self._row_of_slot,
-            self._slot_of_choice,
-            self._weight_of_choice,
-            self._expert_of_choice,
-            int(self._sigmoid),
-            recording.bias(prefix + "exp_probs_b.bias", config.experts).address,
-            recording.bias(prefix + "ffn_down_exps.scale", config.experts).address,
-            config.expert_groups,
-            config.expert_groups_used,
+            experts.Route(
+                scores=self._scores.address,
+                stride=self._scores.stride,
+                count=config.experts,
+                used=config.experts_used,
+                normalise=self._normalise,
+                scale=self._scale,
+                segments=self._segments,
+                row_of_slot=self._row_of_slot,
+                slot_of_choice=self._slot_of_choice,
+                weight_of_choice=self._weight_of_choice,
+                expert_of_choice=self._expert_of_choice,
+                sigmoid=self._sigmoid,
+                biases=recording.bias(prefix + "exp_probs_b.bias", config.experts).address,
+                factors=recording.bias(prefix + "ffn_down_exps.scale", config.experts).address,
+                groups=config.expert_groups,
+                groups_used=config.expert_groups_used,
+            ),
         )
 
     def _gather(self, prefix: str, form: Form) -> None:
@@ -154,13 +159,16 @@ class ExpertLayers:
         rows, plain = self._latents or recording.x, self._latents or norm is None
         recording.add(
             experts.expert_pack,
-            *rows.place,
-            0 if plain else recording.vector(f"{norm}.weight", self._width),
-            self._width,
-            int(form),
-            self._packed,
-            recording.epsilon,
-            self._row_of_slot,
+            experts.ExpertPack(
+                x=rows.address,
+                stride=rows.stride,
+                weight=0 if plain else recording.vector(f"{norm}.weight", self._width),
+                k=self._width,
+                forms=form,
+                packed=self._packed,
+                epsilon=recording.epsilon,
+                row_of_slot=self._row_of_slot,
+            ),
             stage=Stage.EXPERT,
         )
 
@@ -169,13 +177,17 @@ class ExpertLayers:
         x = self._found
         self._recording.add(
             experts.combine,
-            *x.place,
-            *self._answers.place,
-            self._width,
-            self._recording.config.experts_used,
-            self._slot_of_choice,
-            self._weight_of_choice,
-            int(x is not self._recording.x),
+            experts.Combine(
+                x=x.address,
+                x_stride=x.stride,
+                y=self._answers.address,
+                y_stride=self._answers.stride,
+                k=self._width,
+                used=self._recording.config.experts_used,
+                slot_of_choice=self._slot_of_choice,
+                weight_of_choice=self._weight_of_choice,
+                overwrites=x is not self._recording.x,
+            ),
         )
 
     def _add_latents(self, prefix: str) -> None:
@@ -207,5 +219,5 @@ class ExpertLayers:
         if not recording.loader.has(name):
             return
         biases = recording.builder.array(recording.loader.vectors(name, recording.config.experts, size))
-        arguments = (*rows.place, biases, self._segments)
-        recording.add(sums.add_expert_bias, *arguments, stage=Stage.EXPERT)
+        arguments = sums.AddExpertBias(y=rows.address, stride=rows.stride, biases=biases, segments=self._segments)
+        recording.add(sums.add_expert_bias, arguments, stage=Stage.EXPERT)

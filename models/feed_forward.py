@@ -69,7 +69,10 @@ class FeedForwardLayers:
         activated = self._gate if gate else self._up
         if config.sparsity[layer] > ALL_COUNT:
             threshold = recording.builder.scalar(config.sparsity[layer])
-            recording.add(altup.keep_largest, *activated.place, self._width, threshold)
+            arguments = altup.KeepLargest(
+                x=activated.address, stride=activated.stride, count=self._width, deviations=threshold
+            )
+            recording.add(altup.keep_largest, arguments)
         factors = config.xielu[layer] if config.xielu else ()
         beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
         recording.gate_pack(KINDS[recording.activation], activated, beside, down)

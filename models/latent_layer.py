@@ -64,41 +64,50 @@ class LatentLayers:
         padded_head, turned, head_bytes = self._head.padded, self._head.padded_turned, 4 * len(self._query_order)
         recording.add(
             latents.STORE[self._store.types[0]],
-            *self._latents.place,
-            recording.vector(prefix + "attn_kv_a_norm.weight", sizes.rank),
-            pages.addresses[0],
-            sizes.rank,
-            padded_head,
-            turned,
-            key_rope,
-            recording.plain_epsilon,
+            latents.StoreLatents(
+                rows=self._latents.address,
+                stride=self._latents.stride,
+                norm=recording.vector(prefix + "attn_kv_a_norm.weight", sizes.rank),
+                pages=pages.addresses[0],
+                rank=sizes.rank,
+                padded=padded_head,
+                turned=turned,
+                rope=key_rope,
+                epsilon=recording.plain_epsilon,
+            ),
             barrier=Barrier.NEVER,
         )
         self._multiply_heads(self._queries, self._queries.stride, head_bytes, keys, self._keyed)
         recording.add(
             attention.attention_kernel(self._store.types[0], None, config.heads),
-            self._queries.address,
-            self._attended.address,
-            0,
-            *pages.addresses,
-            1,
-            padded_head,
-            sizes.rank,
-            query_rope,
-            recording.plain_epsilon,
-            config.heads,
-            self._scale,
-            self._no_cap,
-            recording.architecture.window(config, layer),
-            *pages.head_bytes,
-            0,
-            0,
-            *pages.place_bytes,
-            config.longest_head,
-            *self._keyed.place,
-            head_bytes,
-            4 * padded(sizes.plain),
-            turned,
+            attention.Attention(
+                queries=self._queries.address,
+                out=self._attended.address,
+                query_norm=0,
+                key_pages=pages.addresses[0],
+                value_pages=pages.addresses[1],
+                kv_heads=1,
+                padded=padded_head,
+                size=sizes.rank,
+                rope=query_rope,
+                epsilon=recording.plain_epsilon,
+                group=config.heads,
+                scale=self._scale,
+                cap=self._no_cap,
+                window=recording.architecture.window(config, layer),
+                key_bytes=pages.head_bytes[0],
+                value_bytes=pages.head_bytes[1],
+                sinks=0,
+                behind=0,
+                key_place_bytes=pages.place_bytes[0],
+                value_place_bytes=pages.place_bytes[1],
+                longest=config.longest_head,
+                parts=self._keyed.address,
+                slot_stride=self._keyed.stride,
+                head_bytes=head_bytes,
+                turned_offset=4 * padded(sizes.plain),
+                turned=turned,
+            ),
         )
         self._multiply_heads(self._attended, 4 * sizes.rank * config.heads, 4 * sizes.rank, values, self._values)
         self._output(prefix)
@@ -140,15 +149,29 @@ class LatentLayers:
     def _multiply_heads(self, rows: Rows, stride: int, head_bytes: int, matrix: Matrix, out: Rows) -> None:
         """Slots of `out` = each head's matrix times its part of the rows, with strides of `stride` and `head_bytes`."""
         recording, heads = self._recording, self._recording.config.heads
-        form = int(matrix.format.form)
-        arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
-        recording.add(latents.split_heads, *arguments)
+        arguments = latents.SplitHeads(
+            rows=rows.address,
+            stride=stride,
+            head_stride=head_bytes,
+            k=matrix.k,
+            forms=matrix.format.form,
+            packed=self._packed,
+            heads=heads,
+            segments=self._segments,
+        )
+        recording.add(latents.split_heads, arguments)
         recording.products_of_slots(matrix, out, self._packed, self._segments)
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes
         matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
-        form = int(matrix.format.form)
-        arguments = (*self._values.place, config.heads, sizes.value, form, recording.packed)
-        recording.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
+        arguments = latents.JoinHeads(
+            slots=self._values.address,
+            stride=self._values.stride,
+            heads=config.heads,
+            size=sizes.value,
+            forms=matrix.format.form,
+            packed=recording.packed,
+        )
+        recording.add(latents.join_heads, arguments, barrier=Barrier.MANY_ROWS)
         recording.add_to_residual(matrix, prefix + "attn_output.bias", prefix + "post_attention_norm", private=True)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
@@ -48,7 +49,7 @@ class Heads:
     rope_size: int
     latent: int = 0
 
-    @property
+    @cached_property
     def padded(self) -> int:
         """A head's values, padded so that each half fills whole vectors; a latent and its rotated part separately."""
         return _padded(self.latent) + self.padded_turned

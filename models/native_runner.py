@@ -7,7 +7,10 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.activations import SoftCap
+from cpu_kernels.arguments import indices_of
 from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import RecordedStep
@@ -386,6 +389,6 @@ class NativeRunner:
             return
         operations = self._logits_operations
         self._logits = aligned_zeros((room, operations.width), np.float32)
-        self._steps.program.set_argument(operations.product, 5, self._logits.ctypes.data)
+        self._steps.program.set_argument(operations.product, indices_of(Product).y, self._logits.ctypes.data)
         if operations.cap is not None:
-            self._steps.program.set_argument(operations.cap, 0, self._logits.ctypes.data)
+            self._steps.program.set_argument(operations.cap, indices_of(SoftCap).y, self._logits.ctypes.data)

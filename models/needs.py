@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.arguments import indices_of
 from cpu_kernels.kernel import Kernel
+from cpu_kernels.matmul import Product
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
 from cpu_kernels.records import Act, Form, Op
@@ -36,7 +38,7 @@ from models.steps import step_fields, usable_threads
 from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes
 from models.weights import Packing, WeightLoader
 
-_PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
+_PACKED = int(Op.ARGUMENTS) + indices_of(Product).packed
 _FORMS = {
     Form.BLOCKS_32: (Act.Q32, Act.SCALE32, Act.SUM32),
     Form.BLOCKS_256: (Act.Q256, Act.SCALE256, Act.PAIRS256, Act.SUM16),
@@ -153,7 +155,7 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         position_bytes=ropes.position_bytes,
         row=row,
         logits=last,
-        operations=sum(1 for _ in builder.operations),
+        operations=len(builder.operations),
         values=config.layers * config.embedding,
         kernels=(lead, work, *builder.kernels),
         packers=tuple(loader.packers.values()),
@@ -222,7 +224,7 @@ def _unread(builder: ProgramBuilder) -> Iterator[int]:
     read: dict[int, Form] = {}
     for name, record in builder.operations:
         if (form := product_form(name)) is not None:
-            descriptor = record[int(Op.ARGUMENTS) + _PACKED_ARGUMENT]
+            descriptor = record[_PACKED]
             read[descriptor] = read.get(descriptor, Form(0)) | form
     arrays = {array.ctypes.data: array for array in builder.kept}
     for descriptor, forms in read.items():

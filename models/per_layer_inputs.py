@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpu_kernels import layer_inputs
+from cpu_kernels.arguments import indices_of
+from cpu_kernels.formats.weight_format import Embed, Repack
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
@@ -17,7 +19,6 @@ from models.feed_forward import KINDS
 from models.recording import Recording, Rows
 from models.weights import filled, padded, repeated
 
-_GROUPS = 7  # index of a repack's argument
 _HALF = math.sqrt(0.5)
 
 
@@ -50,7 +51,7 @@ class PerLayerInputs:
         if count != self._fetched:
             self._places[:count] = np.arange(count)
             self._places[count:] = -1
-            program.set_argument(self._repack, _GROUPS, -(-count // self._format.group_rows))
+            program.set_argument(self._repack, indices_of(Repack).groups, -(-count // self._format.group_rows))
             self._fetched = count
 
     def close(self) -> None:
@@ -66,24 +67,29 @@ class PerLayerInputs:
         group_bytes = packing.group_bytes(self._values)
         self._repack = recording.add(
             packing.repack,
-            self._source.ctypes.data,
-            self._source.shape[1],
-            self._packed,
-            group_bytes,
-            packing.group_rows,
-            self._values,
-            self._places.ctypes.data,
-            0,
+            Repack(
+                source=self._source.ctypes.data,
+                row_bytes=self._source.shape[1],
+                packed=self._packed,
+                group_bytes=group_bytes,
+                group_rows=packing.group_rows,
+                k=self._values,
+                rows=self._places.ctypes.data,
+                groups=0,
+            ),
         )
         recording.add(
             packing.embed,
-            self._packed,
-            group_bytes,
-            packing.group_rows,
-            self._values,
-            *self._table.place,
-            builder.scalar(math.sqrt(self._width) * _HALF),
-            builder.array(np.arange(recording.max_rows, dtype=np.int32)),
+            Embed(
+                weights=self._packed,
+                group_bytes=group_bytes,
+                group_rows=packing.group_rows,
+                k=self._values,
+                x=self._table.address,
+                stride=self._table.stride,
+                factor=builder.scalar(math.sqrt(self._width) * _HALF),
+                tokens=builder.array(np.arange(recording.max_rows, dtype=np.int32)),
+            ),
             barrier=Barrier.NEVER,
         )
         if narrows:
@@ -110,16 +116,19 @@ class PerLayerInputs:
         weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
         recording.add(
             layer_inputs.layer_inputs,
-            *self._projected.place,
-            self._table.address + first * self._width * 4,
-            self._table.stride,
-            self._inputs[first].ctypes.data,
-            self._inputs.strides[0],
-            last - first,
-            self._width,
-            self._padded,
-            builder.array(weight),
-            builder.scalar(config.epsilon * scale),
+            layer_inputs.LayerInputs(
+                projected=self._projected.address,
+                projected_stride=self._projected.stride,
+                table=self._table.address + first * self._width * 4,
+                table_stride=self._table.stride,
+                out=self._inputs[first].ctypes.data,
+                layer_bytes=self._inputs.strides[0],
+                layers=last - first,
+                width=self._width,
+                padded=self._padded,
+                weight=builder.array(weight),
+                epsilon=builder.scalar(config.epsilon * scale),
+            ),
         )
 
     def add(self, layer: int) -> None:

@@ -13,7 +13,7 @@ from gguf_io.pooling import Pooling, pooling_of
 from gguf_io.runner_info import LoadProgress
 from models.architecture import Architecture
 from models.config import ModelConfig
-from models.recording import NOTHING, Recording, Rows
+from models.recording import Recording, Rows
 from models.steps import Steps
 from models.weights import Matrix, WeightLoader
 
@@ -85,10 +85,23 @@ class PoolingHead:
         if name != _INNER:
             return out
         if recording.architecture.name != "modern-bert":
-            recording.add(activations.soft_cap, *out.place, out.width, recording.builder.scalar(1.0))
+            cap = activations.SoftCap(
+                y=out.address, stride=out.stride, count=out.width, cap=recording.builder.scalar(1.0)
+            )
+            recording.add(activations.soft_cap, cap)
             return out
-        recording.add(activations.activate, *out.place, size, activations.GELU_ALONE)
+        gelu = activations.Activate(y=out.address, stride=out.stride, count=size, kind=activations.GELU_ALONE)
+        recording.add(activations.activate, gelu)
         if recording.loader.has(f"{_INNER}.norm.weight"):
             weight = recording.vector(f"{_INNER}.norm.weight", size)
-            recording.add(norms.add_norm, *out.place, *NOTHING, 0, weight, 0, size, recording.plain_epsilon)
+            norm = norms.AddNorm(
+                x=out.address,
+                x_stride=out.stride,
+                y=0,
+                y_stride=0,
+                weight=weight,
+                size=size,
+                epsilon=recording.plain_epsilon,
+            )
+            recording.add(norms.add_norm, norm)
         return out

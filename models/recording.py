@@ -1,6 +1,5 @@
 """Building blocks for recording a decoder's layers: buffers, norms, products, additions to the residual stream."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -8,10 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, layer_inputs, norms, sums
+from cpu_kernels.activations import GatePack, NormAdd, NormPack
+from cpu_kernels.arguments import Arguments
+from cpu_kernels.formats.weight_format import Embed
 from cpu_kernels.kernel import Kernel
+from cpu_kernels.layer_inputs import KeepWanted
+from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.norms import AddNorm, LayerNormPack, NormRows
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import TILE_WIDTHS, Act, Barrier, Form, Stage
+from cpu_kernels.sums import AddRows, CopyRows, ScaleAndAdd, ScaleByExpert
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader, padded
@@ -101,6 +107,7 @@ class Recording:
         threads: int,
     ) -> None:
         self.builder, self.loader, self.config, self.architecture = builder, loader, config, architecture
+        self.add = builder.add
         self.max_rows, self.threads = max_rows, threads
         self.x = self.rows(config.embedding, spread=True)
         self.packed = packed_activations(builder, max_rows, config.longest, threads)
@@ -110,7 +117,7 @@ class Recording:
         self.activation = architecture.stated_activations.get(config.activation, architecture.activation)
         self.plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
-        self._unscaled: list[tuple[Kernel, tuple[int, ...], Stage | None]] = []
+        self._unscaled: list[tuple[Kernel, Arguments, Stage | None]] = []
 
     @cached_property
     def sublayer(self) -> Rows:
@@ -121,16 +128,6 @@ class Recording:
     def aside(self) -> Rows:
         """Buffer for rows that are set aside and added to x later."""
         return self.rows(self.config.embedding, spread=True)
-
-    def add(
-        self,
-        kernels: Mapping[int, Kernel] | Kernel,
-        *arguments: int,
-        barrier: Barrier = Barrier.ALWAYS,
-        stage: Stage | None = None,
-    ) -> int:
-        """Record an operation and return its index, see ProgramBuilder.add."""
-        return self.builder.add(kernels, *arguments, barrier=barrier, stage=stage)
 
     def rows(self, width: int, *, spread: bool = False) -> Rows:
         """A buffer of rows of this width. spread: see Rows."""
@@ -155,21 +152,39 @@ class Recording:
 
         wanted: only rows with requested logits. factor: scales the normalised result.
         """
-        kernel, weight, bias = activations.norm_pack, 0, 0
+        kernel, kind, weight, bias = activations.norm_pack, NormPack, 0, {}
         if name is not None:
             # Falcon-H1's files have a norm whose name lacks .weight.
             weight = self._scaled(name if self.loader.has(name) else f"{name}.weight", factor)
             if self.architecture.norms.layer_norm:
-                kernel = norms.layer_norm_pack
-                bias = self._scaled(f"{name}.bias", factor) if self.loader.has(f"{name}.bias") else 0
-        form, stage = int(forms(*matrices)), Stage.WANTED if wanted else None
-        arguments = (*self.x.place, weight, self.config.embedding, form, self.packed, self.epsilon, int(wanted), bias)
-        self.add(kernel, *arguments, barrier=Barrier.MANY_ROWS, stage=stage)
+                kernel, kind = norms.layer_norm_pack, LayerNormPack
+                if self.loader.has(f"{name}.bias"):
+                    bias = {"bias": self._scaled(f"{name}.bias", factor)}
+        arguments = kind(
+            x=self.x.address,
+            stride=self.x.stride,
+            weight=weight,
+            k=self.config.embedding,
+            forms=forms(*matrices),
+            packed=self.packed,
+            epsilon=self.epsilon,
+            wanted=wanted,
+            **bias,
+        )
+        self.add(kernel, arguments, barrier=Barrier.MANY_ROWS, stage=Stage.WANTED if wanted else None)
 
     def pack(self, rows: Place, *matrices: Matrix, weight: int = 0) -> None:
         """Pack rows for these matrices, normalised by RMSNorm with the weights at an address unless it is 0."""
-        arguments = (*rows, weight, matrices[0].k, int(forms(*matrices)), self.packed, self._epsilon_of(rows), 0)
-        self.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
+        arguments = NormPack(
+            x=rows.address,
+            stride=rows.stride,
+            weight=weight,
+            k=matrices[0].k,
+            forms=forms(*matrices),
+            packed=self.packed,
+            epsilon=self._epsilon_of(rows),
+        )
+        self.add(activations.norm_pack, arguments, barrier=Barrier.MANY_ROWS)
 
     def _epsilon_of(self, rows: Place) -> int:
         return self.epsilon if rows == self.x.place else self.plain_epsilon
@@ -180,8 +195,30 @@ class Recording:
         kind: an activation of cpu_kernels.activations. up: address of rows, or of xIELU's factors. up_stride: bytes
         from row to row, 0 for the gate's.
         """
-        arguments = (gate.address, up, gate.stride, matrix.k, int(matrix.format.form), self.packed, kind, up_stride)
-        self.add(activations.gate_pack, *arguments)
+        arguments = GatePack(
+            gate=gate.address,
+            up=up,
+            stride=gate.stride,
+            k=matrix.k,
+            forms=matrix.format.form,
+            packed=self.packed,
+            kind=kind,
+            up_stride=up_stride,
+        )
+        self.add(activations.gate_pack, arguments)
+
+    def embed(self, table: Matrix, out: Place, factor: int) -> None:
+        """Write the rows of the step's tokens in a matrix, times the factor at an address."""
+        arguments = Embed(
+            weights=table.address,
+            group_bytes=table.group_bytes,
+            group_rows=table.format.group_rows,
+            k=table.k,
+            x=out.address,
+            stride=out.stride,
+            factor=factor,
+        )
+        self.add(table.format.embed, arguments)
 
     def product(
         self,
@@ -201,19 +238,12 @@ class Recording:
         scaled = bool(matrix.scale)
         # The factor does not apply to the addend, which may be in `out`.
         room = self.sublayer.place if scaled and addend.address == out.address else out
-        operation = self.add(
-            matrix.format.matmul,
-            *matrix.arguments,
-            *room,
-            *(NOTHING if scaled else addend),
-            self.packed,
-            int(private),
-            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
-            stage=stage,
-        )
+        arguments = _product(matrix, room, self.packed, NOTHING if scaled else addend, private=private)
+        barrier = Barrier.ALWAYS if last else Barrier.NEVER
+        operation = self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if scaled:
-            arguments = (*out, *room, matrix.rows, self.vector(matrix.scale, 1), *addend)
-            self._unscaled.append((sums.scale_and_add, arguments, stage))
+            factor = self.vector(matrix.scale, 1)
+            self._unscaled.append((sums.scale_and_add, _scaling(out, room, matrix.rows, factor, addend), stage))
         if last:
             self._scale_products()
         return operation
@@ -222,23 +252,16 @@ class Recording:
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
     ) -> None:
         """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot."""
-        self.add(
-            matrix.format.matmul,
-            *matrix.arguments,
-            *out.place,
-            *NOTHING,
-            packed,
-            0,
-            segments,
-            matrix.expert_bytes,
-            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
-            stage=stage,
-        )
+        arguments = _product(matrix, out.place, packed, NOTHING, private=False, segments=segments)
+        barrier = Barrier.ALWAYS if last else Barrier.NEVER
+        self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if matrix.scale:
             count = self.loader.rows(matrix.scale)
             factors = np.broadcast_to(self.loader.vector(matrix.scale, count)[:count], (matrix.experts,))
-            arguments = (*out.place, self.builder.array(factors), segments)
-            self._unscaled.append((sums.scale_by_expert, arguments, stage))
+            scaling = ScaleByExpert(
+                y=out.address, stride=out.stride, factors=self.builder.array(factors), segments=segments
+            )
+            self._unscaled.append((sums.scale_by_expert, scaling, stage))
         if last:
             self._scale_products()
 
@@ -247,7 +270,7 @@ class Recording:
         while self._unscaled:
             kernel, arguments, stage = self._unscaled.pop(0)
             barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
-            self.add(kernel, *arguments, barrier=barrier, stage=stage)
+            self.add(kernel, arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of the addend or of the sum if the architecture has one.
@@ -270,7 +293,16 @@ class Recording:
     def norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
         """to += rows, normalised by the tensor `norm`, without .weight."""
         weight, size = self.vector(f"{norm}.weight", self.config.embedding), self.config.embedding
-        self.add(activations.norm_add, *to.place, *rows.place, weight, size, self.plain_epsilon)
+        arguments = NormAdd(
+            x=to.address,
+            x_stride=to.stride,
+            y=rows.address,
+            y_stride=rows.stride,
+            weight=weight,
+            k=size,
+            epsilon=self.plain_epsilon,
+        )
+        self.add(activations.norm_add, arguments)
 
     def add_and_norm(self, rows: Place, norm: str, *, by_position: bool = False) -> None:
         """x = LayerNorm(x + rows), by the tensor `norm`, without .weight. rows: NOTHING only to normalise.
@@ -278,8 +310,18 @@ class Recording:
         by_position: rows are indexed by position, not by row of the step.
         """
         size, bias = self.config.embedding, self.bias(f"{norm}.bias", self.config.embedding).address
-        of_norm = (self.vector(f"{norm}.weight", size), bias, size, self.epsilon)
-        self.add(norms.add_norm, *self.x.place, *rows, int(by_position), *of_norm)
+        arguments = AddNorm(
+            x=self.x.address,
+            x_stride=self.x.stride,
+            y=rows.address,
+            y_stride=rows.stride,
+            by_position=by_position,
+            weight=self.vector(f"{norm}.weight", size),
+            bias=bias,
+            size=size,
+            epsilon=self.epsilon,
+        )
+        self.add(norms.add_norm, arguments)
 
     def norm(self, norm: str) -> None:
         """Normalise x in place by the tensor `norm`, without .weight."""
@@ -291,21 +333,38 @@ class Recording:
     def normalise(self, rows: Place, norm: str, size: int) -> None:
         """Normalise rows of `size` values in place by RMSNorm, with the tensor `norm`, without .weight."""
         weight, padded_size = self.vector(f"{norm}.weight", size), -(-size // 16) * 16
-        self.add(norms.norm_rows, *rows, weight, size, padded_size, self._epsilon_of(rows))
+        arguments = NormRows(
+            x=rows.address,
+            stride=rows.stride,
+            weight=weight,
+            size=size,
+            padded=padded_size,
+            epsilon=self._epsilon_of(rows),
+        )
+        self.add(norms.norm_rows, arguments)
 
     def keep_wanted(self, planes: NDArray[np.generic], into: NDArray[np.generic]) -> None:
         """Copy the rows with requested logits of [plane][row][values] to the front of `into`, which may be `planes`."""
-        source = (planes.ctypes.data, planes.strides[-2], len(planes), planes.strides[0])
-        target = (into.ctypes.data, into.strides[0])
-        self.add(layer_inputs.keep_wanted, *source, *target, stage=Stage.WANTED)
+        arguments = KeepWanted(
+            rows=planes.ctypes.data,
+            row_bytes=planes.strides[-2],
+            planes=len(planes),
+            plane_bytes=planes.strides[0],
+            out=into.ctypes.data,
+            out_plane_bytes=into.strides[0],
+        )
+        self.add(layer_inputs.keep_wanted, arguments, stage=Stage.WANTED)
 
     def copy_x(self, to: Place) -> None:
         """Copy x."""
-        self.add(sums.copy_rows, *to, *self.x.place, self.config.embedding)
+        x, count = self.x, self.config.embedding
+        arguments = CopyRows(x=to.address, x_stride=to.stride, y=x.address, y_stride=x.stride, count=count)
+        self.add(sums.copy_rows, arguments)
 
     def scale(self, factor: int) -> None:
         """x *= the factor at an address."""
-        self.add(sums.scale_and_add, *self.x.place, *self.x.place, self.config.embedding, factor, *NOTHING)
+        x = self.x.place
+        self.add(sums.scale_and_add, _scaling(x, x, self.config.embedding, factor, NOTHING))
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias into `aside`, to be added to x by add_aside after x was read again."""
@@ -318,7 +377,16 @@ class Recording:
 
     def _add(self, rows: Rows, gates: Rows | None = None) -> None:
         of_gates = gates.place if gates else NOTHING
-        self.add(sums.add_rows, *self.x.place, *rows.place, self.config.embedding, *of_gates)
+        arguments = AddRows(
+            x=self.x.address,
+            x_stride=self.x.stride,
+            y=rows.address,
+            y_stride=rows.stride,
+            count=self.config.embedding,
+            gates=of_gates.address,
+            gates_stride=of_gates.stride,
+        )
+        self.add(sums.add_rows, arguments)
 
     def _scaled(self, name: str, factor: float) -> int:
         with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the logits
@@ -331,3 +399,34 @@ def forms(*matrices: Matrix) -> Form:
     for matrix in matrices:
         together |= matrix.format.form
     return together
+
+
+def _product(matrix: Matrix, out: Place, packed: int, addend: Place, *, private: bool, segments: int = 0) -> Product:
+    return Product(
+        weights=matrix.address,
+        groups=matrix.groups,
+        group_bytes=matrix.group_bytes,
+        group_rows=matrix.format.group_rows,
+        k=matrix.k,
+        y=out.address,
+        y_stride=out.stride,
+        addend=addend.address,
+        addend_stride=addend.stride,
+        packed=packed,
+        private=private,
+        segments=segments,
+        expert_bytes=matrix.expert_bytes if segments else 0,
+    )
+
+
+def _scaling(out: Place, rows: Place, count: int, factor: int, addend: Place) -> ScaleAndAdd:
+    return ScaleAndAdd(
+        y=out.address,
+        y_stride=out.stride,
+        x=rows.address,
+        x_stride=rows.stride,
+        count=count,
+        factor=factor,
+        addend=addend.address,
+        addend_stride=addend.stride,
+    )

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.delta_net import Shape, delta_net
-from cpu_kernels.short_convolution import short_convolution
+from cpu_kernels.delta_net import DeltaNet, Shape, delta_net
+from cpu_kernels.short_convolution import ShortConvolution, short_convolution
 from models.convolution_states import ConvolutionStates
 from models.delta_states import DeltaStates
 from models.recording import Recording
@@ -39,12 +39,15 @@ class ConvolutionLayers:
         weights[:, :width] = loader.vectors(prefix + "shortconv.conv.weight", width, reach)[:, :reach].T
         recording.add(
             short_convolution,
-            *self._rows.place,
-            4 * self._width,
-            builder.array(weights),
-            reach,
-            self._width // 16,
-            *self._states.arguments(layer),
+            ShortConvolution(
+                rows=self._rows.address,
+                stride=self._rows.stride,
+                width_bytes=4 * self._width,
+                weights=builder.array(weights),
+                reach=reach,
+                vectors=self._width // 16,
+                **self._states.arguments(layer),
+            ),
         )
         outwards = loader.matrix(prefix + "shortconv.out_proj.weight", width, width)
         recording.pack(self._rows.place, outwards)
@@ -96,20 +99,24 @@ class DeltaLayers:
         gates[:, 1] = loader.vector(prefix + "ssm_a", heads)[self._heads.reshape(-1)] * _LOG2E
         recording.add(
             delta_net,
-            builder.array(shape),
-            states.address(layer),
-            states.slot_of_page.ctypes.data,
-            self._rows.address,
-            *self._gates.place,
-            self._beta.address,
-            self._alpha.address,
-            self._beta.stride,
-            builder.array(gates),
-            builder.array(self._convolution(prefix)),
-            builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
-            self._constants,
-            *self._out.place,
-            self._rows.stride,
+            DeltaNet(
+                shape=builder.array(shape),
+                slots=states.address(layer),
+                slot_of_page=states.slot_of_page.ctypes.data,
+                rows=self._rows.address,
+                rows_stride=self._rows.stride,
+                gates=self._gates.address,
+                gates_stride=self._gates.stride,
+                beta=self._beta.address,
+                alpha=self._alpha.address,
+                beta_stride=self._beta.stride,
+                constants=builder.array(gates),
+                convolution=builder.array(self._convolution(prefix)),
+                norm=builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
+                factors=self._constants,
+                out=self._out.address,
+                out_stride=self._out.stride,
+            ),
         )
         outwards = loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, heads * size)
         recording.pack(self._out.place, outwards)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.norms import norm_groups_pack
+from cpu_kernels.norms import NormGroupsPack, norm_groups_pack
 from cpu_kernels.records import Barrier
-from cpu_kernels.selective_scan import ScanShape, selective_scan
+from cpu_kernels.selective_scan import ScanShape, SelectiveScan, selective_scan
 from models.delta_states import DeltaStates
 from models.recording import Recording
 from models.weights import Matrix, filled, ordered, repeated
@@ -66,16 +66,20 @@ class ScanLayers:
         shape[ScanShape.GROUP_PAGES :] = states.places
         recording.add(
             selective_scan,
-            builder.array(shape),
-            states.address(layer),
-            states.slot_of_page.ctypes.data,
-            *self._rows.place,
-            gates,
-            gates + 4 * sizes.heads * sizes.padded_head,
-            builder.array(self._constants(prefix)),
-            builder.array(self._convolution(prefix)),
-            4 * len(self._order),
-            *self._out.place,
+            SelectiveScan(
+                shape=builder.array(shape),
+                slots=states.address(layer),
+                slot_of_page=states.slot_of_page.ctypes.data,
+                rows=self._rows.address,
+                stride=self._rows.stride,
+                gates=gates,
+                dt=gates + 4 * sizes.heads * sizes.padded_head,
+                constants=builder.array(self._constants(prefix)),
+                convolution=builder.array(self._convolution(prefix)),
+                convolution_stride=4 * len(self._order),
+                out=self._out.address,
+                out_stride=self._out.stride,
+            ),
         )
         outwards = recording.loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, sizes.inner)
         if not recording.loader.has(prefix + "ssm_norm.weight") and not recording.architecture.norms.scans:
@@ -84,9 +88,17 @@ class ScanLayers:
         size = sizes.inner // sizes.groups
         weight = np.zeros(sizes.inner + 16, np.float32)
         weight[:-16] = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)[:, :size].reshape(-1)
-        arguments = (*self._out.place, builder.array(weight), size, sizes.groups)
-        packing = (int(outwards.format.form), recording.packed, recording.plain_epsilon)
-        recording.add(norm_groups_pack, *arguments, *packing, barrier=Barrier.MANY_ROWS)
+        arguments = NormGroupsPack(
+            x=self._out.address,
+            stride=self._out.stride,
+            weight=builder.array(weight),
+            size=size,
+            parts=sizes.groups,
+            forms=outwards.format.form,
+            packed=recording.packed,
+            epsilon=recording.plain_epsilon,
+        )
+        recording.add(norm_groups_pack, arguments, barrier=Barrier.MANY_ROWS)
         return outwards
 
     def _constants(self, prefix: str) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import NoReturn
 
 import numpy as np
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from cpu_kernels.first_touch import touch
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
-from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.formats.weight_format import Repack, WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.memory import Arena, aligned_zeros
+from cpu_kernels.kernel import operation_of
+from cpu_kernels.memory import Arena
 from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.words import BLOCK
 from gguf_io import ModelFile, TensorInfo
@@ -81,15 +81,10 @@ class Matrix:
         """Groups of rows (of one expert)."""
         return self.rows // self.format.group_rows
 
-    @property
+    @cached_property
     def group_bytes(self) -> int:
         """Bytes of a group."""
         return self.format.group_bytes(self.k)
-
-    @property
-    def arguments(self) -> tuple[int, int, int, int, int]:
-        """The first arguments of a product with this matrix, see cpu_kernels.matmul."""
-        return self.address, self.groups, self.group_bytes, self.format.group_rows, self.k
 
     @property
     def expert_bytes(self) -> int:
@@ -331,20 +326,20 @@ class WeightLoader:
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
         source = packing.read(low, high - low)
         places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
-        op = aligned_zeros((int(Op.SIZE),), np.int64)
-        op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
-            source.ctypes.data,
-            source.shape[1],
-            target.ctypes.data,
-            weight_format.group_bytes(k),
-            weight_format.group_rows,
-            k,
-            places.ctypes.data,
-            groups,
+        group_bytes = weight_format.group_bytes(k)
+        arguments = Repack(
+            source=source.ctypes.data,
+            row_bytes=source.shape[1],
+            packed=target.ctypes.data,
+            group_bytes=group_bytes,
+            group_rows=weight_format.group_rows,
+            k=k,
+            rows=places.ctypes.data,
+            groups=groups,
         )
         assert self._team is not None
-        self._team.run_kernel(weight_format.repack, op)
-        return groups * weight_format.group_bytes(k)
+        self._team.run_kernel(weight_format.repack, operation_of(weight_format.repack, arguments))
+        return groups * group_bytes
 
     def _format_of(self, tensor: TensorInfo) -> WeightFormat:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""

@@ -16,14 +16,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.activations import pack_row
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Function, Kernel
-from cpu_kernels.matmul import Tiles, plain_tiles, product
+from cpu_kernels.matmul import Product, Tiles, plain_tiles, product
 from cpu_kernels.records import TILE_WIDTHS, Ahead, Form, Step, argument, field, scratch, stage_rows
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
+
+
+class Repack(Arguments):
+    """Arguments of the kernels that pack rows of a file."""
+
+    source: int  # rows of bytes, as in a file
+    row_bytes: int  # bytes of a row
+    packed: int  # groups of rows, the result
+    group_bytes: int  # bytes of a group
+    group_rows: int  # rows of a group
+    k: int  # values of a row
+    rows: int  # int32: the row of the source for each packed row, -1 for zeros
+    groups: int  # of rows
+
+
+_REPACK = indices_of(Repack)
+
+
+class Embed(Arguments):
+    """Arguments of the kernels that unpack the rows of tokens."""
+
+    weights: int  # packed groups of rows
+    group_bytes: int  # bytes of a group
+    group_rows: int  # rows of a group
+    k: int  # values of a row
+    x: int  # rows of floats, written
+    stride: int  # bytes from row to row
+    factor: int  # address of a float
+    tokens: int = 0  # int32: a row of weights for each row; 0 for the step's tokens
+
+
+_EMBED = indices_of(Embed)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,14 +75,15 @@ class WeightFormat(ABC):
     def __post_init__(self) -> None:
         """Declare the kernels."""
         module = type(self).__module__
-        self.repack = Kernel(f"{self.name}.repack", module, self._repack, self._repack_samples)
-        self.embed = Kernel(f"{self.name}.embed", module, self._embed, self._embed_samples)
+        self.repack = Kernel(f"{self.name}.repack", module, self._repack, self._repack_samples, Repack)
+        self.embed = Kernel(f"{self.name}.embed", module, self._embed, self._embed_samples, Embed)
         self.matmul = {
             width: Kernel(
                 f"{self.name}.matmul_{width}",
                 module,
                 partial(self._matmul, width),
                 partial(self._matmul_samples, width),
+                Product,
             )
             for width in TILE_WIDTHS
         }
@@ -137,18 +171,21 @@ class WeightFormat(ABC):
         pack_row = self.row_packer()
 
         def repack(op: int, step: int, thread: int, threads: int) -> None:
-            group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
-            groups = argument(op, 7)
+            group_bytes, group_rows = argument(op, _REPACK.group_bytes), argument(op, _REPACK.group_rows)
+            k, rows = argument(op, _REPACK.k), argument(op, _REPACK.rows)
+            groups = argument(op, _REPACK.groups)
             first, last = first_share(op, step, groups, thread, threads)
             while first >= 0:
                 for g in range(first, last):
-                    group = argument(op, 2) + g * group_bytes
+                    group = argument(op, _REPACK.packed) + g * group_bytes
                     for i in range(group_bytes):
                         put_u8(group + i, 0)
                     for lane in range(group_rows):
                         row = get_i32(rows + 4 * (g * group_rows + lane))
                         if row >= 0:
-                            pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
+                            pack_row(
+                                argument(op, _REPACK.source) + row * argument(op, _REPACK.row_bytes), group, lane, k
+                            )
                 first, last = next_share(op, step, groups, thread, threads)
 
         return repack
@@ -158,16 +195,17 @@ class WeightFormat(ABC):
         unpack_row = self.row_unpacker()
 
         def embed(op: int, step: int, thread: int, threads: int) -> None:
-            group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
-            factor = get_f32(argument(op, 6))
+            group_bytes, group_rows = argument(op, _EMBED.group_bytes), argument(op, _EMBED.group_rows)
+            k = argument(op, _EMBED.k)
+            factor = get_f32(argument(op, _EMBED.factor))
             rows = stage_rows(op, step)
-            tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, Step.TOKENS)
+            tokens = argument(op, _EMBED.tokens) if argument(op, _EMBED.tokens) != 0 else field(step, Step.TOKENS)
             first, last = first_share(op, step, rows, thread, threads)
             while first >= 0:
                 for row in range(first, last):
                     token = get_i32(tokens + 4 * row)
-                    x = argument(op, 4) + row * argument(op, 5)
-                    group = argument(op, 0) + token // group_rows * group_bytes
+                    x = argument(op, _EMBED.x) + row * argument(op, _EMBED.stride)
+                    group = argument(op, _EMBED.weights) + token // group_rows * group_bytes
                     unpack_row(group, token % group_rows, k, x, scratch(step, thread))
                     if factor != np.float32(1.0):
                         for i in range(k):

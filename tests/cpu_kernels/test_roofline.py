@@ -24,15 +24,16 @@ def test_reading_adds_up_every_integer_once(team: ThreadTeam) -> None:
     buffer = aligned_zeros((blocks * 64,), np.int32)
     buffer[:] = np.arange(len(buffer))
     results = aligned_zeros((2 * 1024,), np.int32)
-    arguments = (buffer.ctypes.data, blocks, results.ctypes.data)
-    roofline.Probe(team, roofline.read, 0, *arguments, keep=[buffer, results]).run()
+    arguments = roofline.Buffer256(buffer=buffer.ctypes.data, blocks=blocks, results=results.ctypes.data)
+    roofline.Probe(team, roofline.read, 0, arguments, keep=[buffer, results]).run()
     assert int(results.sum()) == int(buffer.sum())
 
 
 def test_the_buffer_is_touched_before_it_is_read(team: ThreadTeam) -> None:
     buffer = aligned_zeros((7 * 256,), np.uint8)
     buffer[:] = 1
-    roofline.Probe(team, roofline.fill, 0, buffer.ctypes.data, 7, keep=[buffer]).run()
+    arguments = roofline.Buffer256(buffer=buffer.ctypes.data, blocks=7, results=0)
+    roofline.Probe(team, roofline.fill, 0, arguments, keep=[buffer]).run()
     assert not buffer.any()
     assert roofline.read_probe(team, 1000).amount == 768
 

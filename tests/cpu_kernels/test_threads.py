@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -44,19 +45,30 @@ def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> No
         team.close()
 
 
-@kernel()
+class Counters(Arguments):
+    """Arguments of take_turns and copy_count."""
+
+    counters: int  # a line of 64 bytes, and one for each thread
+    slow: int = 0  # a thread
+
+
+_COUNTERS = indices_of(Counters)
+
+
+@kernel(Counters)
 def take_turns(op: int, step: int, thread: int, threads: int) -> None:
-    """One thread is much slower; then all copy thread 0's count. Argument 1: the slow one."""
-    if thread == argument(op, 1):
+    """One thread is much slower; then all copy its count."""
+    if thread == argument(op, _COUNTERS.slow):
         for _ in range(200_000):
             pause()
-        put_i64(argument(op, 0), get_i64(argument(op, 0)) + 1)
+        put_i64(argument(op, _COUNTERS.counters), get_i64(argument(op, _COUNTERS.counters)) + 1)
 
 
-@kernel()
+@kernel(Counters)
 def copy_count(op: int, step: int, thread: int, threads: int) -> None:
     """Copy the count into the thread's own line."""
-    put_i64(argument(op, 0) + 64 * (1 + thread), get_i64(argument(op, 0)))
+    counters = argument(op, _COUNTERS.counters)
+    put_i64(counters + 64 * (1 + thread), get_i64(counters))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 19])
@@ -66,8 +78,9 @@ def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
     builder = ProgramBuilder()
     late = [thread for thread in range(0, threads, 1 + threads // 8) for _ in range(3)]
     for thread in late:
-        builder.add(take_turns, counters.ctypes.data, thread, barrier=Barrier.ALWAYS)
-        builder.add(copy_count, counters.ctypes.data, barrier=Barrier.ALWAYS)
+        arguments = Counters(counters=counters.ctypes.data, slow=thread)
+        builder.add(take_turns, arguments, barrier=Barrier.ALWAYS)
+        builder.add(copy_count, arguments, barrier=Barrier.ALWAYS)
     program = builder.build()
     step = aligned_zeros((int(Step.SIZE),), np.int64)
     team = ThreadTeam(threads)
