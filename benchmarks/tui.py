@@ -1,4 +1,4 @@
-"""How fast the terminal chat is: first paint, typing echo while an answer streams, flush lag, memory of a long chat.
+"""What the terminal chat costs: first paint, typing echo while an answer streams, processor time, memory, leaving.
 
 Run it on an idle machine: `python -m benchmarks.tui [MODEL]`. The answers are scripted, so that only the screen is
 measured; only the cost of a restart of a long chat is measured with a model, the built-in one by default.
@@ -6,6 +6,7 @@ measured; only the cost of a restart of a long chat is measured with a model, th
 
 import asyncio
 import contextlib
+import gc
 import os
 import pty
 import statistics
@@ -32,6 +33,7 @@ from tui.backend import ModelChoice, ModelInfo
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore
+from tui.widgets.transcript import WINDOW
 
 SPEED = 400  # tokens per second
 SECONDS = 8
@@ -47,24 +49,67 @@ class Least(App):
 Least().run()
 """
 TEXT = "Some **words** of an answer, `code` among them, go on and on.\n\n"
+USUAL_SPEED = 40  # tokens per second of the answers in a grown chat
+GROWN = 200  # messages that a chat grows by
+RICH = """## Step by step
+
+Use a **virtual environment** so that `pip` leaves the system alone, and pin what you install. It takes a minute:
+
+1. Create it with `python -m venv .venv`, then activate it.
+2. Install the requirements:
+   - `numpy` for arrays,
+   - `pandas` for tables, which is *large*.
+3. Run the tests before you change anything.
+
+| tool | what it does | when |
+|------|--------------|------|
+| venv | isolates packages | always |
+| pip | installs them | after a change |
+| pytest | runs the tests | often |
+
+```python
+def mean(values: list[float]) -> float:
+    # The mean; 0.0 if there are none.
+    if not values:
+        return 0.0
+    return sum(values) / len(values)
+
+
+for name in ("one", "two"):
+    print(name, mean([1.0, 2.0, 3.0]))
+```
+
+> A word of warning: do not delete the folder while a program of it runs.
+
+- First, check the versions.
+- Then, compare with the *lock file*; see [the docs](https://example.com/docs).
+- At last, run `make test` again and look at the output closely.
+
+That is all there is to it. If something fails, read the last lines of the output first: they name the file and the \
+line that went wrong, and most of the time the reason, too. Ask again with that text.
+"""
 
 
 class TimedAnswer:
-    """Returns the 4-character tokens that are due at SPEED by the clock, however often the screen polls."""
+    """Returns the 4-character tokens of a text that are due by the clock, however often the screen polls.
 
-    def __init__(self) -> None:
+    speed: tokens per second; 0 returns all at once.
+    """
+
+    def __init__(self, text: str, speed: int) -> None:
+        self._text, self._speed = text, speed
         self._began = time.monotonic()
-        self._sent = 0
-        self.ends = self._began + SECONDS
+        self._sent, self._count = 0, -(-len(text) // 4)
+        self.ends = self._began + self._count / (speed or self._count)
 
     def poll(self) -> list[AnswerEvent]:
         passed = time.monotonic() - self._began
-        due = min(int(passed * SPEED), SPEED * SECONDS)
+        due = min(int(passed * self._speed), self._count) if self._speed else self._count
         if due == self._sent:
             return []
         start, self._sent = self._sent, due
-        text = "".join(TEXT[4 * n % len(TEXT) :][:4] for n in range(start, due))
-        reason = FinishReason.STOP if due == SPEED * SECONDS else None
+        text = self._text[4 * start : 4 * due]
+        reason = FinishReason.STOP if due == self._count else None
         counts, timings = Counts(prompt=9, generated=due), Timings(decode_s=passed, ttft_s=0.01)
         progress: Progress | None = None
         return [AnswerEvent((AnswerPart(PartKind.CONTENT, text),), counts, timings, progress, finish_reason=reason)]
@@ -76,8 +121,9 @@ class TimedAnswer:
 class TimedBackend:
     """A backend whose answers are timed; everything else is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = (TEXT * SPEED)[: 4 * SPEED * SECONDS], speed: int = SPEED) -> None:
         self.answers: list[TimedAnswer] = []
+        self.text, self.speed = text, speed
         self.info: ModelInfo | None = None
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
@@ -85,7 +131,7 @@ class TimedBackend:
         return self.info
 
     def submit(self, request: AnswerRequest) -> TimedAnswer:
-        self.answers.append(TimedAnswer())
+        self.answers.append(TimedAnswer(self.text, self.speed))
         return self.answers[-1]
 
     def count_tokens(self, text: str) -> int | None:
@@ -218,6 +264,51 @@ async def long_chat(folder: Path) -> tuple[float, float]:
     return took, memory
 
 
+async def grown(folder: Path) -> tuple[float, float, float, float]:
+    """A chat that grows in one process, by answers with lists, tables and code.
+
+    Returns processor seconds per second of streaming in the short and in the long chat, KiB of memory per message, and
+    seconds until the program has been left.
+    """
+    store = SessionStore(folder / "grown.db")
+    backend = TimedBackend(RICH)
+    app = ChatApp(backend, store, "timed")
+    process = psutil.Process()
+    async with app.run_test(size=(120, 40)) as pilot:
+        chat = app.screen
+        assert isinstance(chat, ChatScreen)
+        while chat.info is None:
+            await pilot.pause(0.01)
+
+        async def ask(speed: int) -> float:
+            """Ask, and return the processor seconds per second until the answer has ended."""
+            backend.speed = speed
+            chat.prompt.insert("Tell me how to do it.")
+            chat.prompt.action_send()
+            while not chat.busy:
+                await asyncio.sleep(0.001)
+            spent, began = process.cpu_times(), time.monotonic()
+            while chat.busy:
+                await asyncio.sleep(0.01)
+            now = process.cpu_times()
+            return (now.user + now.system - spent.user - spent.system) / (time.monotonic() - began)
+
+        for _ in range(WINDOW):  # until as much is mounted as will ever be
+            await ask(0)
+        short = await ask(USUAL_SPEED)
+        gc.collect()
+        memory = process.memory_info().rss
+        for _ in range(GROWN // 2):
+            await ask(0)
+        gc.collect()
+        memory = process.memory_info().rss - memory
+        long = await ask(USUAL_SPEED)
+        left = time.monotonic()
+    left = time.monotonic() - left
+    store.close()
+    return short, long, memory / GROWN / 2**10, left
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of all values are."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
@@ -229,6 +320,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         paint, least = first_paint()
         echo, lag, late = asyncio.run(streaming(folder))
+        short, long, message, left = asyncio.run(grown(folder))
         took, memory = asyncio.run(long_chat(folder))
         kept, again, cached = resumed(folder, sys.argv[1] if len(sys.argv) > 1 else BUILT_IN)
     rows = [
@@ -237,6 +329,10 @@ def main() -> None:
         (f"typing echo p95 at {SPEED} tok/s", f"{percentile(echo, 0.95) * 1000:.0f} ms", "50 ms"),
         (f"loop lag p95 at {SPEED} tok/s", f"{percentile(lag, 0.95) * 1000:.0f} ms", ""),
         (f"answer of {SECONDS} s ends late by", f"{late * 1000:.0f} ms", ""),
+        (f"processor time per second at {USUAL_SPEED} tok/s", f"{short * 100:.0f} %", "10 %"),
+        (f"the same {GROWN} messages later", f"{long * 100:.0f} %", "10 %"),
+        ("memory of a message", f"{message:.0f} KiB", "50 KiB"),
+        (f"leaving a chat of {GROWN} messages", f"{left:.2f} s", "1 s"),
         (f"opening a chat of {LONG} messages", f"{took:.2f} s", ""),
         (f"memory that {LONG} messages add", f"{memory:.0f} MiB", ""),
         (f"first token after a restart, {cached} from disk", f"{kept * 1000:.0f} ms", ""),

@@ -16,10 +16,11 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from localllm.errors import LocalLLMError
-from localllm.text import harmless
+from localllm.text import counted, harmless
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
+from tui.drafts import Drafts
 from tui.parameters import Parameters
 from tui.saved import Persona
 from tui.screens.approval import ApprovalScreen
@@ -37,6 +38,7 @@ else:
     LEAVE_ON = (signal.SIGTERM, signal.SIGHUP)
 """Sent on logout, terminal close or shutdown."""
 _HANG_UP = 1  # SIGHUP, which Windows lacks
+KEEP_EVERY_S = 0.5  # between two looks for changed drafts
 LEAVE_S = 3.0  # a second Ctrl+C within this time quits
 
 # Backgrounds are nearly grey: 256-colour terminals would show dark tints as blue.
@@ -70,6 +72,7 @@ LIGHT = Theme(
     dark=False,
     variables={"footer-key-foreground": "#b3560b", "footer-background": "#fafafa", "border": "#b8b8b5"},
 )
+_VISITED = "browser visit"  # the store's key for a visit and its chat
 _BETWEEN_TABS = (("next",), ("previous",))  # commands
 # The terminal's own 16 colours on its own background.
 PLAIN = {True: "ansi-dark", False: "ansi-light"}
@@ -96,7 +99,7 @@ class ChatApp(App[None]):
             for command in COMMANDS
             if command.key
         ),
-        Binding("ctrl+p", "command_palette", "Palette", show=False, priority=True),
+        Binding("ctrl+p", "command_palette", "Commands", show=False, priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop, leave", id="interrupt", show=False, priority=True),
     ]
 
@@ -130,6 +133,8 @@ class ChatApp(App[None]):
         self._remembered_as = remembered_as
         self._parameters = parameters or Parameters()
         self._loader = ModelLoader(backend, self, remembered_as)
+        self._drafts = Drafts(store)
+        self._visit: str | None = None
         self.tabs = Tabs(self, self._make_chat)
         self.tabs.add().prompt.text = typed
         self._interrupted = -LEAVE_S
@@ -148,13 +153,19 @@ class ChatApp(App[None]):
     def chat(self) -> ChatScreen:
         return self.tabs.current
 
-    def begin_with(self, resume: bool, system: str | None, persona: Persona | None = None) -> None:
+    def begin_with(
+        self, resume: bool, system: str | None, persona: Persona | None = None, visit: str | None = None
+    ) -> None:
         """Before the run: open the last chat, if there is one; apply a persona; set the system prompt.
 
-        Raises SessionError.
+        visit: names the visits of one browser page; the chat of the last visit is opened. Raises SessionError.
         """
         conversation = self.chat.conversation
-        if resume and (last := self.store.sessions(limit=1)):
+        self._visit = visit
+        name, _, known = (self.store.remembered(_VISITED) or "").partition(" ")
+        if visit and visit == name and int(known) in [session.id for session in self.store.sessions()]:
+            conversation.open(int(known))
+        elif resume and (last := self.store.sessions(limit=1)):
             conversation.open(last[0].id)
         if persona is not None:
             conversation.set_parameters(persona.over(conversation.parameters, conversation.defaults))
@@ -183,6 +194,34 @@ class ChatApp(App[None]):
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
+        self._take_over_drafts()
+        self.set_interval(KEEP_EVERY_S, self._keep_drafts)
+
+    def _take_over_drafts(self) -> None:
+        """Continue with what was not sent when an earlier chat ended: in the prompt, and in the history."""
+        try:
+            drafts = self._drafts.take_over()
+        except LocalLLMError as error:
+            self.chat.show_error(str(error))
+            return
+        if not drafts:
+            return
+        others = [draft.text for draft in drafts[:-1]]
+        self.chat.take_over(others, {file.name: file for draft in drafts for file in draft.pasted})
+        self.chat.prompt.give_back(drafts[-1].text)
+        more = f" Up brings back {counted(len(others), 'other text')}." if others else ""
+        self.notify(f"What you had not sent is back in the prompt.{more}", markup=False)
+
+    def _keep_drafts(self) -> None:
+        """Keep what a crash, or a reload of the browser's page, would lose."""
+        try:
+            if self._visit and (session_id := self.chat.conversation.session_id) is not None:
+                visited = f"{self._visit} {session_id}"
+                if self.store.remembered(_VISITED) != visited:
+                    self.store.remember(_VISITED, visited)
+            self._drafts.keep([tab.prompt for tab in self.tabs.all])
+        except LocalLLMError as error:
+            self.log.warning(str(error))  # it is tried again, and the status line says that nothing can be saved
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's driver, wrapped to survive the loss of its terminal."""
@@ -201,7 +240,8 @@ class ChatApp(App[None]):
         self.exit(return_code=128 + number)
 
     def _keep_answers(self) -> None:
-        """Save the partial answers of all tabs."""
+        """Save the partial answers and the drafts of all tabs."""
+        self._keep_drafts()
         for chat in self.tabs.all:
             chat.writer.keep()
 

@@ -1,18 +1,21 @@
 """Attachments of a message: files named in its text by @path, and long pasted texts."""
 
 import base64
+import hashlib
 import mimetypes
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gguf_io.system import read_file
+from localllm.documents.excerpt import as_file
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import decoded, user_path
 from localllm.text import shortened
-from tui.sessions import Attachment
+from tui.sessions import PASTED, Attachment
 
 # At the start or after whitespace, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
 _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
@@ -32,6 +35,73 @@ PictureCounter = Callable[[bytes], int | None]
 
 class MissingFileError(RequestError):
     """A prompt names a file that does not exist. It may be meant as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a draft weighs. tokens: of its text and its attached texts. context: None if unknown."""
+
+    tokens: int
+    context: int | None = None
+    attached: tuple[str, ...] = ()
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether the draft alone exceeds the context."""
+        return self.context is not None and self.tokens > self.context
+
+    def __str__(self) -> str:
+        tokens = f"{self.tokens:,} token{'s' if self.tokens != 1 else ''}"
+        most = f", more than the context of {self.context:,}" if self.is_too_much else ""
+        files = "" if not self.attached else f" with {', '.join(self.attached)}"
+        return f"{tokens}{files if len(files) < 32 else f' with {len(self.attached)} attachments'}{most}"
+
+
+def weigh(
+    text: str, context: int | None, count_tokens: Counter, known: Sequence[Attachment], counts: dict[Attachment, int]
+) -> Weight | None:
+    """The weight of a draft with the texts that it names, without pictures; None if tokens cannot be counted.
+
+    counts: the tokens of the attachments that were counted before; is updated.
+    """
+    tokens = count_tokens(text)
+    if tokens is None:
+        return None
+    files = {name: file for name, file in _named(text, known) if file is not None}
+    for gone in counts.keys() - files.values():
+        del counts[gone]
+    for name, file in files.items():
+        if file not in counts:
+            counts[file] = count_tokens(as_file(name, file.text)) or 0
+        tokens += counts[file]
+    return Weight(tokens, context, tuple(shortened(file.label, 24) for file in files.values()))
+
+
+def pasted(text: str) -> Attachment:
+    """A long pasted text as an attachment, named by its size."""
+    lines = text.count("\n") + 1
+    size = f"{lines}-lines" if lines > 1 else f"{len(text)}-characters"
+    return Attachment(f"pasted-{size}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}", text)
+
+
+def _named(text: str, known: Sequence[Attachment]) -> list[tuple[str, Attachment | None]]:
+    """The readable texts that a draft names; None for those that are no text or too large."""
+    named = {file.name: file for file in known}
+    return [(name, named.get(name) or _small_text(name)) for name in dict.fromkeys(_mentions(text))]
+
+
+def _small_text(name: str) -> Attachment | None:
+    path = user_path(name)
+    try:
+        if not os.path.isfile(path) or path.stat().st_size > MAX_TEXT_BYTES:
+            return None
+        return Attachment(name, decoded(path.read_bytes()))
+    except (OSError, ValueError):  # sending it says why it cannot be read
+        return None
+
+
+def _mentions(text: str) -> list[str]:
+    return [quoted or plain.rstrip(".,;:!?)") for quoted, plain in _MENTION.findall(text)]
 
 
 def find_attachments(
@@ -57,6 +127,10 @@ def find_attachments(
             found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
         elif os.path.isfile(path):
             found[name] = _attached(name, path, count_tokens, picture_tokens)
+        elif strict and PASTED.fullmatch(name):
+            raise MissingFileError(
+                f"{name} was pasted into another chat. Paste it again; Enter sends its name as text."
+            )
         elif strict and (quoted or _FILE_LIKE.fullmatch(name)):
             what = "is a folder" if os.path.isdir(path) else "does not exist"
             raise MissingFileError(f"{shortened(name)} {what}. Correct the name; Enter again sends it as text.")

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from localllm.measure.laboratory import ModelCosts
 
 
+def short_name(model: str) -> str:
+    """A model's name as every part of the chat shows it: of a path, a URL or a repository, the last part."""
+    return model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
 class LoadStoppedError(LocalLLMError):
     """The load was stopped; raised by a LoadProgress."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The current model. context: in tokens. notice: shown to the user.
+    """The current model. name: as the user gave it. context: in tokens. notice: shown to the user.
 
     place: where it runs, e.g. "llama.cpp, 20/29 layers on GPU". converses: False if it only completes text. sees:
     whether it reads pictures. titles: False if it is too small to title a conversation. settings: the model's own,

@@ -21,6 +21,7 @@ def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     persona: Annotated[str | None, typer.Option(metavar="NAME", help="Use a saved persona.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Store the sessions in this file.")] = None,
+    visit: Annotated[str | None, typer.Option(hidden=True)] = None,
     web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
@@ -45,4 +46,4 @@ def chat(
         go_on_watched()
     from tui.start import run_chat
 
-    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona))
+    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona, visit))

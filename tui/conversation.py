@@ -125,8 +125,16 @@ class Conversation:
         del self.messages[self._index(message) :]
         self.store.cut(message.session_id, message.parent_id)
 
-    def save(self, message: Message) -> None:
-        self.store.update(message)
+    def save(self, message: Message, lasting: bool = True) -> None:
+        """Store a message. lasting: as in SessionStore.update."""
+        self.store.update(message, lasting)
+
+    def reread_if_changed(self, message: Message) -> bool:
+        """Read the session again if another program has changed a message; False if it has not."""
+        if not self.store.has_changed(message):
+            return False
+        self._read(message.session_id)
+        return True
 
     def variant(self, message: Message) -> tuple[int, int]:
         """A message's 1-based position among its variants, and their count."""
@@ -224,7 +232,7 @@ class Conversation:
     def set_summary(self, message: Message, summary: str) -> None:
         """Replace a message and all before it by a summary in requests; "" sends the messages again."""
         message.summary = summary
-        self.save(message)
+        self.store.summarise(message)
 
     def summed(self) -> Message | None:
         """The message whose summary is in use."""

@@ -157,7 +157,8 @@ def requests(snapshot: EngineSnapshot, most: int = 8) -> Content:
     """Running and waiting requests, and the last finished ones."""
     lines: list[Piece] = []
     for request in snapshot.requests[:most]:
-        state = "waits" if request.waiting else "decodes" if request.generated else "prefills"
+        decodes = request.generated and request.tokens - request.computed <= 1  # else it reads text, perhaps again
+        state = "waits" if request.waiting else "decodes" if decodes else "prefills"
         lines += [
             (f"{state:<9}", "$warning" if request.waiting else "$success"),
             (f"{request.computed}/{request.tokens} computed · {request.cached} cached · {request.generated} new", ""),
@@ -165,7 +166,7 @@ def requests(snapshot: EngineSnapshot, most: int = 8) -> Content:
             ("\n", ""),
         ]
     if not snapshot.requests:
-        lines.append(("The engine rests.\n", MUTED))
+        lines.append(("Idle\n", MUTED))
     ended = [each for each in snapshot.timelines if each.ended is not None]
     for each in ended[::-1][: max(most - len(snapshot.requests) - 1, 0)]:
         took = human_seconds((each.ended or 0.0) - each.came)

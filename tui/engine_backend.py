@@ -67,7 +67,7 @@ class EngineBackend:
             # The manifest's parameters are already in the settings, where the user can change them.
             self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
             self._found = found
-            self._info = info = _info(model, found, settings)
+            self._info = info = _info(model, found, settings, name)
         return info
 
     def submit(self, request: AnswerRequest) -> "LocalStream":
@@ -145,7 +145,7 @@ class EngineBackend:
             release_memory()
 
 
-def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
+def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings, name: str) -> ModelInfo:
     from localllm.library.entry import Source
 
     converses = not model.template.is_default
@@ -155,7 +155,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
     elif not converses:
         notice = "This model has no chat template: it continues your text."
     return ModelInfo(
-        name=found.name if found.source is not Source.PATH else model.file.name or found.path.stem,
+        name=name,
         place=_place(model.placement),
         context=model.engine.context,
         converses=converses,

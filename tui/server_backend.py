@@ -16,7 +16,7 @@ from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
-from tui.backend import ModelChoice, ModelInfo
+from tui.backend import ModelChoice, ModelInfo, short_name
 
 if TYPE_CHECKING:
     from gguf_io.runner_info import LoadProgress
@@ -79,7 +79,9 @@ class ServerBackend:
     def picture_tokens(self, data: bytes) -> int | None:
         """Always None. Raises RequestError if the model reads text only."""
         if self._info and not self._info.sees:
-            raise RequestError(f"{self._info.name} reads text only. Choose a model that reads pictures: /models.")
+            raise RequestError(
+                f"{short_name(self._info.name)} reads text only. Choose a model that reads pictures: /models."
+            )
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":

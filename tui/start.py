@@ -33,13 +33,14 @@ def run_chat(
     resume: bool = False,
     system: str | None = None,
     persona: str | None = None,
+    visit: str | None = None,
 ) -> int:
     """Run the chat until the user quits, and return its exit code.
 
     model: None selects the last one used. flags: settings by name, as in load_settings. host: the address of a server
-    to use instead of an in-process engine. resume, system, persona: see ChatApp.begin_with. Raises SessionError if
-    sessions cannot be saved, SettingsError for invalid settings or keys, RequestError if the persona cannot be read or
-    TERM is dumb.
+    to use instead of an in-process engine. resume, system, persona, visit: see ChatApp.begin_with. Raises SessionError
+    if sessions cannot be saved, SettingsError for invalid settings or keys, RequestError if the persona cannot be read
+    or TERM is dumb.
     """
     if os.environ.get("TERM") == "dumb" and not in_browser():
         raise RequestError(
@@ -74,7 +75,7 @@ def run_chat(
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
         app = ChatApp(backend, store, model, parameters, keys, remembered_as, light, plain, typed)
-        app.begin_with(resume, system, answering)
+        app.begin_with(resume, system, answering, visit)
         app.run()
         return app.return_code or 0
 
@@ -116,12 +117,13 @@ def actions() -> list[str]:
     from tui.screens.inspector import InspectorScreen
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen
+    from tui.screens.question import QuestionScreen
     from tui.screens.sessions import SessionsScreen
     from tui.widgets.find import FindBar
     from tui.widgets.messages import MessageView
     from tui.widgets.prompt import Prompt
 
-    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen)
+    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen, QuestionScreen)
     owners = (ChatApp, ChatView, ChatScreen, Prompt, FindBar, MessageView, *panels)
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})

@@ -7,6 +7,7 @@ Origin headers are checked. A content security policy stops the page from loadin
 
 import asyncio
 import hmac
+import re
 import secrets
 import shlex
 import signal
@@ -22,11 +23,20 @@ from textual_serve.server import Server
 from localllm.cli.terminal import answer, note
 
 COOKIE = "localllm_chat"
+VISIT = "--visit"  # the option with which each process of one server opens the chat of the process before it
 EARLIER_S = 10.0  # how long a reloaded page waits for its previous chat to end
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self' {socket}; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+# textual-serve's page takes its font from Google, which the policy forbids; the font comes with textual-serve as well.
+_GOOGLE_FONT = re.compile(r"<link[^>]*fonts\.googleapis\.com[^>]*>")
+_HEAD = """<title>localllm</title>
+    <meta name="viewport" content="width=device-width, initial-scale=1" />
+    <link rel="icon" href="data:," />
+    <style>
+      @font-face { font-family: "Roboto Mono"; src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf"); }
+    </style>"""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -38,10 +48,10 @@ def serve_chat(arguments: Sequence[str]) -> None:
 
 async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
     port = listening.getsockname()[1]
-    words = [sys.executable, "-m", "localllm", "chat", *arguments]
+    words = [sys.executable, "-m", "localllm", "chat", *arguments, VISIT, secrets.token_hex(8)]
     # exec, so that closing the page ends the chat and not only its shell.
     command = subprocess.list2cmdline(words) if sys.platform == "win32" else "exec " + shlex.join(words)
-    server = Server(command, host="127.0.0.1", port=port, title="localllm")
+    server = ChatServer(command, host="127.0.0.1", port=port, title="localllm")
     gate = Gate(port)
     site = await server._make_app()
     site.on_startup.clear()  # it prints textual-serve's own banner
@@ -61,6 +71,17 @@ async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
         await stop.wait()
     finally:
         await runner.cleanup()
+
+
+class ChatServer(Server):
+    """Serves the chat in a page with a title, which loads nothing from elsewhere."""
+
+    async def handle_index(self, request: web.Request) -> web.Response:
+        """textual-serve's page, changed where its template cannot be."""
+        page = await super().handle_index(request)
+        assert isinstance(page, web.Response) and page.text is not None
+        page.text = _GOOGLE_FONT.sub(_HEAD, page.text, count=1).replace("<html>", '<html lang="en">', 1)
+        return page
 
 
 class Gate:

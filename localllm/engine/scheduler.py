@@ -48,7 +48,7 @@ class Plan:
     drafts; the latter two only once the prompt is complete. pages: taken by all parts. again: this pass changed what
     the next one can plan, by reading stored KV or by preempting, so the engine must schedule again even if no row
     was planned. patient: the step may take long, because it is interrupted as soon as a request arrives or is
-    cancelled. decoded, drafted: rows of answers, and of drafts after them. decodes: each part has one pending token.
+    cancelled. decoded, drafted: rows of decoding, and of drafts after them. decodes: each part has one pending token.
     images: some part is an image. work: each part's timeline, whether it decodes, and its rows.
     """
 
@@ -76,12 +76,14 @@ class Plan:
         assert sequence.handle is not None
         self.pages += pages
         self.parts.append(part)
-        self.work.append((part.generation.timeline, part.generation.generated > 0, len(part)))
+        # A request that was preempted reads its prompt and its answer again: that is prefill.
+        decoding = part.generation.generated > 0 and sequence.pending == 1
+        self.work.append((part.generation.timeline, decoding, len(part)))
         if part.image is not None:
             self.images = True
             self.logits.append(slice(0, 0))
             return
-        self.decoded += part.count if part.generation.generated else 0
+        self.decoded += part.count if decoding else 0
         self.drafted += len(part.drafts)
         self.decodes = self.decodes and part.count == 1
         rows = [*sequence.tokens[start : start + part.count], *part.drafts]

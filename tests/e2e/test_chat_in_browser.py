@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -68,6 +69,9 @@ def test_only_whoever_has_the_address_comes_in_and_only_once(address: str) -> No
     jar = cookie.partition(";")[0]
     status, headers, text = asked(address, "/", Cookie=jar)
     assert status == 200 and "textual.js" in text
+    assert "<title>localllm</title>" in text and "googleapis" not in text
+    font = re.findall(r'url\("(/static/fonts/[^"]+)"\)', text)[0]
+    assert asked(address, font, Cookie=jar)[0] == 200
     assert "default-src 'self'" in headers["Content-Security-Policy"]
     assert asked(address, "/", Cookie=jar, Origin="http://evil.example")[0] == 403
     assert asked(address, "/ws", Cookie=jar, Origin="null")[0] == 403

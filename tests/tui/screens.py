@@ -30,9 +30,10 @@ from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
+from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
-from tui.widgets.frame import Note
+from tui.widgets.frame import KeyBar, Note
 
 Flow = Callable[[Pilot[None]], Awaitable[None]]
 
@@ -105,7 +106,7 @@ async def wrong(pilot: Pilot[None]) -> None:
 
 
 async def first_model(pilot: Pilot[None]) -> None:
-    await until(pilot, lambda: [key for key in pilot.app.screen.query("FooterKey") if key.size.width])
+    await until(pilot, lambda: "F1" in str(chat_of(pilot).query_one(KeyBar).content))
     machine_of(pilot).painted.set()
     await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
     entries = pilot.app.screen.query_one(OptionList)
@@ -191,6 +192,13 @@ async def leaving(pilot: Pilot[None]) -> None:
     await tabs(pilot)
     await pilot.press("ctrl+c")
     await until(pilot, lambda: chat_of(pilot).notice.display)
+
+
+async def question(pilot: Pilot[None]) -> None:
+    """Whether a running answer may be stopped."""
+    await writing(pilot)
+    await pilot.press("ctrl+n")
+    await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
 
 
 async def picker(pilot: Pilot[None]) -> None:
@@ -327,7 +335,7 @@ async def summary(pilot: Pilot[None]) -> None:
 SCREENS: dict[str, Flow] = {
     flow.__name__.replace("_", "-"): flow
     for flow in (
-        *(welcome, loading, answer, wide, thoughts, writing, editing, commands, palette, help_note, wrong),
+        *(welcome, loading, answer, wide, thoughts, writing, question, editing, commands, palette, help_note, wrong),
         *(first_model, models, parameters, chats, chats_found, find, tabs, leaving, picker),
         *(inspector, timeline, laboratory, answers),
         *(approval, approval_to_run, tool_result, tools, personas, folder, summary),

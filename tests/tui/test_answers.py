@@ -2,7 +2,7 @@
 
 import asyncio
 
-from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
@@ -11,11 +11,12 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import SessionStore
+from tui.widgets.markdown import AnswerMarkdown
 from tui.widgets.messages import AnswerView
 
 
 def shown(answer: AnswerView) -> str:
-    return answer.query_one(Markdown).source
+    return answer.query_one(AnswerMarkdown).source
 
 
 def test_an_answer_streams_and_is_kept(make_app: MakeApp, store: SessionStore) -> None:

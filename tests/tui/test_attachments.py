@@ -122,7 +122,7 @@ def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
             chat = await loaded(pilot)
             await ask(pilot, "What is @fox.png?")
             backend.sees = False
-            chat.load_model("blind")
+            await chat.load_model("blind")
             await until(pilot, lambda: backend.loaded == ["tiny", "blind"] and not chat.loader.busy)
             assert chat.notice.content == "blind reads text only: it answers without this chat's pictures."
             await ask(pilot, "Are you sure?")
@@ -132,7 +132,7 @@ def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
                 "Answered without fox.png: this model reads text only.\n"
             )
             backend.sees = True
-            chat.load_model("tiny")
+            await chat.load_model("tiny")
             await until(pilot, lambda: backend.loaded[2:] == ["tiny"] and not chat.loader.busy)
             await ask(pilot, "And now?")
 
@@ -219,7 +219,8 @@ def test_a_long_text_that_is_pasted_becomes_an_attachment(make_app: MakeApp) -> 
             name = pasted.split("@")[1].strip()
             assert pasted == f"a short one @{name} "
             await ask(pilot, "")
-            assert f"▤ {name} · 80 tokens" in str(chat.query_one(".attachment", Static).content)
+            assert name.startswith("pasted-40-lines-")
+            assert "▤ pasted 40 lines · 80 tokens" in str(chat.query_one(".attachment", Static).content)
 
     asyncio.run(flow())
     assert f"```\n{text}\n```" in backend.requests[0].messages[0]["content"]

@@ -12,9 +12,9 @@ from tests.tui.conftest import MakeApp
 from tui.screens.chat import ChatScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import Message, Role, SessionStore
-from tui.widgets.find import CURRENT
-from tui.widgets.frame import MATCH
-from tui.widgets.markdown import FittedTable
+from tui.widgets.frame import CURRENT, MATCH
+from tui.widgets.markdown import AnswerMarkdown
+from tui.widgets.transcript import WINDOW
 
 ANSWER = """\
 The **harbour** is old.
@@ -35,11 +35,21 @@ harbour = 1
 def styles(chat: ChatScreen, style: str) -> list[str]:
     """The texts on the screen with this style."""
     found = []
-    for static in chat.transcript.query(Static):
-        content = static.visual
-        spans = getattr(content, "spans", [])
-        found += [content.plain[span.start : span.end] for span in spans if span.style == style]  # type: ignore[attr-defined]
+    for part in chat.transcript.walk_children():
+        if isinstance(part, Static):
+            content = part.visual
+            spans = getattr(content, "spans", [])
+            found += [content.plain[span.start : span.end] for span in spans if span.style == style]  # type: ignore[attr-defined]
+        elif isinstance(part, AnswerMarkdown):
+            chosen = part._matches[part._at : part._at + 1] if style == CURRENT else part._matches
+            found += [part._pieces[place].texts[text].plain[start:end] for place, text, start, end in chosen]
     return found
+
+
+def colours(chat: ChatScreen, word: str) -> set[str]:
+    """How a word of an answer is drawn."""
+    strips = [strip for answer in chat.query(AnswerMarkdown) for strip in answer._lines[1]]
+    return {str(part.style) for strip in strips for part in strip if word in part.text}
 
 
 def count(chat: ChatScreen) -> str:
@@ -60,12 +70,11 @@ def test_matches_are_marked_and_counted_and_typing_types(make_app: MakeApp) -> N
             chat = await loaded(pilot)
             await ask(pilot, "Where is the harbour?")
             await search(pilot, chat, "HARBOUR")
-            await until(pilot, lambda: count(chat) == "5 of 5")
-            table = chat.transcript.query(FittedTable).first()
-            await until(pilot, lambda: chat.find._tables == [table])
+            await until(pilot, lambda: count(chat) == "5 of 5" and styles(chat, CURRENT) == ["harbour"])
+            assert styles(chat, MATCH) == ["harbour", "harbour", "Harbour", "harbour", "harbour"]
+            await until(pilot, lambda: any("reverse" in style for style in colours(chat, "harbour")))
             await pilot.press("up")
             await until(pilot, lambda: count(chat) == "4 of 5" and styles(chat, CURRENT) == ["harbour"])
-            assert styles(chat, MATCH) == ["harbour", "harbour", "Harbour", "harbour"]
             await pilot.press("up")
             await until(pilot, lambda: count(chat) == "3 of 5" and styles(chat, CURRENT) == ["Harbour"])
             await pilot.press("enter", "ctrl+f", "enter")
@@ -115,7 +124,7 @@ def test_a_match_far_up_is_mounted_and_the_chat_goes_on_at_its_end(make_app: Mak
             assert chat.transcript.views[0].message.content == "Question 0"
             assert len(chat.transcript.views) < 60
             chat.transcript.scroll_end(animate=False)  # which mounts what follows
-            await until(pilot, lambda: len(chat.transcript.views) > 30)
+            await until(pilot, lambda: len(chat.transcript.views) > WINDOW)
             await pilot.press("escape")
             await ask(pilot, "One more")
             contents = [view.message.content for view in chat.transcript.views]

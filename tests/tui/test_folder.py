@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(pilot: object) -> str:
     views = chat_of(pilot).transcript.views  # type: ignore[arg-type]
-    return views[-1]._markdown._markdown  # type: ignore[attr-defined, no-any-return]
+    return views[-1]._markdown.source  # type: ignore[attr-defined, no-any-return]
 
 
 def test_an_answer_about_a_folder_is_checked(make_app: MakeApp, folder: Path) -> None:

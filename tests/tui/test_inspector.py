@@ -36,6 +36,23 @@ SNAPSHOT = EngineSnapshot(
 )
 
 
+@pytest.mark.parametrize(
+    ("request_", "state"),
+    [
+        (RequestView(40, 39, 16, 3, waiting=False, background=False), "decodes"),
+        (RequestView(40, 16, 16, 0, waiting=False, background=False), "prefills"),
+        (RequestView(40, 16, 16, 3, waiting=False, background=False), "prefills"),  # again, after a preemption
+        (RequestView(40, 0, 0, 3, waiting=True, background=False), "waits"),
+    ],
+)
+def test_the_state_of_a_request(request_: RequestView, state: str) -> None:
+    assert str(drawings.requests(replace(SNAPSHOT, requests=(request_,)))).startswith(f"{state:<9}")
+
+
+def test_without_requests_the_engine_is_idle() -> None:
+    assert str(drawings.requests(replace(SNAPSHOT, requests=()))).startswith("Idle\n")
+
+
 def test_the_schedule_has_a_column_a_step() -> None:
     lines = str(drawings.schedule(SNAPSHOT.steps, 10, 2)).splitlines()
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5

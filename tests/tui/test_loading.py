@@ -17,10 +17,14 @@ from tests.localllm.library.conftest import write_ollama_model
 from tests.localllm.library.model_server import ModelServer
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import LoadStoppedError, ModelChoice
+from tui.backend import LoadStoppedError, ModelChoice, short_name
 from tui.choices import find_or_pull, model_choices
+from tui.commands.sessions import open_session
 from tui.screens.models import ModelsScreen
+from tui.screens.question import QuestionScreen
+from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
+from tui.widgets.frame import KeyBar
 
 BUILT_IN = ModelChoice("builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in")
 TO_PULL = ModelChoice("small:1b", 10**9, memory=10**9, here=False, suits="short answers", licence="MIT")
@@ -276,3 +280,145 @@ def test_suggestions_are_those_that_are_not_here(home: Path) -> None:
     here = {choice.name: choice.here for choice in later}
     assert here["qwen3:0.6b"] is True
     assert len([choice for choice in later if choice.name == "qwen3:0.6b"]) == 1
+
+
+def test_a_new_model_removes_old_errors_and_what_was_said_of_the_last_one(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            chat.transcript.tell("It tells stories.")
+            await say(pilot, "/exprot")
+            await until(pilot, lambda: chat.query(".failure"))
+            chat.prompt.text = ""
+            await say(pilot, "/load other")
+            await until(pilot, lambda: backend.loaded == ["tiny", "other"] and chat.info)
+            await until(pilot, lambda: not chat.query(".failure"))
+            assert not chat.query_one("Welcome .notice", Static).display
+            await ask(pilot, "Go")
+            chat.transcript.tell("It tells stories.")
+            await until(pilot, lambda: chat.query(".of-model"))
+            await say(pilot, "/load third")
+            await until(pilot, lambda: backend.loaded[-1] == "third" and not chat.query(".of-model"))
+
+    asyncio.run(flow())
+
+
+def test_one_name_everywhere(make_app: MakeApp, store: SessionStore) -> None:
+    path = "/models/of mine/Story-Q8_0.gguf"
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend, model=path).run_test(size=(120, 30)) as pilot:
+            chat = await loaded(pilot)
+            await until(pilot, lambda: chat.title_bar.model == "Story-Q8_0.gguf")
+            assert chat.status_line.facts.model == "Story-Q8_0.gguf"
+            await ask(pilot, "Go")
+            await pilot.press("f3")
+            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
+            assert "Story-Q8_0.gguf" in str(pilot.app.screen.query_one(OptionList).get_option_at_index(0).prompt)
+
+    asyncio.run(flow())
+    assert [short_name(name) for name in ("qwen3:0.6b", "hf.co/a/B-GGUF:Q4", "C:\\m\\x.gguf", "./m/")] == [
+        *("qwen3:0.6b", "B-GGUF:Q4", "x.gguf", "m"),
+    ]
+
+
+@pytest.mark.parametrize("way", ["load", "new", "open"])
+def test_what_stops_an_answer_asks_first(way: str, make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Half an answer")])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "First")
+            first = chat.conversation.session_id
+            await pilot.press("ctrl+n")
+            await until(pilot, lambda: not chat.conversation.messages)
+            await say(pilot, "Second")
+            await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].content)
+
+            async def do() -> None:
+                if way == "load":
+                    await say(pilot, "/load other")
+                elif way == "new":
+                    await pilot.press("ctrl+n")
+                else:
+                    pilot.app.run_worker(open_session(chat, first or 0))
+                await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
+
+            await do()
+            await pilot.press("enter")  # lets it finish
+            await until(pilot, lambda: pilot.app.screen is chat)
+            assert chat.busy and backend.loaded == ["tiny"] and len(chat.conversation.messages) == 2
+            await do()
+            await pilot.press("escape")
+            await until(pilot, lambda: pilot.app.screen is chat)
+            assert chat.busy
+            message = chat.conversation.messages[-1]
+            await do()
+            await pilot.press("down", "enter")
+            await until(pilot, lambda: not chat.busy and message.finish_reason == "cancelled")
+            assert message.content == "Half an answer"
+            if way == "load":
+                await until(pilot, lambda: backend.loaded == ["tiny", "other"])
+            else:
+                await until(pilot, lambda: message not in chat.conversation.messages)
+
+    asyncio.run(flow())
+
+
+def test_the_footer_of_an_idle_chat_stops_nothing(make_app: MakeApp) -> None:
+    backend = FakeBackend()
+    backend.gate.clear()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = chat_of(pilot)
+            bar = chat.query_one(KeyBar)
+            await until(pilot, lambda: "Esc Stop" in str(bar.content))
+            backend.gate.set()
+            await until(pilot, lambda: chat.info)
+            await until(pilot, lambda: "Esc Stop" not in str(bar.content) and "F1 Help" in str(bar.content))
+
+    asyncio.run(flow())
+
+
+def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    (folder / "old").mkdir(parents=True)
+    for name in ("one.gguf", "two.GGUF", "notes.txt"):
+        (folder / name).write_bytes(b"GGUF")
+    backend = FakeBackend()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await pilot.press("f4")
+            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+            screen = pilot.app.screen
+            assert isinstance(screen, ModelsScreen)
+            entries, field = screen._entries, screen._field
+
+            def listed() -> list[str]:
+                return [str(entries.get_option_at_index(at).prompt) for at in range(entries.option_count)]
+
+            field.value = f"{tmp_path}/my"
+            await until(pilot, lambda: listed() == ["my models/"])
+            await pilot.press("tab")
+            await until(pilot, lambda: field.value == f"{folder}/" and len(listed()) == 3)
+            assert listed() == ["old/", "one.gguf  4 B", "two.GGUF  4 B"]
+            assert "2 .gguf files" in str(screen._memory.content)
+            await pilot.press("enter")  # a folder is entered, not loaded
+            await until(pilot, lambda: field.value == f"{folder}/old/")
+            assert "No .gguf file" in str(screen._memory.content)
+            await pilot.press("enter")
+            await pilot.pause()
+            assert pilot.app.screen is screen
+            field.value = f"{folder}/t"
+            await until(pilot, lambda: len(listed()) == 1)
+            await pilot.press("enter")
+            await until(pilot, lambda: backend.loaded[-1] == f"{folder}/two.GGUF")
+
+    asyncio.run(flow())

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from textual.app import App, ComposeResult
-from textual.widgets import Markdown
 
 from tui.widgets.markdown import AnswerMarkdown
 
@@ -58,14 +57,9 @@ async def full(text: str, columns: int = 80) -> str:
 async def streamed(pieces: list[str], columns: int = 80) -> str:
     app = Shown()
     async with app.run_test(size=(columns, 300)) as pilot:
-        stream = Markdown.get_stream(app.markdown)
         for piece in pieces:
-            await stream.write(piece)
-            await asyncio.sleep(0)
-        await stream.stop()
-        async with app.markdown.lock:  # stop() does not wait for a piece that is being appended
-            pass
-        await pilot.pause()
+            app.markdown.append(piece)
+            await pilot.pause()
         return app.text()
 
 

@@ -110,7 +110,7 @@ def test_parameters_are_not_dropped_unasked(make_app: MakeApp) -> None:
             await pilot.click("#preset-greedy")
             await until(pilot, lambda: panel.query_one("#temperature", Input).value == "0.0")
             await pilot.press("escape")
-            await until(pilot, lambda: "Ctrl+S keeps" in str(panel.query_one(".error", Static).content))
+            await until(pilot, lambda: "Ctrl+S saves" in str(panel.query_one(".error", Static).content))
             await pilot.press("escape")
             await until(pilot, lambda: pilot.app.screen is chat)
             assert chat.conversation.parameters.temperature == 0.8

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,34 @@ def test_output_that_nobody_reads_ends_the_program_quietly() -> None:
     result = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (result.returncode, result.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo terminals")
+def test_the_chat_opens_in_a_terminal_without_a_size(tmp_path: Path) -> None:
+    """As `script`, `expect` and `docker run -t` may open one. It claims to draw sixels in cells of 0 x 0 pixels."""
+    import pty
+    import termios
+
+    pytest.importorskip("textual_image")
+    terminal, other_end = pty.openpty()
+    termios.tcsetwinsize(other_end, (0, 0))
+    environment = os.environ | {"TERM": "xterm-256color"}
+    environment |= dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), str(tmp_path))
+    program = [sys.executable, "-c", "from tui.main import main; main()"]
+    with subprocess.Popen(
+        program, stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True
+    ) as process:
+        os.close(other_end)
+        seen = b""
+        try:
+            while b"sk anything" not in seen and b"error" not in seen:
+                read = os.read(terminal, 1 << 16)
+                seen += read
+                if b"\x1b[c" in read:
+                    os.write(terminal, b"\x1b[?62;4c")
+                if b"\x1b[16t" in read:
+                    os.write(terminal, b"\x1b[6;0;0t")
+        finally:
+            os.close(terminal)
+            process.terminate()
+    assert b"sk anything" in seen, seen[-300:]

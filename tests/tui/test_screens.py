@@ -24,7 +24,13 @@ WITH_PATHS = {"tools", "personas"}
 DRAWN = (
     *("welcome-dark-80x24", "loading-dark-60x20", "first-model-dark-80x24", "answer-dark-80x24"),
     *("answer-light-120x40", "answer-no colour-80x24", "answer-16 colours-200x50", "wide-dark-60x20"),
-    *("thoughts-16 colours-60x20", "writing-dark-80x24", "editing-light-60x20", "commands-light-80x24"),
+    *(
+        "thoughts-16 colours-60x20",
+        "writing-dark-80x24",
+        "question-dark-60x20",
+        "editing-light-60x20",
+        "commands-light-80x24",
+    ),
     *("palette-dark-80x24", "help-note-dark-60x20", "wrong-light-60x20", "models-dark-60x20"),
     *("parameters-dark-60x20", "chats-dark-60x20", "chats-found-light-80x24", "find-dark-80x24"),
     *("tabs-dark-60x20", "leaving-dark-80x24", "picker-dark-60x20", "inspector-dark-120x40", "timeline-light-80x24"),

@@ -1,13 +1,14 @@
 """Sessions on the screen: new, list, search, rename, fork, delete and undo, variants, edit, export."""
 
 import asyncio
+import io
 import json
 import threading
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input, Markdown, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason
@@ -22,6 +23,7 @@ from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 from tui.sessions.database import SessionError
 from tui.widgets.frame import Notice
+from tui.widgets.markdown import AnswerMarkdown
 
 
 def contents(pilot: Pilot[None]) -> list[str]:
@@ -75,7 +77,7 @@ def test_looking_at_the_list_does_not_disturb_an_answer(make_app: MakeApp) -> No
             backend.answers[0].push(said("an answer"), ended())
             await answered(pilot)
             answer = chat.transcript.views[-1]
-            await until(pilot, lambda: answer.query_one(Markdown).source == "Half an answer")
+            await until(pilot, lambda: answer.query_one(AnswerMarkdown).source == "Half an answer")
             assert chat.title_bar.title == "Another title"
 
     asyncio.run(flow())
@@ -390,3 +392,45 @@ def test_a_chat_takes_nothing_from_the_one_before_it(store: SessionStore) -> Non
     conversation.set_parameters(Parameters(tools=True, folder="/notes", system="Be brief."))
     conversation.open(old)
     assert conversation.parameters == Parameters(top_k=7, temperature=0.3)
+
+
+def test_a_reloaded_page_goes_on_with_its_chat(make_app: MakeApp, store: SessionStore) -> None:
+    async def first(visit: str) -> None:
+        app = make_app(FakeBackend([said("One."), ended()]))
+        app.begin_with(False, None, visit=visit)
+        async with app.run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, f"Asked by {visit}")
+            await until(pilot, lambda: (store.remembered("browser visit") or "").startswith(visit))
+
+    asyncio.run(first("one"))
+    store.rename(store.create("m", {}), "A later chat")
+    again = make_app(FakeBackend())
+    again.begin_with(False, None, visit="one")
+    assert [message.content for message in again.chat.conversation.messages] == ["Asked by one", "One."]
+    other = make_app(FakeBackend())
+    other.begin_with(False, None, visit="two")
+    assert other.chat.conversation.messages == []
+
+
+def test_an_export_in_a_browser_is_a_download(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.commands.sessions.in_browser", lambda: True)
+    delivered: list[tuple[str, str]] = []
+
+    def deliver(_app: object, file: io.StringIO, save_filename: str) -> None:
+        delivered.append((save_filename, file.read()))
+
+    monkeypatch.setattr("tui.app.ChatApp.deliver_text", deliver)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Frage über alles")
+            for command in ("/export .json", "/export notes.md", "/export"):
+                before = len(delivered)
+                await say(pilot, command)
+                await until(pilot, lambda before=before: len(delivered) > before)
+
+    asyncio.run(flow())
+    assert [name for name, _ in delivered] == ["chat.json", "notes.md", "chat.md"]
+    assert json.loads(delivered[0][1])["title"] == "Frage über alles" and "## You" in delivered[1][1]

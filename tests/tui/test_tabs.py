@@ -12,6 +12,7 @@ from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import ChatScreen
+from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 
@@ -208,6 +209,8 @@ def test_a_model_is_loaded_for_all_tabs(make_app: MakeApp) -> None:
             second = await open_tab(pilot)
             assert backend.loaded == ["tiny"]
             await say(pilot, "/load other")
+            await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
+            await pilot.press("down", "enter")
             await until(pilot, lambda: backend.loaded == ["tiny", "other"] and second.info)
             await until(pilot, lambda: not first.busy)
             assert backend.answers[0].cancelled

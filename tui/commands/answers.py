@@ -32,6 +32,9 @@ async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     view = _answer(chat)
     if view.message is not chat.conversation.messages[-1]:
         raise RequestError("Only the last answer can be continued. Fork the chat at this message first.")
+    if chat.conversation.reread_if_changed(view.message):
+        await chat.show_conversation()
+        raise RequestError("Another chat has written to this answer. It was read again; /continue goes on from here.")
     chat.begin_answer(view)
 
 

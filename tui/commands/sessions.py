@@ -1,5 +1,6 @@
 """Commands on whole conversations and their tabs."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,10 +14,16 @@ from localllm.text import counted
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
 from tui.sessions.store import change_tags
+from tui.terminal import in_browser
 from tui.widgets.frame import preview
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
+    """Start a new chat; if an answer is running, ask first."""
+    await chat.unless_busy("Start a new chat?", lambda: _start_new(chat))
+
+
+async def _start_new(chat: ChatScreen) -> None:
     await chat.stop()
     chat.conversation.clear()
     await _show(chat)
@@ -35,7 +42,7 @@ async def _after_list(chat: ChatScreen, session_id: int | None) -> None:
     """Update the tabs, whose chats may have been deleted or renamed in the list; then open the chosen chat, if any."""
     for tab in [*chat.tabs.all]:
         if tab.conversation.is_deleted:
-            await new(tab, "")
+            await _start_new(tab)
         else:
             tab.show_title()
     if session_id is not None:
@@ -47,9 +54,13 @@ async def open_session(chat: ChatScreen, session_id: int) -> None:
     if tab := next((tab for tab in chat.tabs.all if tab.conversation.session_id == session_id), None):
         await chat.tabs.show(tab)
         return
-    await chat.stop()
-    chat.conversation.open(session_id)
-    await _show(chat)
+
+    async def replace_chat() -> None:
+        await chat.stop()
+        chat.conversation.open(session_id)
+        await _show(chat)
+
+    await chat.unless_busy("Open another chat here?", replace_chat)
 
 
 async def _show(chat: ChatScreen) -> None:
@@ -65,7 +76,7 @@ async def rename(chat: ChatScreen, argument: str) -> None:
     """Rename the chat; without a title, put the current one into the prompt."""
     session_id = _stored(chat)
     if not argument:
-        chat.prompt.put(f"/rename {chat.conversation.title}")
+        chat.prompt.replace_draft(f"/rename {chat.conversation.title}")
         return
     chat.workers.cancel_group(chat, "title")
     chat.conversation.store.rename(session_id, argument)
@@ -88,7 +99,7 @@ async def delete(chat: ChatScreen, _argument: str) -> None:
     await chat.stop()
     chat.conversation.store.delete(session_id)
     chat.deleted = session_id
-    await new(chat, "")
+    await _start_new(chat)
     chat.notify("Deleted. /undo brings it back.")
 
 
@@ -106,7 +117,10 @@ async def undo(chat: ChatScreen, _argument: str) -> None:
 
 
 async def export(chat: ChatScreen, argument: str) -> None:
-    """Write the chat to a file: Markdown, or JSON if the name ends with .json. An existing file is never replaced."""
+    """Write the chat to a file: Markdown, or JSON if the name ends with .json. An existing file is never replaced.
+
+    In a browser, the file is downloaded.
+    """
     _stored(chat)
     title = chat.conversation.title
     path = user_path(argument or ".md")
@@ -116,9 +130,15 @@ async def export(chat: ChatScreen, argument: str) -> None:
     write = as_json if path.suffix == ".json" else as_markdown
     conversation = chat.conversation
     messages = [replace(message, content=conversation.checked(message)) for message in conversation.messages]
+    text = write(title, messages)
+    if in_browser():
+        name = path.name if path.name.isascii() else f"chat{path.suffix}"  # it goes into a header
+        chat.app.deliver_text(io.StringIO(text), save_filename=name)
+        chat.show_note(f"The browser downloads {name}.")
+        return
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(write(title, messages))
+            file.write(text)
     except FileExistsError as error:
         raise RequestError(f"{path} exists already. Give another name: /export NAME.") from error
     except OSError as error:
@@ -174,7 +194,9 @@ async def close_tab(chat: ChatScreen, _argument: str) -> None:
     if len(chat.tabs.all) == 1:
         raise RequestError("This is the only tab. /new starts a new chat in it, /quit leaves.")
     await chat.stop()
+    unsent, pasted = chat.prompt.unsent, chat.prompt.pasted
     await chat.tabs.close(chat)
+    chat.tabs.current.take_over(unsent, pasted)
 
 
 async def next_tab(chat: ChatScreen, argument: str) -> None:

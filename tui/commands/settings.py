@@ -5,6 +5,7 @@ from dataclasses import replace
 from localllm.errors import RequestError
 from localllm.files import user_path
 from localllm.text import shortened
+from tui.backend import short_name
 from tui.background import in_thread
 from tui.parameters import NAMES, Parameters
 from tui.saved import folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
@@ -26,14 +27,16 @@ async def set_parameter(chat: ChatScreen, argument: str) -> None:
     conversation = chat.conversation
     new = conversation.parameters.with_text(name, text.strip().strip('"'), conversation.defaults)
     conversation.set_parameters(new)
-    chat.notify(f"{name} is now {chat.conversation.parameters.text(name) or 'empty'}.", markup=False)
+    value = new.text(name)
+    said = f"{name} is now {value}" if value else f"{name} is empty"
+    chat.notify(said if said.endswith((".", "!", "?")) else f"{said}.", markup=False)
 
 
 async def show(chat: ChatScreen, _argument: str) -> None:
     info = chat.info
     model = ("No model is loaded.", "", "")
     if info:
-        model = (info.name, f"{info.place} · context {info.context or 'unknown'} tokens", "")
+        model = (short_name(info.name), f"{info.place} · context {info.context or 'unknown'} tokens", "")
     parameters = chat.conversation.parameters
     chat.show_note([model, ("", "", ""), *((name, parameters.text(name), "") for name in NAMES)])
 
@@ -41,7 +44,7 @@ async def show(chat: ChatScreen, _argument: str) -> None:
 async def load(chat: ChatScreen, argument: str) -> None:
     if not argument:
         raise RequestError("Name a model: /load MODEL.")
-    chat.load_model(argument)
+    await chat.load_model(argument)
 
 
 async def save(chat: ChatScreen, argument: str) -> None:
@@ -58,7 +61,7 @@ async def choose_model(chat: ChatScreen, _argument: str) -> None:
 
     def chosen(name: str | None) -> None:
         if name:
-            chat.load_model(name)
+            chat.app.run_worker(chat.attempt(chat.load_model(name)))
 
     chat.app.push_screen(ModelsScreen(chat.backend, chat.conversation.model or None), chosen)
 
@@ -163,7 +166,7 @@ async def prompt(chat: ChatScreen, argument: str) -> None:
             raise RequestError("There is no question yet. /prompt save NAME TEXT saves a text.")
         chat.show_note(f"Saved: {save_prompt(name, text or asked[-1])}")
     elif name:
-        chat.prompt.put(read_prompt(name))
+        chat.prompt.replace_draft(read_prompt(name))
         chat.prompt.focus()
     else:
         rows = [(each, shortened(" ".join(read_prompt(each).split()), 60), "") for each in saved_names("prompt")]
@@ -181,7 +184,7 @@ async def persona(chat: ChatScreen, argument: str) -> None:
         found = read_persona(name)
         conversation.set_parameters(found.over(conversation.parameters, conversation.defaults))
         if found.model and found.model != conversation.model:
-            chat.load_model(found.model)
+            await chat.load_model(found.model)
         chat.notify(f"{name} answers from now on. /show shows how, /set and F5 change it.", markup=False)
     else:
         _list(chat, "persona", [(each, ", ".join(read_persona(each).values), "") for each in saved_names("persona")])

@@ -67,7 +67,7 @@ class ApprovalScreen(ModalScreen[Decision]):
             yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview
             yield self._options
-            yield KeyBar(show_command_palette=False)
+            yield KeyBar(palette=False)
 
     def on_mount(self) -> None:
         self._options.highlighted = None

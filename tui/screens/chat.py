@@ -13,7 +13,7 @@ from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
 from tui.attachments import MissingFileError
-from tui.backend import Backend, ModelInfo
+from tui.backend import Backend, ModelInfo, short_name
 from tui.conversation import Conversation
 from tui.screens.chat_view import ChatView
 from tui.screens.folder import ChatFolder
@@ -21,9 +21,10 @@ from tui.screens.loading import ModelLoader
 from tui.screens.tabs import Tabs
 from tui.screens.tools import ChatTools
 from tui.screens.writing import AnswerWriter
+from tui.sessions import Attachment
 from tui.status import Latency
 from tui.widgets.completion import Suggestion
-from tui.widgets.frame import Note
+from tui.widgets.frame import Note, key_names
 from tui.widgets.messages import AnswerView
 
 MEMORY_EVERY_S = 2.0
@@ -56,7 +57,8 @@ class ChatScreen(ChatView):
         commands: Sequence[Suggestion],
     ) -> None:
         """pull: whether to pull the first model if it is not on this machine. keys: the user's key bindings by id."""
-        super().__init__(conversation, backend, mode, commands)
+        newline = key_names(keys.get("prompt.newline", "ctrl+j")).partition(",")[0]
+        super().__init__(conversation, backend, mode, commands, newline)
         self.loader = loader
         self.tabs = tabs
         self.keys = keys
@@ -104,6 +106,16 @@ class ChatScreen(ChatView):
 
     def remember_prompt(self, text: str) -> None:
         self.prompt.accept(text)
+        self._store_prompt(text)
+
+    def take_over(self, texts: Sequence[str], pasted: Mapping[str, Attachment]) -> None:
+        """Add texts that were written elsewhere and not sent to the history."""
+        self.prompt.pasted |= pasted
+        for text in texts:
+            self.prompt.keep(text)
+            self._store_prompt(text)
+
+    def _store_prompt(self, text: str) -> None:
         try:
             self.conversation.store.add_prompt(text)
         except LocalLLMError as error:
@@ -112,7 +124,7 @@ class ChatScreen(ChatView):
     async def _send(self, text: str) -> None:
         editing = self.prompt.editing
         try:
-            known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
+            known = [*(editing.attachments if editing else ()), *self.pasted()]
             files = await self.folder.attachments(text, known, strict=text != self._missing)
             if editing:
                 self.conversation.edit(editing, text, files)
@@ -186,11 +198,36 @@ class ChatScreen(ChatView):
             self.log.warning(str(error))
         self.show_title()
 
-    def load_model(self, name: str) -> None:
-        """Load another model for all tabs; conversations stay, running answers are cancelled."""
-        for chat in self.tabs.all:
-            chat.writer.cancel()
-        self.loader.begin(name, self)
+    async def load_model(self, name: str) -> None:
+        """Load another model for all tabs; conversations stay. If answers are running, ask first: they are stopped."""
+
+        async def load() -> None:
+            for chat in self.tabs.all:
+                chat.writer.cancel()
+            self.loader.begin(name, self)
+
+        await self.unless_busy(f"Load {short_name(name)}?", load, self.tabs.all)
+
+    async def unless_busy(
+        self, question: str, work: Callable[[], Coroutine[None, None, None]], tabs: "Sequence[ChatScreen] | None" = None
+    ) -> None:
+        """Do work that stops the running answers of this tab, or of the given ones; if there are any, ask first."""
+        from tui.screens.question import QuestionScreen
+
+        def chosen(sure: bool | None) -> None:
+            if sure:
+                self.app.run_worker(self.attempt(work()))  # not the chat's worker: stopping it would stop this too
+
+        # Answers that wait for their model have no text yet, and go on with the next model.
+        count = 0 if self.loader.busy else sum(tab.busy for tab in (tabs or [self]))
+        if not count:
+            await work()
+            return
+        running = "An answer is" if count == 1 else f"{count} answers are"
+        screen = QuestionScreen(
+            f"{question} {running} still running.", "Let it finish", "Stop it; the text so far is kept"
+        )
+        self.app.push_screen(screen, chosen)
 
     def action_stop(self) -> None:
         self.stop_work()
@@ -201,7 +238,7 @@ class ChatScreen(ChatView):
         self.transcript.query(Note).remove()
         self.find.shut()
         if self.prompt.editing:
-            self.prompt.end_edit(empty=True)
+            self.prompt.end_edit(abandoned=True)
         self.prompt.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

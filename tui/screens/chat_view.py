@@ -14,8 +14,10 @@ from textual.reactive import var
 from textual.screen import Screen
 
 from localllm.errors import LocalLLMError
+from tui.attachments import Weight, weigh
 from tui.backend import Backend
 from tui.conversation import Conversation
+from tui.sessions import PASTED, Attachment
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
 from tui.widgets.frame import KeyBar, Note, Notice, Row, StatusLine, TabMark, TitleBar
@@ -44,15 +46,18 @@ class ChatView(Screen[None]):
     busy = var(False, init=False, bindings=True)
     asking = var(False, init=False)
 
-    def __init__(self, conversation: Conversation, backend: Backend, mode: str, commands: Sequence[Suggestion]) -> None:
-        """mode: the application mode whose base screen this is. commands: completed by the prompt."""
+    def __init__(
+        self, conversation: Conversation, backend: Backend, mode: str, commands: Sequence[Suggestion], newline: str
+    ) -> None:
+        """mode: the application mode whose base screen this is. commands: completed by the prompt. newline: its key."""
         super().__init__()
         self.conversation = conversation
         self.backend = backend
         self.mode = mode
         self.transcript = Transcript(conversation)
         self.find = FindBar(self.transcript)
-        self.prompt = Prompt(commands, backend.count_tokens)
+        self.prompt = Prompt(commands, backend.count_tokens, self._weigh, newline)
+        self._counts: dict[Attachment, int] = {}  # tokens of what was attached to drafts
         self.notice = Notice()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
@@ -98,8 +103,19 @@ class ChatView(Screen[None]):
         self.find.shut()
         editing = self.prompt.editing
         if editing and editing.id not in [message.id for message in self.conversation.messages]:
-            self.prompt.end_edit()
+            self.prompt.free_edit()
         await self.transcript.show()
+
+    def pasted(self) -> list[Attachment]:
+        """The long texts that were pasted into this chat."""
+        sent = [file for message in self.conversation.messages for file in message.attachments]
+        return [*(file for file in sent if PASTED.fullmatch(file.name)), *self.prompt.pasted.values()]
+
+    def _weigh(self, text: str) -> Weight | None:
+        editing, info = self.prompt.editing, self.backend.info
+        known = [*(editing.attachments if editing else ()), *self.pasted()]
+        context = self.conversation.parameters.ctx or (info.context if info else None)
+        return weigh(text, context, self.backend.count_tokens, known, self._counts)
 
     async def attempt(self, work: Awaitable[None]) -> None:
         """Await work; its error is shown in the chat."""

@@ -108,7 +108,7 @@ class InspectorScreen(Screen[None]):
                             box.border_title = title
                             yield self._pictures[name]
         yield Notice()
-        yield KeyBar(show_command_palette=False)
+        yield KeyBar(palette=False)
 
     def on_mount(self) -> None:
         self.run_worker(self._learn())

@@ -8,7 +8,7 @@ from functools import partial
 from textual.app import App
 
 from localllm.errors import LocalLLMError
-from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo
+from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo, short_name
 from tui.background import in_thread
 from tui.parameters import Parameters
 from tui.screens.chat_view import ChatView
@@ -62,9 +62,10 @@ class ModelLoader:
         """
         self._end()
         self._name, self._chat, self._fallback, self.busy = name, chat, fallback, True
-        short = name.rpartition("/")[2]
+        short = short_name(name)
         for each in self._chats:
             each.title_bar.show_model(short)
+            each.transcript.forget_errors()
         self._show_activity(f"loading {short}", 0.0)
         chat.refresh_bindings()
         # The imports that loading triggers must not delay the first frame.
@@ -76,7 +77,7 @@ class ModelLoader:
         self._end()
         self._settle()
         if self._chat is not None:
-            self._fall_back(self._chat, f"{self._name} was not loaded: stopped.", failed=False)
+            self._fall_back(self._chat, f"{short_name(self._name)} was not loaded: stopped.", failed=False)
 
     async def offer(self, chat: ChatView) -> None:
         """Let the user choose a model; load the built-in one if they choose none."""
@@ -131,8 +132,8 @@ class ModelLoader:
             chat.conversation.store.remember(self._remembered_as, name)
         except LocalLLMError as error:
             chat.show_error(str(error))
-        if info.notice and chat in self._chats:
-            chat.transcript.tell(info.notice)
+        for each in self._chats:
+            each.transcript.tell(info.notice or "", as_note=each is chat)
 
     def _show_progress(self, stopped: threading.Event, what: str, share: float) -> None:
         if not stopped.is_set() and self.busy:
@@ -150,7 +151,9 @@ class ModelLoader:
 
     def _show_model(self, chat: ChatView, info: ModelInfo | None) -> None:
         facts = chat.status_line.facts
-        facts.model, facts.place, facts.context = (info.name, info.place, info.context) if info else ("", "", None)
+        facts.model, facts.place, facts.context = (
+            (short_name(info.name), info.place, info.context) if info else ("", "", None)
+        )
         chat.title_bar.show_model(facts.model)
         chat.status_line.redraw()
         chat.refresh_bindings()
@@ -165,7 +168,7 @@ class ModelLoader:
         except LocalLLMError as error:
             chat.show_error(str(error))
         if not info.sees and conversation.picture_names:
-            text = f"{info.name} reads text only: it answers without this chat's pictures."
+            text = f"{short_name(info.name)} reads text only: it answers without this chat's pictures."
             chat.notify(text, markup=False)
 
     def _fall_back(self, chat: ChatView, why: str, failed: bool) -> None:
@@ -176,8 +179,8 @@ class ModelLoader:
             chat = self._chats[0]  # its tab was closed
         fallback = self._fallback
         if fallback and fallback != self._name and self._backend.info is None:
-            chat.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
             self.begin(fallback, chat)
+            chat.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
         elif failed:
             chat.show_error(why)
         else:
@@ -187,4 +190,4 @@ class ModelLoader:
 def _heading(choices: Sequence[ModelChoice]) -> str:
     if any(choice.here and choice.source != BUILT_IN for choice in choices):
         return "Which model should answer?"
-    return "No model is here yet: take the built-in one, or pull a better one"
+    return "No model is installed yet: use the built-in one, or pull a better one"

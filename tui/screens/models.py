@@ -1,5 +1,7 @@
 """The model picker: local models and models to pull, with their size and whether they fit in memory."""
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -13,21 +15,27 @@ from textual.widgets.option_list import Option
 
 from cpu_kernels.limits import available_memory
 from localllm.errors import LocalLLMError
-from localllm.text import columns_of, harmless, human_bytes, human_speed
-from tui.backend import Backend, ModelChoice
+from localllm.files import user_path
+from localllm.text import columns_of, counted, harmless, human_bytes, human_speed
+from tui.backend import Backend, ModelChoice, short_name
 from tui.background import in_thread
 from tui.status import MUTED
+from tui.widgets.completion import matching_paths
 from tui.widgets.frame import KeyBar
+
+MOST_PATHS = 1000
+_DRIVE = re.compile(r"[A-Za-z]:[/\\\\]")  # on Windows
 
 
 class ModelsScreen(ModalScreen[str | None]):
     """Returns the name of the model to load, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "Take", id="list.take", priority=True),
+        Binding("enter", "choose", "Select", id="list.take", priority=True),
         Binding("escape", "dismiss(None)", "Back", id="list.back", priority=True),
         Binding("up", "move(-1)", "Up", id="list.up", show=False, priority=True),
         Binding("down", "move(1)", "Down", id="list.down", show=False, priority=True),
+        Binding("tab", "complete", "Complete", id="list.complete", priority=True),
     ]
 
     def __init__(self, backend: Backend, present: str | None, heading: str = "Models") -> None:
@@ -45,7 +53,7 @@ class ModelsScreen(ModalScreen[str | None]):
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
             yield from (self._field, self._entries, self._memory)
-            yield KeyBar(show_command_palette=False)
+            yield KeyBar(palette=False)
 
     async def on_mount(self) -> None:
         self.run_worker(self._find())
@@ -56,8 +64,6 @@ class ModelsScreen(ModalScreen[str | None]):
         except LocalLLMError as error:
             self._memory.update(harmless(str(error)))
             return
-        free = human_bytes(available_memory())
-        self._memory.update(f"{free} of memory is free")
         self._list()
 
     def on_resize(self) -> None:
@@ -74,10 +80,33 @@ class ModelsScreen(ModalScreen[str | None]):
     def _choose(self) -> None:
         entries = self._entries
         marked = entries.highlighted_option
-        self.dismiss(marked.id if marked else self._field.value.strip() or None)
+        name = marked.id if marked and marked.id else self._field.value.strip()
+        if name and self._is_path(name) and not os.path.isfile(user_path(name)):
+            self._enter(name)
+        else:
+            self.dismiss(name or None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id)
+        self._choose()
+
+    def action_complete(self) -> None:
+        """Complete a path to the highlighted entry."""
+        if (marked := self._entries.highlighted_option) and marked.id:
+            self._enter(marked.id)
+
+    def _enter(self, path: str) -> None:
+        """Continue with a path in the field."""
+        self._field.value = path + "/" * (os.path.isdir(user_path(path)) and not path.endswith("/"))
+        self._field.cursor_position = len(self._field.value)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer completion only for paths."""
+        return self._is_path(self._field.value) if action == "complete" else True
+
+    def _is_path(self, text: str) -> bool:
+        """Whether the user types a path, not a name or the address of a model."""
+        begun = text.startswith(("/", "./", "../", "~/")) or bool(_DRIVE.match(text))
+        return begun or ("/" in text and "://" not in text and os.path.isdir(user_path(text.rpartition("/")[0])))
 
     def action_move(self, step: int) -> None:
         entries = self._entries
@@ -87,6 +116,12 @@ class ModelsScreen(ModalScreen[str | None]):
             entries.action_cursor_down()
 
     def _list(self) -> None:
+        self.refresh_bindings()
+        if self._is_path(self._field.value):
+            self._list_paths(self._field.value)
+            return
+        if self._all:
+            self._memory.update(f"{human_bytes(available_memory())} of memory is free")
         search = self._field.value.lower()
         shown = [choice for choice in self._all if search in choice.name.lower()]
         free = available_memory()
@@ -100,10 +135,36 @@ class ModelsScreen(ModalScreen[str | None]):
             entries.add_options(_option(choice, free, width) for choice in to_pull)
         entries.highlighted = 0 if shown and shown[0].here else 1 if shown else None
 
+    def _list_paths(self, begun: str) -> None:
+        entries, found = self._entries, _paths_at(begun)
+        entries.clear_options()
+        entries.add_options(_path_option(path) for path in found)
+        entries.highlighted = 0 if found else None
+        models = sum(not path.endswith("/") for path in found)
+        self._memory.update(counted(models, ".gguf file") if found else f"No .gguf file or folder: {harmless(begun)}")
+
+
+def _paths_at(begun: str) -> list[str]:
+    """Folders and .gguf files whose paths start with a text."""
+    found = matching_paths(begun, MOST_PATHS)
+    return [path for path in found if path.endswith("/") or path.lower().endswith(".gguf")]
+
+
+def _path_option(path: str) -> Option:
+    """A folder, or a file with its size."""
+    file = user_path(path)
+    size = f"  {human_bytes(os.path.getsize(file))}" if os.path.isfile(file) else ""
+    return Option(
+        Content.assemble(
+            (harmless(path.rstrip("/").rpartition("/")[2]), "bold"), "/" * path.endswith("/"), (size, MUTED)
+        ),
+        id=path,
+    )
+
 
 def _option(choice: ModelChoice, free: int, width: int) -> Option:
     """Two lines: name, use or source, and speed; then size, quantization, context, licence and memory."""
-    name = harmless(choice.name.rpartition("/")[2])
+    name = harmless(short_name(choice.name))
     speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""
     right = (_fitting([choice.suits or choice.source, speed], width - columns_of(name) - 2), MUTED)
     if choice.loaded:

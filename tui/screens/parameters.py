@@ -13,25 +13,25 @@ from tui.parameters import PRESETS, Parameters
 from tui.widgets.frame import KeyBar
 
 _HINTS = {
-    "temperature": "0 takes the likeliest token",
-    "top_k": "of the N likeliest; 0 is off",
-    "top_p": "nucleus; 1 is off",
-    "min_p": "least share of the best; 0 is off",
+    "temperature": "0 always picks the likeliest token",
+    "top_k": "keep the N likeliest tokens; 0 is off",
+    "top_p": "nucleus sampling; 1 is off",
+    "min_p": "minimum probability relative to the top token; 0 is off",
     "repeat_penalty": "above 1 avoids repetition",
-    "repeat_last_n": "tokens back; -1 is all, 0 is off",
-    "presence_penalty": "for tokens that occurred",
-    "frequency_penalty": "for each time they occurred",
+    "repeat_last_n": "window in tokens; -1 is all, 0 is off",
+    "presence_penalty": "penalty for tokens that occurred",
+    "frequency_penalty": "penalty for each occurrence",
     "typical_p": "locally typical; 1 is off",
-    "mirostat": "2 steers the surprise; 0 is off",
-    "mirostat_tau": "bits of surprise aimed at",
-    "mirostat_eta": "how fast it gets there",
-    "max_tokens": "length of an answer",
+    "mirostat": "2 turns Mirostat on; 0 is off",
+    "mirostat_tau": "target entropy in bits",
+    "mirostat_eta": "learning rate",
+    "max_tokens": "maximum tokens of an answer",
     "ctx": "context limit in tokens",
     "seed": "makes answers reproducible",
     "think": "on, off or default",
-    "rivals": "alternatives noted per token",
-    "tools": "on: files and commands of this folder",
-    "folder": "answers from its documents",
+    "rivals": "top alternatives to record per token",
+    "tools": "on: the model may use files and commands",
+    "folder": "of documents to answer from",
 }
 
 
@@ -40,7 +40,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Back", id="list.back", priority=True),
-        Binding("ctrl+s", "keep", "Keep", id="parameters.keep", priority=True),
+        Binding("ctrl+s", "keep", "Save", id="parameters.keep", priority=True),
     ]
 
     def __init__(self, parameters: Parameters, defaults: Parameters) -> None:
@@ -64,11 +64,11 @@ class ParametersScreen(ModalScreen[Parameters | None]):
             self.dismiss(None)
             return
         self._left = self._texts()
-        self._error.update("Ctrl+S keeps the changes. Esc again drops them.")
+        self._error.update("Ctrl+S saves the changes. Esc again discards them.")
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel wide"):
-            yield Static("Parameters", classes="heading")
+            yield Static("Settings of this chat", classes="heading")
             with Horizontal(classes="presets"):
                 for name in PRESETS:
                     yield Button(name, id=f"preset-{name}", compact=True)
@@ -81,7 +81,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
                         yield self._fields[name]
                         yield Label(_HINTS[name], classes="hint")
             yield self._error
-            yield KeyBar(show_command_palette=False)
+            yield KeyBar(palette=False)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         for name, value in PRESETS[str(event.button.label)].items():

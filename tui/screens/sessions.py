@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
 from localllm.text import counted, harmless
+from tui.backend import short_name
 from tui.sessions import SessionStore, SessionSummary
 from tui.sessions.store import change_tags, split_search
 from tui.status import MUTED
@@ -55,7 +56,7 @@ class SessionsScreen(ModalScreen[int | None]):
             yield Static("Chats", classes="heading")
             yield from (self._field, self._entries)
             yield Notice()
-            yield KeyBar(show_command_palette=False)
+            yield KeyBar(palette=False)
 
     def on_mount(self) -> None:
         self._list()
@@ -169,8 +170,9 @@ def snippet(text: str, search: str) -> tuple[str, str, str]:
 
 
 def _row(session: SessionSummary, search: str = "") -> Content:
-    model = session.model.rpartition("/")[2]
-    detail = f"{_age(time.time() - session.updated)} · {counted(session.messages, 'message')} · {model}"
+    detail = (
+        f"{_age(time.time() - session.updated)} · {counted(session.messages, 'message')} · {short_name(session.model)}"
+    )
     tags = harmless("".join(f"  #{tag}" for tag in session.tags))
     title = Content.assemble((harmless(session.title), "bold"), (tags, "$accent"))
     row = Content.assemble(title, "\n", (harmless(detail), MUTED))

@@ -16,7 +16,7 @@ from localllm.tools.editing import diff
 from localllm.tools.folder import Folder
 from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
-from tui.backend import ModelInfo
+from tui.backend import ModelInfo, short_name
 from tui.background import in_thread
 from tui.screens.approval import ApprovalScreen, Decision
 from tui.screens.chat_view import ChatView
@@ -77,7 +77,9 @@ class ChatTools:
                 "Documents in this chat could trigger tool calls. Use /tools off, or /new for a chat with tools."
             )
         if not info.converses:
-            raise RequestError(f"{info.name} has no chat template, so it cannot call tools. Use /tools off.")
+            raise RequestError(
+                f"{short_name(info.name)} has no chat template, so it cannot call tools. Use /tools off."
+            )
         return (await in_thread(self.open)).offered()
 
     def close(self) -> None:

@@ -19,7 +19,11 @@ from tui.sessions.database import SessionError
 from tui.status import Latency, SpeedMeter, joined
 from tui.widgets.messages import AnswerView
 
-SAVE_EVERY_S = 1.0
+SAVE_EVERY_S = 0.25
+# Between two drawings of an answer. Within these limits, drawing takes at most this share of a core, because the same
+# cores compute the answer.
+DRAW_S = (0.1, 0.3)
+DRAW_SHARE = 0.08
 
 
 class AnswerWriter:
@@ -106,7 +110,7 @@ class AnswerWriter:
 
     async def _follow(self, answer: AnswerStream, view: AnswerView) -> AnswerEvent:
         """Draw and save an answer until it ends; returns the last event."""
-        facts, meter, saved = self._facts, SpeedMeter(), time.monotonic()
+        facts, meter, saved, spent = self._facts, SpeedMeter(), time.monotonic(), time.thread_time()
         while True:
             if events := answer.poll():
                 event = merged(events)
@@ -114,18 +118,19 @@ class AnswerWriter:
                 facts.speed = meter.observe(event)
                 self._latency.observe(event)
                 self._heard()
-                await view.add(event.parts)
+                view.add(event.parts)
                 if event.finish_reason is not None:
                     return event
             if time.monotonic() - saved > SAVE_EVERY_S:
                 # A busy database is retried later; the final save reports errors.
                 with contextlib.suppress(SessionError):
-                    self._conversation.save(view.message)
+                    self._conversation.save(view.message, lasting=False)
                 saved = time.monotonic()
-            await asyncio.sleep(FLUSH_S)
+            spent, before = time.thread_time(), spent
+            await asyncio.sleep(min(max((spent - before) / DRAW_SHARE, DRAW_S[0]), DRAW_S[1]))
 
     async def _end(self, view: AnswerView) -> Message | None:
-        await view.finish()
+        view.finish()
         try:
             self._conversation.save(view.message)
             view.show_end(self._conversation.variant(view.message))

@@ -10,13 +10,18 @@ from urllib.parse import quote
 from gguf_io.system import make_folder, read_file, sync_folder
 from localllm.errors import LocalLLMError
 
-# Another instance holds the lock for milliseconds; waiting longer would block typing.
-BUSY_S = 0.25
+# Another instance holds the lock for milliseconds; waiting longer would block typing. At the start and the end of the
+# program nobody types.
+BUSY_S, PATIENT_S = 0.25, 10.0
 # In the file's header (https://www.sqlite.org/fileformat.html#application_id), to avoid changing a foreign file.
 APPLICATION_ID = int.from_bytes(b"lllm", "big")
 _HEADER, _ID_AT = b"SQLite format 3\0", slice(68, 72)
 _WRITING = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+# NORMAL may lose the last changes in a power cut, though not if only the program ends.
+_SYNCED, _UNSYNCED = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
 
 class SessionError(LocalLLMError):
@@ -38,18 +43,24 @@ def connect(path: Path) -> sqlite3.Connection:
             new = _is_new(path)
         except OSError as error:
             raise UnwritableError(f"{path}: chats cannot be saved: {error.strerror}.") from error
-        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        db = sqlite3.connect(path, timeout=PATIENT_S, isolation_level=None)
         try:
             if new:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             _prepare(db)
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # NORMAL may lose the last changes in a power cut
+            db.execute(_SYNCED)
             migrate(db)
+            be_patient(db, BUSY_S)
         except BaseException:
             db.close()
             raise
         return db
+
+
+def be_patient(db: sqlite3.Connection, seconds: float) -> None:
+    """Set how long a change waits for other instances."""
+    db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
 def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
@@ -68,6 +79,19 @@ def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
     _prepare(memory)
     migrate(memory)
     return memory
+
+
+@contextlib.contextmanager
+def synced(db: sqlite3.Connection, wanted: bool) -> Iterator[None]:
+    """Whether transactions within wait for the disk."""
+    if wanted:
+        yield
+        return
+    db.execute(_UNSYNCED)
+    try:
+        yield
+    finally:
+        db.execute(_SYNCED)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The records of a stored conversation."""
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,6 +9,9 @@ from typing import Any, Self, get_type_hints
 
 from localllm.answer.tool_calls import ToolCall
 from localllm.documents.excerpt import Excerpt, as_file
+
+# The name of a pasted text says what was pasted; the digest tells texts of the same size apart.
+PASTED = re.compile(r"pasted-(\d+)-(lines|characters)-[0-9a-f]{6}")
 
 
 class Role(StrEnum):
@@ -35,7 +39,9 @@ class Attachment:
 
     @property
     def label(self) -> str:
-        """The name; for an excerpt, with its place in the document."""
+        """The name; for an excerpt, with its place in the document; "pasted 5,000 lines" for a pasted text."""
+        if found := PASTED.fullmatch(self.name):
+            return f"pasted {int(found[1]):,} {found[2]}"
         return self.as_excerpt().label if self.line else self.name
 
     def picture_data(self) -> bytes:
@@ -94,7 +100,9 @@ class Message:
 
     def for_model(self, sees: bool = True) -> str:
         """The content, preceded by the attached texts; if sees is False, also by the names of the pictures."""
-        files = [as_file(file.label, file.text) for file in self.attachments if not file.picture]
+        files = [
+            as_file(file.label if file.line else file.name, file.text) for file in self.attachments if not file.picture
+        ]
         unseen = [] if sees else [f"Picture {name}: it cannot be shown to you.\n" for name in self.picture_names]
         return "\n".join([*files, *unseen, self.content])
 

@@ -1,6 +1,7 @@
 """Sessions, their messages and tags in the database."""
 
 import json
+import random
 import re
 import sqlite3
 import time
@@ -14,8 +15,17 @@ from typing import Any
 from localllm.answer.tool_calls import ToolCall
 from localllm.errors import RequestError
 from localllm.text import shortened
-from tui.sessions.database import SessionError, UnwritableError, connect, explained, in_memory
-from tui.sessions.records import Attachment, Message, Role, SessionSummary
+from tui.sessions.database import (
+    PATIENT_S,
+    SessionError,
+    UnwritableError,
+    be_patient,
+    connect,
+    explained,
+    in_memory,
+    synced,
+)
+from tui.sessions.records import PASTED, Attachment, Message, Role, SessionSummary
 
 # How long a deletion can be undone; the first start after that removes the session.
 UNDO_S = 7 * 24 * 3600
@@ -55,6 +65,8 @@ class SessionStore:
     def close(self) -> None:
         """Write pending changes if possible, and close the file. Idempotent."""
         if self.unsaved:
+            if self._disk is not None:
+                be_patient(self._disk, PATIENT_S)
             self._save_pending()
         for db in (self._db, self._disk):
             if db is not None:
@@ -139,16 +151,27 @@ class SessionStore:
             ("UPDATE session SET leaf = ?, updated = ? WHERE id = ?", (identity, now, session)),
         ]
         if message.parent_id is None and message.role is Role.USER:
-            title = shorten(message.content, TITLE_CHARS, placeholder=" …") or "New chat"
+            title = shorten(_without_pasted(message), TITLE_CHARS, placeholder=" …") or "New chat"
             statements.append(("UPDATE session SET title = ? WHERE id = ? AND NOT titled", (title, session)))
         self._write(*statements)
         message.id, message.created = identity, now
         return message
 
-    def update(self, message: Message) -> None:
-        """Store a message's changeable fields."""
+    def update(self, message: Message, lasting: bool = True) -> None:
+        """Store a message's changeable fields. lasting: False does not wait for the disk, so that a power cut may lose
+        the change, but no end of the program.
+        """
         columns = ", ".join(f"{name} = ?" for name in _CHANGING)
-        self._write((f"UPDATE message SET {columns} WHERE id = ?", (*_changing(message), message.id)))
+        self._write((f"UPDATE message SET {columns} WHERE id = ?", (*_changing(message), message.id)), lasting=lasting)
+
+    def summarise(self, message: Message) -> None:
+        """Store a message's summary, and nothing else of it: another instance may have changed the rest."""
+        self._write(("UPDATE message SET summary = ? WHERE id = ?", (message.summary, message.id)))
+
+    def has_changed(self, message: Message) -> bool:
+        """Whether another instance has changed a message's text since it was read."""
+        rows = self._rows("SELECT content, reasoning FROM message WHERE id = ?", (message.id,))
+        return [tuple(row) for row in rows] != [(_writable(message.content), _writable(message.reasoning))]
 
     def path(self, session_id: int) -> list[Message]:
         """The messages shown, first to last."""
@@ -211,14 +234,23 @@ class SessionStore:
         self.rename(copy, f"{summary.title} (fork)")
         return copy
 
-    def remember(self, name: str, value: str) -> None:
-        """Store a small value across runs."""
-        self._write(("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (name, value)))
+    def remember(self, name: str, value: str, lasting: bool = True) -> None:
+        """Store a small value across runs. lasting: as in `update`."""
+        self._write(("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (name, value)), lasting=lasting)
 
     def remembered(self, name: str) -> str | None:
         """The value stored under a name; None if there is none."""
         rows = self._rows("SELECT value FROM remembered WHERE name = ?", (name,))
         return str(rows[0]["value"]) if rows else None
+
+    def remembered_with(self, prefix: str) -> dict[str, str]:
+        """The values stored under names with this prefix."""
+        rows = self._rows("SELECT name, value FROM remembered WHERE substr(name, 1, ?) = ?", (len(prefix), prefix))
+        return {str(row["name"]): str(row["value"]) for row in rows}
+
+    def forget(self, name: str) -> None:
+        """Remove the value stored under a name."""
+        self._write(("DELETE FROM remembered WHERE name = ?", (name,)))
 
     def add_prompt(self, text: str) -> None:
         """Add to the prompt history, which keeps the last HISTORY entries."""
@@ -239,20 +271,23 @@ class SessionStore:
             return self._db.execute(sql, values).fetchall()
 
     def _new_id(self, table: str) -> int:
-        """An id above all existing ones. Based on the time, so that it does not collide with ids that another instance
-        writes while this one is in memory.
+        """An id above all existing ones that does not collide with those that other instances choose at the same time.
+
+        It is the time, or above the last id by chance if the clock was set back.
         """
         (row,) = self._rows(f"SELECT max(id) AS last FROM {table}")
-        return max((row["last"] or 0) + 1, time.time_ns() // 1000)
+        last, now = row["last"] or 0, time.time_ns() // 1000
+        return now if now > last else last + 1 + random.randrange(1 << 20)
 
-    def _write(self, *statements: Statement) -> None:
+    def _write(self, *statements: Statement, lasting: bool = True) -> None:
         """Execute changes in one transaction: on disk, else in memory."""
         clean = [(sql, [_writable(value) for value in values]) for sql, values in statements]
         if self.unsaved and time.monotonic() >= self._retry_at:
             self._save_pending()
         if not self.unsaved:
             try:
-                self._transact(self._db, clean)
+                with synced(self._db, lasting):
+                    self._transact(self._db, clean)
                 return
             except UnwritableError as error:
                 with self._explained():
@@ -310,6 +345,13 @@ def _changing(message: Message) -> list[Any]:
 def _writable(value: Any) -> Any:
     """Replace lone surrogates in text: file names can contain them, and SQLite rejects them."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _without_pasted(message: Message) -> str:
+    """A message's text without the names of pasted texts, unless it has nothing else."""
+    words = " ".join(word for word in message.content.split() if not PASTED.fullmatch(word.removeprefix("@")))
+    pasted = next((file.label for file in message.attachments if PASTED.fullmatch(file.name)), "")
+    return words or pasted.capitalize() or message.content
 
 
 def _summary(row: sqlite3.Row) -> SessionSummary:

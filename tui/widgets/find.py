@@ -12,14 +12,12 @@ from textual.geometry import Region
 from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
 
-from tui.widgets.frame import MATCH
+from tui.widgets.frame import CURRENT, MATCH
 from tui.widgets.messages import MessageView
 from tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
-    from tui.widgets.markdown import FittedTable
-
-CURRENT = "bold reverse"
+    from tui.widgets.markdown import AnswerMarkdown
 
 Place = tuple[int, int]
 """A match: the index of its message, and its index among the matches in that message."""
@@ -43,7 +41,7 @@ class FindBar(Horizontal):
         self._at = 0
         self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # original content, and with matches highlighted
-        self._tables: list[FittedTable] = []  # tables with matches
+        self._answers: list[AnswerMarkdown] = []  # with matches
         self.display = False
 
     def compose(self) -> ComposeResult:
@@ -116,44 +114,46 @@ class FindBar(Horizontal):
             if not found:  # the match is markup that is not rendered, such as asterisks
                 view.scroll_visible(animate=False)
                 continue
-            static, start, end = found[min(count, len(found) - 1)]
-            self._bring(static, start, end)
+            self._bring(*found[min(count, len(found) - 1)])
 
-    def _mark(self, view: MessageView, pattern: re.Pattern[str]) -> list[tuple[Static, int, int]]:
-        """Highlight a message's matches; returns (widget, start, end) for each, with 0, 0 for those in a table."""
-        from tui.widgets.markdown import FittedTable  # imported late, as in tui.widgets.messages
+    def _mark(self, view: MessageView, pattern: re.Pattern[str]) -> "list[tuple[Static | AnswerMarkdown, int, int]]":
+        """Highlight a message's matches; returns (widget, start, end) for each; in an answer, (widget, number, -1)."""
+        from tui.widgets.markdown import AnswerMarkdown  # imported late, as in tui.widgets.messages
 
-        found: list[tuple[Static, int, int]] = []
-        for static in view.query(Static):
-            if isinstance(static, FittedTable):
-                if count := static.mark_matches(pattern):
-                    self._tables.append(static)
-                found += [(static, 0, 0)] * count
+        found: list[tuple[Static | AnswerMarkdown, int, int]] = []
+        for part in view.walk_children():
+            if isinstance(part, AnswerMarkdown):
+                if count := part.mark(pattern):
+                    self._answers.append(part)
+                found += [(part, number, -1) for number in range(count)]
+            if not isinstance(part, Static):
                 continue
-            before = static.visual
-            if not isinstance(before, Content) or static.has_class("figures", "attachment"):
+            before = part.visual
+            if not isinstance(before, Content) or part.has_class("figures", "attachment"):
                 continue
             spans = [match.span() for match in pattern.finditer(before.plain)]
             if spans:
                 marked = before
                 for start, end in spans:
                     marked = marked.stylize(MATCH, start, end)
-                self._put(static, before, marked)
-                found += [(static, start, end) for start, end in spans]
+                self._put(part, before, marked)
+                found += [(part, start, end) for start, end in spans]
         return found
 
-    def _bring(self, static: Static, start: int, end: int) -> None:
-        before, marked = self._marked.get(static, (Content(), Content()))
-        if end:
-            self._put(static, before, marked.stylize(CURRENT, start, end))
-        for folded in static.ancestors_with_self:
+    def _bring(self, part: "Static | AnswerMarkdown", start: int, end: int) -> None:
+        for folded in part.ancestors_with_self:
             if isinstance(folded, Collapsible):
                 folded.collapsed = False
+        before = Content()
+        if isinstance(part, Static):
+            before, marked = self._marked[part]
+            self._put(part, before, marked.stylize(CURRENT, start, end))
 
         def scroll() -> None:
-            width = static.content_size.width
-            line = len(before[:end].wrap(width)) - 1 if width and end else 0
-            at = static.content_region.offset - self._transcript.content_region.offset
+            width = part.content_size.width
+            wrapped = len(before[:end].wrap(width)) if width else 1
+            line = wrapped - 1 if isinstance(part, Static) else part.go(start)
+            at = part.content_region.offset - self._transcript.content_region.offset
             region = Region(at.x, at.y + line, max(width, 1), 1).translate(self._transcript.scroll_offset)
             self._transcript.scroll_to_region(region, animate=False, center=True, force=True)
 
@@ -168,6 +168,6 @@ class FindBar(Horizontal):
             if static.visual is marked:  # else its content has changed since
                 static.update(before)
         self._marked.clear()
-        for table in self._tables:
-            table.mark_matches(None)
-        self._tables.clear()
+        for answer in self._answers:
+            answer.mark(None)
+        self._answers.clear()

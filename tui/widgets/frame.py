@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.app import ComposeResult
+from textual.binding import ActiveBinding
 from textual.containers import Center, Horizontal, Vertical
 from textual.content import Content
 from textual.style import Style
 from textual.timer import Timer
-from textual.widgets import Footer, Static
-from textual.widgets._footer import FooterKey
+from textual.widgets import Static
 
 from localllm.text import columns_of, harmless
 from tui.status import MUTED, Status
@@ -25,8 +25,8 @@ _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a 
 
 
 USUAL_COLUMNS = 80
-_PALETTE = "-command-palette"  # Textual's CSS class for the palette's key
 MATCH = "bold underline $accent"  # style of a search match; bold and underline also work without colours
+CURRENT = "bold reverse"  # style of the current match
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
 
@@ -117,46 +117,52 @@ class StatusLine(Static):
         self.redraw()
 
     def redraw(self) -> None:
-        self.update(self.facts.line(self.size.width))
+        """Draw the facts. The line's height is fixed, so that nothing else is laid out."""
+        self.update(self.facts.line(self.size.width), layout=False)
 
 
-class KeyBar(Footer):
-    """As many of the active keys as fit without cutting one. A narrow window omits the palette's key.
+class KeyBar(Static):
+    """The active keys, in one line, as many as fit without cutting one; a click presses a key.
 
     While a panel covers the screen, it keeps showing the keys from before.
     """
 
-    def compose(self) -> ComposeResult:
-        """The keys in order, with the palette's key on the right."""
-        keys = [key for key in super().compose() if isinstance(key, FooterKey)]
-        room = self.size.width
-        if palette := next((key for key in keys if key.has_class(_PALETTE)), None):
-            keys.remove(palette)
-            if room >= USUAL_COLUMNS:
-                room -= _columns(palette)
-                yield palette
-        for key in keys:
-            room -= _columns(key)
-            if room < 0:
-                return
-            yield key
+    ALLOW_SELECT = False
 
-    async def recompose(self) -> None:
-        if not self.is_attached or not self.screen.is_active:
-            return
-        keys = list(self.compose())  # before awaiting, because a panel may open meanwhile
-        async with self.batch():
-            await self.remove_children()
-            if self.is_attached:
-                await self.mount_all(keys)
+    def __init__(self, palette: bool = True) -> None:
+        """palette: show the palette's key, on the right, in windows of any width."""
+        super().__init__("", markup=False)
+        self.auto_links = False
+        self._palette = palette
+
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, lambda _screen: self.redraw())
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.recompose)
+        self.redraw()
 
+    def redraw(self) -> None:
+        """Draw the keys that are active now."""
+        if not self.screen.is_active or not self.size.width:
+            return
+        active = self.screen.active_bindings
+        shown: dict[str, Content] = {}  # by action: an action may have several keys
+        for each in active.values():
+            if each.binding.show:
+                shown.setdefault(each.binding.action, self._key(each))
+        keys = [*shown.values()]
+        last = active.get(self.app.COMMAND_PALETTE_BINDING) if self._palette else None
+        end = Content.assemble(("▏", "$foreground 20%"), self._key(last)) if last else Content()
+        room = max(self.size.width - end.cell_length, 0)
+        while keys and sum(key.cell_length for key in keys) > room:
+            keys.pop()
+        row = Content("").join(keys)
+        self.update(Content.assemble(row, " " * (room - row.cell_length), end), layout=False)
 
-def _columns(key: FooterKey) -> int:
-    """A key's width in the footer, with a space before, between and after its parts."""
-    return columns_of(key.key_display) + columns_of(key.description) + 3
+    def _key(self, each: ActiveBinding) -> Content:
+        name, what = self.app.get_key_display(each.binding), each.binding.description
+        key = Content.assemble((f" {name} ", "bold $footer-key-foreground"), f"{what} " if what else "")
+        return key.stylize(Style.from_meta({"@click": f"app.simulate_key({each.binding.key!r})"}))
 
 
 class Welcome(Vertical):
@@ -178,9 +184,9 @@ class Welcome(Vertical):
         yield self._notice
 
     def tell(self, text: str) -> None:
-        """Show a notice about the model below the hints."""
+        """Show a notice about the model below the hints; "" for none."""
         self._notice.update(text)
-        self._notice.display = True
+        self._notice.display = bool(text)
 
 
 Row = tuple[str, str, str]

@@ -1,24 +1,47 @@
-"""Markdown for answers: no text is hidden, code wraps, tables fit the width."""
+"""Markdown for answers, drawn by one widget: no text is hidden, code wraps, tables fit the width.
+
+Textual's own Markdown makes a widget of each paragraph, list item and table cell. Laying them out at each piece of a
+streaming answer took a fifth of a core, and a long chat kept thousands of them.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
+from markdown_it.tree import SyntaxTreeNode
 from rich import box
+from rich.segment import Segment
+from rich.style import Style as RichStyle
 from rich.table import Table
 from rich.text import Text
-from textual.content import Content
-from textual.widgets import Markdown
-from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+from textual.content import Content, Span
+from textual.geometry import Region, Size
+from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme, highlight
+from textual.message import Message
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import RenderOptions, RichVisual
+from textual.widget import Widget
+
+from tui.widgets.frame import CURRENT, MATCH
 
 # Parser rules whose matches would not be displayed: raw HTML, link definitions, images.
 _HIDING = ("html_block", "html_inline", "reference", "image", "autolink")
+_LINE_END = re.compile(r"\r\n?|\n")
+_BULLETS = "•▪‣⭑◦"
+_BAR = "▌ "  # before the lines of a quotation
+_CODE_MARGIN = 2  # columns left and right of code
 _LONG_CELL = 24  # characters; a table with longer cells gets lines between rows
-_MarkdownTable: Any = Markdown.BLOCKS["table_open"]
-_STYLES = {".strong": "bold", ".em": "italic", ".s": "strike", ".code_inline": "bold"}
+_LEAST_COLUMNS = 8  # for a text, however deep the list that it is in
+_STYLES = {".strong": "bold", ".em": "italic", ".s": "strike", ".code_inline": "bold"}  # in tables
+_NONE = Content()
 
 
 def parser() -> MarkdownIt:
@@ -60,71 +83,439 @@ def _target(link: Token, said: str) -> str:
     return f" ({shown})" if shown else ""
 
 
-class WrappedCode(MarkdownFence):
-    """A code block whose long lines wrap."""
+Mark = tuple[int, int, int, str]
+"""A match of a search: index in Piece.texts, start, end, style."""
 
-    DEFAULT_CSS = """
-    WrappedCode { overflow: hidden; }
-    WrappedCode > Label { width: 1fr; }
+Row = list[Segment]
+
+
+@dataclass(slots=True)
+class _Look:
+    """How pieces are drawn: everything on which their look depends, beside their own content."""
+
+    view: "AnswerMarkdown"
+    style: Style
+    theme: type[HighlightTheme]
+    selected: Style | None
+
+    def rows(self, content: Content, width: int, style: Style, selection: Selection | None, line: int) -> list[Row]:
+        """A wrapped text. selection: relative to the text. line: the text's first line in the whole answer."""
+        options = RenderOptions(self.view._get_style, {}, selection, self.selected)
+        rows = []
+        for strip in content.render_strips(width, None, style, options):
+            row = []
+            for text, drawn, _ in strip:
+                x, y = drawn.meta.get("offset", (0, 0)) if drawn else (0, 0)
+                row.append(Segment(text, drawn and drawn + RichStyle.from_meta({"offset": (x, y + line)})))
+            rows.append(row)
+        return rows
+
+    def prefix(self, content: Content) -> Row:
+        parts = content.render(self.style, end="", parse_style=self.view._get_style)
+        return [Segment(text, (self.style + style).rich_style) for text, style in parts if text]
+
+
+@dataclass
+class Piece:
+    """A part of an answer that is drawn on its own.
+
+    first, rest: drawn before its first line and its other lines: bullets, indents, the bars of quotations. gap: blank
+    lines above it, with `above` drawn in them. line: the number of lines of text in the pieces before it.
     """
 
+    first: Content
+    rest: Content
+    gap: int = 0
+    above: Content = _NONE
+    line: int = 0
+    _drawn: tuple[object, list[Strip]] = (None, [])
 
-class FittedTable(_MarkdownTable):  # type: ignore[misc]
-    """A table as wide as its content, at most as the screen; then cells wrap. Keeps the columns' alignment."""
-
-    def compose(self) -> Any:
-        """No children: the table draws itself."""
-        self.update(self._drawn())
+    @property
+    def texts(self) -> Sequence[Content]:
+        """What is searched."""
         return ()
 
-    async def _update_from_block(self, block: MarkdownBlock) -> None:
-        if isinstance(block, FittedTable):
-            self.update(block._drawn())
-        else:
-            await MarkdownBlock._update_from_block(self, block)
+    @cached_property
+    def lines(self) -> Sequence[str]:
+        """What is selected and copied."""
+        return "\n".join(text.plain for text in self.texts).split("\n")
 
-    def mark_matches(self, pattern: re.Pattern[str] | None) -> int:
-        """Highlight a pattern's matches in the cells; None clears them. Returns the number of matches."""
-        headers, rows = self._get_headers_and_rows()
-        self.update(self._drawn(pattern))
-        cells = [cell for row in (headers, *rows) for cell in row]
-        return sum(len(pattern.findall(cell.plain)) for cell in cells) if pattern else 0
+    def strips(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Strip]:
+        """The lines on the screen, after the gap."""
+        key = (width, look.style, look.theme, look.view.styled, selection, tuple(marks))
+        if self._drawn[0] != key:
+            body = self._rows(self._room(width), look, selection, marks)
+            before = [look.prefix(self.first), *[look.prefix(self.rest)] * (len(body) - 1)]
+            rows = [look.prefix(self.above)] * self.gap + [left + row for left, row in zip(before, body, strict=True)]
+            self._drawn = key, [Strip(row) for row in rows]
+        return self._drawn[1]
 
-    def _drawn(self, pattern: re.Pattern[str] | None = None) -> Table:
-        headers, rows = self._get_headers_and_rows()
-        wraps = any(len(cell.plain) > _LONG_CELL for row in rows for cell in row)
+    def line_of(self, text: int, end: int, width: int) -> int:
+        """The line on the screen, counted from the start of the gap, with this position in one of the texts."""
+        return self.gap
+
+    def _room(self, width: int) -> int:
+        return max(width - self.rest.cell_length, _LEAST_COLUMNS)
+
+    def _rows(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Row]:
+        raise NotImplementedError
+
+
+@dataclass
+class Words(Piece):
+    """A paragraph or a heading."""
+
+    content: Content = _NONE
+
+    @property
+    def texts(self) -> Sequence[Content]:
+        return (self.content,)
+
+    def _rows(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Row]:
+        return look.rows(_marked(self.content, marks), width, look.style, selection, self.line)
+
+    def line_of(self, text: int, end: int, width: int) -> int:
+        return self.gap + len(self.content[:end].wrap(self._room(width))) - 1
+
+
+@dataclass
+class Code(Piece):
+    """A code block, whose long lines wrap."""
+
+    code: str = ""
+    language: str = ""
+    _coloured: tuple[object, Content] = (None, _NONE)
+
+    @property
+    def texts(self) -> Sequence[Content]:
+        return (Content(self.code),)
+
+    def _rows(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Row]:
+        if self._coloured[0] is not look.theme:
+            self._coloured = look.theme, highlight(self.code, language=self.language or None, theme=look.theme)
+        style = look.style + look.view.get_visual_style("code", partial=True)
+        ground = style.rich_style
+        rows = look.rows(_marked(self._coloured[1], marks), self._columns(width), style, selection, self.line)
+        margin = Segment(" " * _CODE_MARGIN, ground)
+        inner = [Segment.adjust_line_length([margin, *row], width, ground) for row in rows]
+        blank = [Segment(" " * width, ground)]
+        return [blank, *inner, blank]
+
+    def line_of(self, text: int, end: int, width: int) -> int:
+        return self.gap + len(Content(self.code)[:end].wrap(self._columns(self._room(width))))
+
+    def _columns(self, width: int) -> int:
+        return max(width - 2 * _CODE_MARGIN, _LEAST_COLUMNS)
+
+
+@dataclass
+class Grid(Piece):
+    """A table as wide as its content, at most as the screen; then cells wrap. Keeps the columns' alignment.
+
+    cells: rows, the header first. sides: left, center or right for each column.
+    """
+
+    cells: list[list[Content]] = field(default_factory=list)
+    sides: list[Any] = field(default_factory=list)
+
+    @property
+    def texts(self) -> Sequence[Content]:
+        return [cell for row in self.cells for cell in row]
+
+    @cached_property
+    def lines(self) -> Sequence[str]:
+        return ["\t".join(cell.plain for cell in row) for row in self.cells]
+
+    def _rows(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Row]:
+        texts = iter([_text(cell, [mark for mark in marks if mark[0] == at]) for at, cell in enumerate(self.texts)])
+        wraps = any(len(cell.plain) > _LONG_CELL for row in self.cells[1:] for cell in row)
         table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", show_lines=wraps)
-        for header, side in zip(headers, self._sides(), strict=True):
-            table.add_column(_text(header, pattern), justify=side, overflow="fold")
-        for row in rows:
-            table.add_row(*(_text(cell, pattern) for cell in row))
-        return table
-
-    def _sides(self) -> list[Any]:
-        """left, center or right for each column."""
-        (head, *_) = self._blocks
-        cells = [cell for row in head._blocks for cell in row._blocks]
-        return [str(cell._token.attrs.get("style", "text-align:left")).partition(":")[2] for cell in cells]
+        for side in self.sides:
+            table.add_column(next(texts), justify=side, overflow="fold")
+        for row in self.cells[1:]:
+            table.add_row(*(next(texts) for _ in row))
+        style = look.style + look.selected if selection is not None and look.selected else look.style
+        options = RenderOptions(look.view._get_style, {})
+        return [[*strip] for strip in RichVisual(look.view, table).render_strips(width, None, style, options)]
 
 
-def _text(content: Content, pattern: re.Pattern[str] | None) -> Text:
-    text = Text(content.plain)
-    for span in content.spans:
+@dataclass
+class Rule(Piece):
+    """A horizontal line."""
+
+    def _rows(self, width: int, look: _Look, selection: Selection | None, marks: Sequence[Mark]) -> list[Row]:
+        return [look.prefix(Content.styled("─" * width, "$secondary"))]
+
+
+def pieces_of(nodes: Iterable[SyntaxTreeNode]) -> list[Piece]:
+    """The pieces of a parsed text's top-level blocks."""
+    return _pieces([*nodes], _NONE, _NONE, inside=False, depth=0)
+
+
+def _pieces(nodes: list[SyntaxTreeNode], first: Content, rest: Content, inside: bool, depth: int) -> list[Piece]:
+    """inside: in a list's item, where paragraphs and lists follow each other without a gap. depth: of bullet lists."""
+    found: list[Piece] = []
+    for node in nodes:
+        made = _made(node, rest if found else first, rest, depth)
+        if found and made:
+            close = inside and isinstance(found[-1], Words) and isinstance(made[0], Words) and node.type != "paragraph"
+            made[0].gap, made[0].above = int(not close), rest
+        found += made
+    return found or [Words(first, rest)]
+
+
+def _made(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> list[Piece]:
+    made: list[Piece]
+    match node.type:
+        case "paragraph" | "heading":
+            content = _inline(node)
+            made = [Words(first, rest, content=content.stylize_before(f".{node.tag}") if node.tag != "p" else content)]
+        case "fence" | "code_block":
+            made = [Code(first, rest, code=node.content.rstrip(), language=node.info.strip())]
+        case "hr":
+            made = [Rule(first, rest)]
+        case "table":
+            rows = [row for part in node.children for row in part.children]
+            styles = [str(cell.attrs.get("style", "text-align:left")) for cell in rows[0].children]
+            cells = [[_inline(cell) for cell in row.children] for row in rows]
+            made = [Grid(first, rest, cells=cells, sides=[style.partition(":")[2] for style in styles])]
+        case "blockquote":
+            bar = Content.styled(_BAR, ".bar")
+            made = _pieces(node.children, first + bar, rest + bar, False, depth)
+        case "bullet_list" | "ordered_list":
+            made = _items(node, first, rest, depth)
+        case other:
+            raise AssertionError(other)
+    return made
+
+
+def _items(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> list[Piece]:
+    ordered = node.type == "ordered_list"
+    bullet = _BULLETS[depth % len(_BULLETS)]
+    signs = [f"{item.info}{item.markup}" if ordered else bullet for item in node.children]
+    columns = max(map(len, signs)) + ordered  # numbers are indented by one column
+    found: list[Piece] = []
+    for item, sign in zip(node.children, signs, strict=True):
+        begin = (rest if found else first) + Content.styled(sign.rjust(columns) + " ", ".bullet")
+        found += _pieces(item.children, begin, rest + " " * (columns + 1), True, depth + (not ordered))
+    return found
+
+
+def _inline(node: SyntaxTreeNode) -> Content:
+    """The text of a paragraph, heading or cell. Styles are component classes; links carry an action."""
+    text, spans, opened = "", list[Span](), list[tuple[int, Style | str]]()
+    for token in node.children[0].token.children or () if node.children else ():  # type: ignore[union-attr]
+        name, _, what = token.type.rpartition("_")
+        if token.type == "text":
+            text += re.sub(r"\s+", " ", token.content)
+        elif token.type == "hardbreak":
+            text += "\n"
+        elif token.type == "code_inline":
+            spans.append(Span(len(text), len(text) + len(token.content), ".code_inline"))
+            text += token.content
+        elif what == "open" and name == "link":
+            action = Style.from_meta({"@click": f"link({str(token.attrs.get('href', ''))!r})"})
+            opened.append((len(text), Style(underline=True) + action))
+        elif what == "open":
+            opened.append((len(text), f".{name}"))
+        elif what == "close":
+            start, style = opened.pop()
+            spans.append(Span(start, len(text), style))
+    return Content(text, spans=spans)
+
+
+def _marked(content: Content, marks: Sequence[Mark]) -> Content:
+    for _, start, end, style in marks:
+        content = content.stylize(style, start, end)
+    return content
+
+
+def _text(cell: Content, marks: Sequence[Mark]) -> Text:
+    """A table's cell for rich, which draws tables."""
+    text = Text(cell.plain)
+    for span in cell.spans:
         if isinstance(span.style, str) and span.style in _STYLES:
             text.stylize(_STYLES[span.style], span.start, span.end)
-    if pattern:
-        text.highlight_regex(pattern, "bold underline reverse")
+    for _, start, end, style in marks:
+        text.stylize("bold reverse" if style == CURRENT else "bold underline", start, end)
     return text
 
 
-_BLOCKS: dict[str, type[MarkdownBlock]] = {"fence": WrappedCode, "code_block": WrappedCode, "table_open": FittedTable}
+class AnswerMarkdown(Widget):
+    """An answer's Markdown, to which text can be appended. The chat copies links and never opens them.
+
+    source: the whole text.
+    """
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        *("em", "strong", "s", "code_inline", "code", "bullet", "bar", "h1", "h2", "h3", "h4", "h5", "h6"),
+    }
+    DEFAULT_CSS = """
+    AnswerMarkdown {
+        width: 1fr;
+        height: auto;
+        & > .em { text-style: italic; }
+        & > .strong { text-style: bold; }
+        & > .s { text-style: strike; }
+        & > .bullet { color: $text-primary; }
+        & > .bar { color: $text-primary; }
+        & > .code { color: $text; background: $surface; }
+        & > .h1 { color: $markdown-h1-color; text-style: $markdown-h1-text-style; }
+        & > .h2 { color: $markdown-h2-color; text-style: $markdown-h2-text-style; }
+        & > .h3 { color: $markdown-h3-color; text-style: $markdown-h3-text-style; }
+        & > .h4 { color: $markdown-h4-color; text-style: $markdown-h4-text-style; }
+        & > .h5 { color: $markdown-h5-color; text-style: $markdown-h5-text-style; }
+        & > .h6 { color: $markdown-h6-color; text-style: $markdown-h6-text-style; }
+        &:dark > .code_inline { background: $warning 10%; color: $text-warning 95%; }
+        &:light > .code_inline { background: $error 5%; color: $text-error 95%; }
+        &:light > .bullet { color: $text-secondary; }
+        &:light > .bar { color: $text-secondary; }
+        &:ansi > .code_inline { background: ansi_default; }
+        &:ansi > .code { background: ansi_default; }
+    }
+    """
+
+    @dataclass
+    class LinkClicked(Message):
+        """The user has clicked a link."""
+
+        href: str
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.auto_links = False
+        self.source = ""
+        self.styled = 0  # counts changes of the styles
+        self._parser = parser()
+        self._pieces: list[Piece] = []
+        self._last, self._open = 0, ""  # where the last block starts in _pieces, and its text
+        self._lines: tuple[object, list[Strip], list[int]] = (None, [], [])  # what is drawn, and each piece's end in it
+        self._pattern: re.Pattern[str] | None = None
+        self._matches: list[tuple[int, int, int, int]] = []  # piece, index in its texts, start, end
+        self._at = -1  # the current match
+        self.append(text)
+
+    def append(self, text: str) -> None:
+        """Add text at the end. Only the last block is parsed and drawn again."""
+        if not text:
+            return
+        self.source += text
+        self._open += text
+        tokens = self._parser.parse(self._open)
+        nodes = SyntaxTreeNode(tokens).children
+        kept = sum(len(piece.lines) for piece in self._pieces[: self._last])
+        height = len(self._lines[1])
+        same = self._ends()[self._last - 1] if self._last and height else 0
+        old = self._pieces[: self._last]
+        before, last = pieces_of(nodes[:-1]) if nodes[1:] else [], pieces_of(nodes[-1:]) if nodes else []
+        self._pieces = [*old, *before, *last]
+        if new := self._pieces[len(old) :]:
+            if old:
+                new[0].gap, new[0].above = 1, _NONE
+            if before and last:
+                last[0].gap = 1
+            for piece, line in zip(new, accumulate((len(piece.lines) for piece in new), initial=kept), strict=False):
+                piece.line = line
+        self._last = len(old) + len(before)
+        if nodes and nodes[-1].map and (begin := nodes[-1].map[0]):
+            ends = [found.end() for found in _LINE_END.finditer(self._open)]
+            self._open = self._open[ends[begin - 1] :]
+        self._search()
+        self._redraw(same, height)
+
+    def mark(self, pattern: re.Pattern[str] | None) -> int:
+        """Highlight a pattern's matches; None clears them. Returns the number of matches."""
+        if (pattern, -1) != (self._pattern, self._at):
+            self._pattern, self._at = pattern, -1
+            self._search()
+            self.refresh()
+        return len(self._matches)
+
+    def go(self, match: int) -> int:
+        """Highlight one of the matches as the current one. Returns its line."""
+        self._at = match
+        self.refresh()
+        place, text, _, end = self._matches[match]
+        ends = self._ends()
+        return (ends[place - 1] if place else 0) + self._pieces[place].line_of(text, end, self.content_size.width)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """The number of lines at this width."""
+        return len(self._strips(width)) if width else 0
+
+    def render_line(self, y: int) -> Strip:
+        """A line, drawn before."""
+        strips = self._strips(self.size.width)
+        return strips[y] if y < len(strips) else Strip.blank(self.size.width, self.visual_style.rich_style)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The selected text, with bullets and the bars of quotations; a table's cells are separated by tabs."""
+        found: list[str] = []
+        for piece in self._pieces:
+            for number, text in enumerate(piece.lines, piece.line):
+                if (span := selection.get_span(number)) is not None:
+                    before = (piece.first if number == piece.line else piece.rest).plain if not span[0] else ""
+                    found.append(before + text[span[0] : None if span[1] == -1 else span[1]])
+        return "\n".join(found), "\n"
+
+    def notify_style_update(self) -> None:
+        """Draw everything anew: the colours have changed."""
+        self.styled += 1
+        super().notify_style_update()
+
+    def action_link(self, href: str) -> None:
+        self.post_message(self.LinkClicked(href))
+
+    def _search(self) -> None:
+        self._matches = [
+            (place, at, *found.span())
+            for place, piece in enumerate(self._pieces if self._pattern else ())
+            for at, text in enumerate(piece.texts)
+            for found in self._pattern.finditer(text.plain)  # type: ignore[union-attr]
+        ]
+
+    def _redraw(self, same: int, before: int) -> None:
+        """Refresh the lines from `same` on, and the layout if their number has changed from `before`."""
+        if not self.is_attached or not (width := self.size.width):
+            return
+        after = len(self._strips(width))
+        self.refresh(Region(0, same, width, max(after - same, 1)), layout=after != before)
+
+    def _ends(self) -> list[int]:
+        """Behind each piece, the number of lines drawn."""
+        return self._lines[2]
+
+    def _strips(self, width: int) -> list[Strip]:
+        selection = self.text_selection if self.is_attached else None
+        look = _Look(self, self.visual_style, self._theme(), self._selected() if selection else None)
+        key = (width, look.style, look.theme, self.styled, selection, len(self.source), self._pattern, self._at)
+        if self._lines[0] != key:
+            strips, ends = list[Strip](), list[int]()
+            for place, piece in enumerate(self._pieces):
+                marks = [
+                    (text, start, end, CURRENT if number == self._at else MATCH)
+                    for number, (where, text, start, end) in enumerate(self._matches)
+                    if where == place
+                ]
+                strips += piece.strips(width, look, _within(selection, piece), marks)
+                ends.append(len(strips))
+            self._lines = key, strips, ends
+        return self._lines[1]
+
+    def _theme(self) -> type[HighlightTheme]:
+        if not self.app.native_ansi_color:
+            return HighlightTheme
+        return ANSIDarkHighlightTheme if self.app.current_theme.dark else ANSILightHighlightTheme
+
+    def _selected(self) -> Style:
+        return Style.from_styles(self.screen.get_component_styles("screen--selection"))
 
 
-class AnswerMarkdown(Markdown):
-    """An answer's Markdown. The chat copies links and never opens them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, parser_factory=parser, open_links=False)
-
-    def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        return _BLOCKS.get(block_name) or super().get_block_class(block_name)
+def _within(selection: Selection | None, piece: Piece) -> Selection | None:
+    """The part of a selection in a piece, relative to the piece's text; None if there is none."""
+    if selection is None or all(
+        selection.get_span(line) is None for line in range(piece.line, piece.line + len(piece.lines))
+    ):
+        return None
+    start, end = (None if offset is None else offset - (0, piece.line) for offset in selection)
+    return Selection(start, end)

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
@@ -17,8 +18,6 @@ from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
 
 if TYPE_CHECKING:
-    from textual.widgets.markdown import MarkdownStream
-
     from localllm.documents.quotations import QuotationChecker
 
 MAX_NAMED = 3
@@ -35,7 +34,7 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+e", "app.command('edit')", "Edit", id="message.edit"),
-        Binding("ctrl+r", "app.command('regenerate')", "Again", id="message.regenerate"),
+        Binding("ctrl+r", "app.command('regenerate')", "Regenerate", id="message.regenerate"),
         Binding("ctrl+o", "app.command('fork')", "Fork", id="message.fork"),
         Binding("ctrl+y", "app.command('copy')", "Copy", id="message.copy"),
         Binding("ctrl+b", "app.command('code')", "Copy code", id="message.code"),
@@ -65,18 +64,18 @@ class UserView(MessageView):
         excerpts = [file for file in self.message.attachments if file.line]
         if excerpts:
             known = [file.tokens for file in excerpts if file.tokens is not None]
-            tokens = f" · {sum(known)} tokens" if known else ""
+            tokens = f" · {sum(known):,} tokens" if known else ""
             places = ", ".join(file.label for file in excerpts)
             text = f"▤ {counted(len(excerpts), 'excerpt')}{tokens} · {places}"
             yield Static(harmless(text), markup=False, classes="attachment")
         for file in self.message.attachments:
             if file.line:
                 continue
-            tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
+            tokens = "" if file.tokens is None else f" · {file.tokens:,} tokens"
             data = file.picture_data()
             size = f" · {human_bytes(len(data))}" if data else ""
             yield Static(
-                harmless(f"{'▣' if data else '▤'} {file.name}{size}{tokens}"), markup=False, classes="attachment"
+                harmless(f"{'▣' if data else '▤'} {file.label}{size}{tokens}"), markup=False, classes="attachment"
             )
             if data and (picture := drawn(data)):
                 yield picture
@@ -94,29 +93,29 @@ class AnswerView(MessageView):
         from tui.widgets.markdown import AnswerMarkdown  # slow to import; not needed at startup
 
         super().__init__(message, variant)
-        self._stream: MarkdownStream | None = None
-        # Kept as attributes, not queried: parts of an answer may arrive after the widgets have been unmounted.
-        self._reasoning = Static("", classes="reasoning", markup=False)
-        self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
         self._checker = checker
         self._markdown = AnswerMarkdown(harmless(self._checked(message.content, message.finish_reason is not None)))
+        self._end = Static("", classes="figures")
+        # These are mounted when there is something to show. They are attributes, not queried: parts of an answer may
+        # arrive after the widgets have been unmounted.
+        self._reasoning = Static("", classes="reasoning", markup=False)
+        self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
         self._calls = Static("", classes="calls")
         self._error = Static("", classes="error", markup=False)
-        self._end = Static("", classes="figures")
         words = len(message.summary.split())
         title = f"Up to here: a summary of {words} words · /compact undo"
         self._summary = Collapsible(Static(harmless(message.summary), markup=False), title=title, classes="thinking")
-        self._summary.display = bool(message.summary)
 
     def compose(self) -> ComposeResult:
-        yield from (self._thinking, self._markdown, self._calls, self._error, self._end, self._summary)
+        yield from (self._markdown, self._end)
 
     def on_mount(self) -> None:
+        self._show(self._summary, bool(self.message.summary))
         self._show_thinking(done=True)
         self._show_calls()
         self.show_end()
 
-    async def add(self, parts: tuple[AnswerPart, ...]) -> None:
+    def add(self, parts: tuple[AnswerPart, ...]) -> None:
         """Append parts to the message and to the screen."""
         if parts:
             self._end.display = False
@@ -133,9 +132,7 @@ class AnswerView(MessageView):
                 continue
             text = said if self.message.content else said.lstrip("\n")
             self.message.content += text
-            if self._stream is None:
-                self._stream = self._markdown.get_stream(self._markdown)
-            await self._stream.write(harmless(self._checked(text)))
+            self._markdown.append(harmless(self._checked(text)))
 
     def _checked(self, text: str, whole: bool = False) -> str:
         """The text that can be shown after a further part of the answer. whole: no more parts follow."""
@@ -143,15 +140,23 @@ class AnswerView(MessageView):
             return text
         return self._checker.push(text) + (self._checker.flush() if whole else "")
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """Draw pending text and the statistics."""
-        if self._stream is not None:
-            if rest := self._checked("", whole=True):
-                await self._stream.write(harmless(rest))
-            await self._stream.stop()
-            self._stream = None
+        self._markdown.append(harmless(self._checked("", whole=True)))
         self._show_thinking(done=True)
         self.show_end()
+
+    def _show(self, part: Widget, wanted: bool) -> None:
+        """Show or hide an optional part of the answer."""
+        part.display = wanted
+        if not wanted or part.parent is not None or not self.is_attached:
+            return
+        if part is self._thinking:
+            self.mount(part, before=0)
+        elif part is self._summary:
+            self.mount(part)
+        else:
+            self.mount(part, before=self._error if part is self._calls and self._error.parent else self._end)
 
     def toggle_thinking(self) -> None:
         self._thinking.collapsed = not self._thinking.collapsed
@@ -164,7 +169,7 @@ class AnswerView(MessageView):
         """Show a finished answer's statistics and its error."""
         self.variant = variant or self.variant
         message = self.message
-        self._error.display = bool(message.error)
+        self._show(self._error, bool(message.error))
         self._error.update(harmless(message.error or ""))
         empty = not (message.content or message.reasoning or message.calls)
         self._end.display = message.finish_reason is not None or empty
@@ -172,7 +177,7 @@ class AnswerView(MessageView):
 
     def _show_thinking(self, done: bool) -> None:
         thinking = self._thinking
-        thinking.display = bool(self.message.reasoning)
+        self._show(thinking, bool(self.message.reasoning))
         words = len(self.message.reasoning.split())
         thinking.title = f"{'Thought' if done else 'Thinking …'} · {words} words"
         if not thinking.collapsed:
@@ -180,7 +185,7 @@ class AnswerView(MessageView):
 
     def _show_calls(self) -> None:
         """Show the answer's tool calls; their results are separate messages."""
-        self._calls.display = bool(self.message.calls)
+        self._show(self._calls, bool(self.message.calls))
         lines = [
             Content.assemble(
                 (f"⚙ {harmless(call.name)} ", "bold $secondary"),

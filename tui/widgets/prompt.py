@@ -1,19 +1,23 @@
-"""The prompt: an input field that grows with its text, with history, completions and vim keys."""
+"""The prompt: an input field that grows with its text, with history, completions and vim keys.
+
+No text is lost. What an earlier prompt or an edit replaces is set aside and comes back; `unsent` is all that the user
+wrote and did not send.
+"""
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 from textual import work
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.binding import Binding, BindingType
 from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localllm.text import counted
-from tui.attachments import mention_of
+from tui.attachments import Weight, mention_of, pasted
 from tui.background import in_thread
 from tui.sessions import Attachment
 from tui.sessions import Message as ChatMessage
@@ -27,9 +31,16 @@ PAUSE_S = 0.3  # pause in typing before tokens are counted
 
 _JOINERS = frozenset("\u200c\u200d")
 
+# Without kitty's keyboard protocol, Alt+Enter arrives as ESC and a line end, which Textual would read as Enter.
+for _sequence in ("\x1b\r", "\x1b\n"):
+    ANSI_SEQUENCES_KEYS[_sequence] = (SimpleNamespace(value="alt+enter"),)  # type: ignore[index]
+
 
 class Prompt(TextArea):
-    """Enter sends; Shift+Enter, Alt+Enter or Ctrl+J insert a line break; Up and Down at the edges recall history."""
+    """Enter sends. Shift+Enter, Alt+Enter, Ctrl+J, or Enter after a backslash insert a line break.
+
+    Up on the first line and Down on the last one recall history.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "complete", "Complete", priority=True, id="prompt.complete", show=False),
@@ -56,21 +67,32 @@ class Prompt(TextArea):
 
         what: str
 
-    def __init__(self, commands: Sequence[Suggestion], count_tokens: Callable[[str], int | None]) -> None:
-        """commands: offered when the text starts with a slash. count_tokens: the text's count, shown on the border."""
+    def __init__(
+        self,
+        commands: Sequence[Suggestion],
+        count_tokens: Callable[[str], int | None],
+        weigh: Callable[[str], Weight | None],
+        newline: str,
+    ) -> None:
+        """commands: offered when the text starts with a slash. count_tokens: for the files that are offered.
+
+        weigh: what a text and its attachments weigh, shown on the border; called in a thread. newline: the key that
+        inserts a line break, as shown to the user.
+        """
         super().__init__(
             id="prompt",
             show_line_numbers=False,
             highlight_cursor_line=False,
-            placeholder="Ask anything · / for commands · @ for files",
+            placeholder=f"Ask anything · / commands · @ files · {newline} new line",
             tab_behavior="focus",
         )
         self.sent: list[str] = []
         self.pasted: dict[str, Attachment] = {}  # long pasted texts by the name that replaces them
         self.completion = Completion(commands, count_tokens)
-        self._count_tokens = count_tokens
-        self._place: int | None = None
-        self._draft = ""
+        self._weigh = weigh
+        self._place: int | None = None  # in _recalled
+        self._recalled: list[str] = []  # the history as it is edited while the user steps through it, then the draft
+        self._aside = ""  # the draft that an edit replaced
         self._written = False
         self.editing: ChatMessage | None = None  # the earlier message that the text will replace
         self._vim = False
@@ -111,7 +133,7 @@ class Prompt(TextArea):
     def _show_mode(self) -> None:
         """Show vim's mode and a running edit on the border."""
         mode = "" if not self._vim else "INSERT" if self.inserts else "NORMAL"
-        editing = "Editing an earlier message · Enter sends, Esc gives up" if self.editing else ""
+        editing = "Editing an earlier message · Enter sends, Esc cancels" if self.editing else ""
         self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
@@ -119,10 +141,9 @@ class Prompt(TextArea):
         mention = mention_of(event.text)
         lines = event.text.splitlines()
         if mention is None and (len(event.text) > PASTED_CHARS or len(lines) > PASTED_LINES):
-            text = "\n".join(lines)
-            name = f"pasted-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
-            self.pasted[name] = Attachment(name, text)
-            mention = f"@{name}"
+            attached = pasted("\n".join(lines))
+            self.pasted[attached.name] = attached
+            mention = f"@{attached.name}"
         if mention is None:
             return
         event.prevent_default()
@@ -156,14 +177,18 @@ class Prompt(TextArea):
         if self.text.strip() and not self.text.startswith("/"):
             self._count(self.text)
         else:
-            self.border_subtitle = None
+            self._show_weight(None)
 
     @work(exclusive=True, group="count")
     async def _count(self, text: str) -> None:
         await asyncio.sleep(PAUSE_S)
-        count = await in_thread(lambda: self._count_tokens(text))
-        if count is not None and self.text == text:
-            self.border_subtitle = counted(count, "token")
+        weight = await in_thread(lambda: self._weigh(text))
+        if self.text == text:
+            self._show_weight(weight)
+
+    def _show_weight(self, weight: Weight | None) -> None:
+        self.border_subtitle = str(weight) if weight else None
+        self.set_class(weight is not None and weight.is_too_much, "too-much")
 
     def action_send(self) -> None:
         """Submit the text and clear the field; the screen may return the text with `give_back`."""
@@ -172,8 +197,14 @@ class Prompt(TextArea):
 
     def _send(self) -> None:
         self.completion.shut()
-        if self.text.strip():
-            text, self.text = self.text, ""
+        row, column = self.cursor_location
+        before = self.document.get_line(row)[:column]
+        if (len(before) - len(before.rstrip("\\"))) % 2:
+            self.replace("\n", (row, column - 1), (row, column))
+        elif self.text.strip():
+            text = self.text
+            self._leave_history()
+            self.text = ""
             self.post_message(self.Sent(text))
 
     async def action_leave(self) -> None:
@@ -193,29 +224,67 @@ class Prompt(TextArea):
     def action_shut(self) -> None:
         self.completion.shut()
 
+    @property
+    def unsent(self) -> list[str]:
+        """Every text that was written and not sent, the one in the field last."""
+        written = self.text if not self.editing or self.text != self.editing.content else ""
+        texts = [self._aside, *self._recalled[-1:], written]
+        return [text for place, text in enumerate(texts) if text.strip() and text not in (*self.sent, *texts[:place])]
+
     def accept(self, text: str) -> None:
-        """Add a text that was sent to the history."""
-        if self.sent[-1:] != [text]:
+        """Add a text that was sent to the history, and return to the draft that it replaced."""
+        self.keep(text)
+        if self.editing is None:
+            self._return_to_draft()
+
+    def keep(self, text: str) -> None:
+        """Add a text to the history, where Up finds it."""
+        if text.strip() and self.sent[-1:] != [text]:
             self.sent.append(text)
-        self._place = None
 
     def give_back(self, text: str) -> None:
         """Restore a text that could not be sent, before anything typed since."""
         self.put(f"{text}\n{self.text}" if self.text else text)
 
     def begin_edit(self, message: ChatMessage) -> None:
-        """Start editing an earlier message, and show that on the border."""
+        """Start editing an earlier message, and show that on the border. The draft comes back with `end_edit`."""
+        if self.editing is not None:
+            self._keep_edit()
+        elif self._place is not None:
+            self._leave_history()
+        else:
+            self._aside = self.text
         self.editing = message
         self._show_mode()
         self.put(message.content)
 
-    def end_edit(self, empty: bool = False) -> None:
-        """Leave editing. empty: the edit was abandoned, so clear the text."""
+    def end_edit(self, abandoned: bool = False) -> None:
+        """Leave editing, and return to the draft. abandoned: the history keeps what was edited."""
+        if abandoned:
+            self._keep_edit()
+            self.text = ""
         self.editing = None
         self._show_mode()
-        self._place = None
-        if empty:
-            self.text = ""
+        self._return_to_draft()
+
+    def free_edit(self) -> None:
+        """Leave editing because its message is no longer shown: the text stays, unless a draft waits for its place."""
+        self.end_edit(abandoned=bool(self._aside.strip()))
+
+    def _keep_edit(self) -> None:
+        if self.editing and self.text != self.editing.content:
+            self.keep(self.text)
+
+    def _return_to_draft(self) -> None:
+        """Put the draft back that was set aside, before anything typed since."""
+        draft, self._aside = self._aside, ""
+        if draft:
+            self.give_back(draft)
+
+    def replace_draft(self, text: str) -> None:
+        """Put another text into the field; the history keeps what was there."""
+        self.keep(self.text)
+        self.put(text)
 
     def put(self, text: str) -> None:
         """Replace the text and move the cursor to its end."""
@@ -237,16 +306,26 @@ class Prompt(TextArea):
         return True
 
     def action_recall(self, step: int) -> None:
-        """Step through the history; after its newest entry comes the unsent draft."""
+        """Step through the history; after its newest entry comes the unsent draft. Changes of entries are kept."""
         if self._place is None:
-            self._place, self._draft = len(self.sent), self.text
-        self._place = max(self._place + step, 0)
-        if self._place >= len(self.sent):
-            self._place = None
-            self.put(self._draft)
-        else:
-            self.put(self.sent[self._place])
+            self._recalled = [*self.sent, self.text]
+            self._place = len(self._recalled) - 1
+        self._recalled[self._place] = self.text
+        self._place = min(max(self._place + step, 0), len(self._recalled) - 1)
+        self.put(self._recalled[self._place])
+        if self._place == len(self._recalled) - 1:
+            self._place, self._recalled = None, []
         self.completion.shut()
+
+    def _leave_history(self) -> None:
+        """Stop stepping through the history: set the draft aside, and keep entries that were changed."""
+        if self._place is None:
+            return
+        changed = [text for place, text in enumerate(self._recalled[:-1]) if place != self._place]
+        self._aside, self._place, self._recalled = self._recalled[-1], None, []
+        for text in changed:
+            if text not in self.sent:
+                self.keep(text)
 
 
 # Normal-mode commands on the field -> TextArea method. Those that switch to insert mode are also in _INSERTS.

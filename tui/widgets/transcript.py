@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
+from textual.widget import Widget
 
 from localllm.text import harmless
 from tui.conversation import Conversation
@@ -13,9 +14,9 @@ from tui.widgets.frame import Note, Welcome
 from tui.widgets.messages import AnswerView, MessageView, ToolView, UserView
 
 if TYPE_CHECKING:
-    from textual.widgets import Markdown
+    from tui.widgets.markdown import AnswerMarkdown
 
-WINDOW = 24
+WINDOW = 8  # messages
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -67,8 +68,15 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _mount_window(self, first: int, last: int) -> None:
         self._first, self._last = first, last
-        await self.remove_children()
+        await self._remove([*self.children])
         await self.mount_all(self._view(message) for message in self.messages[first:last])
+
+    async def _remove(self, views: Sequence[Widget]) -> None:
+        """Unmount messages, and free what was drawn of them: a cache of Textual's keeps their StylesCache alive."""
+        parts = [part for view in views for part in view.walk_children(Widget, with_self=True)]
+        await self.remove_children(views)
+        for part in parts:
+            part._styles_cache.clear()
 
     async def reveal(self, number: int) -> MessageView:
         """Mount a message with some around it, if it is not mounted. Does not scroll to it."""
@@ -93,7 +101,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self._last += 1
             excess = self.views[: -2 * WINDOW]
             self._first += len(excess)
-            await self.remove_children(excess)
+            await self._remove(excess)
             self._follow()
         return view
 
@@ -121,15 +129,25 @@ class Transcript(VerticalScroll, can_focus=False):
             self._following = False
         note.scroll_visible(top=True, animate=False, immediate=True)
 
-    def tell(self, notice: str) -> None:
-        """Show a notice: within the welcome if there are no messages yet, else as a note."""
+    def tell(self, notice: str, as_note: bool = True) -> None:
+        """Show what is to be known about the model, in place of what was said about another one.
+
+        It is a part of the welcome if there are no messages yet, else a note, if as_note.
+        """
+        self.query(".of-model").remove()
         welcome = self.query(Welcome)
         if welcome:
             welcome.first().tell(notice)
-        else:
-            self.run_worker(self.note(Note(notice)))
+        elif notice and as_note:
+            note = Note(notice)
+            note.add_class("of-model")
+            self.run_worker(self.note(note))
 
-    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
+    def forget_errors(self) -> None:
+        """Remove the error that is shown, because the next model makes it old."""
+        self.query(".failure").remove()
+
+    def on_answer_markdown_link_clicked(self, event: "AnswerMarkdown.LinkClicked") -> None:
         """Copy a link from an answer; never open it."""
         self.app.copy_to_clipboard(event.href)
         self.notify(f"Copied {harmless(event.href)}", markup=False)

@@ -254,6 +254,21 @@ def test_memory_pressure_preempts_and_loses_nothing() -> None:
     engine.check_integrity()
 
 
+def test_a_request_that_reads_its_text_again_prefills() -> None:
+    engine = Engine(FakeRunner(pages=16), FakeVocabulary(), background_tokens=0)
+    for seed in range(1, 5):
+        engine.submit(request(seed, 9, 9, 9, 9, max_tokens=25))
+    rows = 0
+    while engine.step():
+        for timeline in engine._journal.timelines:
+            rows = max(rows, *(span.rows for span in timeline.spans if not span.decodes), 0)
+            decoded = sum(span.rows for span in timeline.spans if span.decodes)
+            assert decoded <= max(timeline.generated, 25) - 1
+    assert engine.stats().preemptions > 0
+    assert rows > 5  # a prompt of 5 tokens, and what was generated before the preemption
+    assert all(step.decode <= 4 for step in engine._journal.steps)
+
+
 def test_background_requests_evict_nothing() -> None:
     runner = FakeRunner(pages=16)
     engine = Engine(runner, FakeVocabulary(), background_tokens=0)
