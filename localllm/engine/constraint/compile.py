@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 from localllm.engine.constraint.constraint import Constraint, reason
 from localllm.engine.constraint.json_rules import JsonRules, Rules
 from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
+from localllm.engine.constraint.keys import Keys
 from localllm.engine.constraint.trial import on_deep_stack, tried_grammar, tried_schema
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
@@ -78,16 +79,18 @@ def compile_constraint(
     if after:
         inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
         grammar = json.dumps({"grammars": [{"lark_grammar": _section(*after, vocabulary)}, inner | {"name": ANSWER}]})
-    return on_deep_stack(lambda: _compiled(kind, grammar, vocabulary))
+    is_json = kind in (ConstraintKind.JSON, ConstraintKind.JSON_SCHEMA)
+    keys = Keys(after[1].encode() if after else b"") if is_json else None
+    return on_deep_stack(lambda: _compiled(kind, grammar, vocabulary, keys))
 
 
-def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabulary) -> Constraint:
+def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabulary, keys: Keys | None) -> Constraint:
     matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
     if warnings := matcher.get_grammar_warnings():
         note_once(f"a {kind} constraint is not enforced in full: {'; '.join(warnings)}"[:LONGEST_NOTE])
-    constraint = Constraint(matcher, vocabulary.vocab_size)
+    constraint = Constraint(matcher, vocabulary, keys)
     needed = JSON_MARKS if kind in (ConstraintKind.JSON, ConstraintKind.JSON_SCHEMA) else constraint.forced_text()
     if lacking := vocabulary.unwritable(needed):
         raise RequestError(

@@ -4,6 +4,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from localllm.engine.constraint.keys import Keys
+from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
 
 JSON_PART = "failed to compile JSON schema: "
@@ -19,9 +21,11 @@ class Constraint:
     constraint is satisfied. For forced text, only the tokenizer's own tokenization is allowed.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: ConstraintVocabulary, keys: Keys | None = None) -> None:
+        """keys: reads the names in JSON. None is allowed twice in an object, unless no other can be written."""
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
+        self._keys = keys
         self._mask: NDArray[np.bool_] | None = None
 
     @property
@@ -43,13 +47,20 @@ class Constraint:
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             self._check("say which tokens may come next")
-            self._mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+            self._mask = np.unpackbits(bits, count=self._vocabulary.vocab_size, bitorder="little").view(np.bool_)
+            if repeats := self._keys.repeats() if self._keys else ():
+                others = self._mask.copy()
+                for text in repeats:
+                    others[self._vocabulary.beginning_with(text)] = False
+                self._mask = others if others.any() else self._mask
         return self._mask
 
     def accept(self, token_id: int) -> None:
         """Record the token that comes next. Raises RequestError if the constraint forbids it."""
         self._mask = None
         self._matcher.consume_token(token_id)
+        if self._keys:
+            self._keys.feed(self._vocabulary.token_bytes(token_id))
         self._check(f"accept token {token_id}")
 
     def accept_text(self, tokens: list[int]) -> bool:
@@ -74,7 +85,7 @@ class Constraint:
 
     def fork(self) -> "Constraint":
         """Return an independent copy in the same state."""
-        return Constraint(self._matcher.deep_copy(), self._vocab_size)
+        return Constraint(self._matcher.deep_copy(), self._vocabulary, self._keys.fork() if self._keys else None)
 
     def _check(self, action: str) -> None:
         if self._matcher.is_error():

@@ -1,5 +1,8 @@
 """A model's vocabulary in the form that llguidance searches."""
 
+from bisect import bisect_left
+from functools import cached_property
+from itertools import islice, takewhile
 from typing import Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -46,6 +49,17 @@ class ConstraintVocabulary:
     def tokens_of(self, text: str) -> list[int]:
         """Tokens that spell a text, not necessarily those that wrote it."""
         return list(self.tokenizer.tokenize_bytes(text.encode())) if text else []
+
+    def beginning_with(self, text: bytes) -> list[int]:
+        """The tokens whose bytes begin with a text."""
+        tokens = self._sorted
+        first = bisect_left(tokens, (text, 0))
+        found = takewhile(lambda one: one[0].startswith(text), islice(tokens, first, None))
+        return [token for _, token in found]
+
+    @cached_property
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        return sorted((self._source.token_bytes(token), token) for token in range(self.vocab_size))
 
     def unwritable(self, text: bytes) -> str:
         """The distinct characters of a text that have a byte in no token."""

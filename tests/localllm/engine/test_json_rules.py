@@ -130,3 +130,36 @@ def test_an_unsatisfiable_part_is_told_without_the_grammar() -> None:
     schema = {"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}, "required": ["a"]}
     with pytest.raises(RequestError, match=r"cannot be used: Unsatisfiable schema: minItems \(3\)[^\n]*$"):
         compile_constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), VOCABULARY)
+
+
+def written(schema: Any, wanted: str) -> str:
+    """What a model writes that prefers this text, byte by byte, and otherwise the letters of the alphabet."""
+    state = compile_constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), VOCABULARY)
+    text = b""
+    while not state.is_finished and len(text) < 80:
+        mask = state.mask()
+        options = [*wanted.encode()[len(text) : len(text) + 1], *b'b"}:1,', *range(32, 127)]
+        byte = next(byte for byte in options if mask[byte + 1])
+        state = state.fork()
+        state.accept(byte + 1)
+        text += bytes([byte])
+    return text.decode()
+
+
+def test_names_are_not_repeated() -> None:
+    by_pattern = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[ab]+$"},
+        "additionalProperties": {"type": "integer"},
+    }
+    assert written(by_pattern, '{"a":1,"a":1,"a":1}').startswith('{"a":1,"ab')
+    assert written({"type": "object"}, '{"a":{"a":1},"a":2}').startswith('{"a":{"a":1},"ab')
+    assert written({"type": "object"}, '{"k":[{"k":1},{"k":2}]}') == '{"k":[{"k":1},{"k":2}]}'
+    only_one = {"type": "object", "propertyNames": {"pattern": "^a$"}, "additionalProperties": {"type": "integer"}}
+    assert written(only_one, '{"a":1,"a":1}') == '{"a":1,"a":1}'
+    after = compile_constraint(ConstraintKind.JSON, "", VOCABULARY, ("<t>", "</t>"))
+    for byte in b'<t>{"a": {"a"</t>{"a":1,"':
+        after.accept(byte + 1)
+    assert after.mask()[ord("a") + 1]
+    after.accept(ord("a") + 1)
+    assert not after.mask()[ord('"') + 1] and after.mask()[ord("b") + 1]
