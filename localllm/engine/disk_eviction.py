@@ -11,6 +11,10 @@ from pathlib import Path
 ROOT = "0" * 32  # the first part of the name of a segment that starts at 0
 
 
+# The depth before a segment that no chain of segments from the first token leads to.
+_LED_TO_BY_NOTHING = -(2**30)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file. size: in bytes. used: time of the last use, in nanoseconds."""
@@ -29,9 +33,9 @@ def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> lis
         at: Path | None = path
         while at is not None and at not in depths and len(way) <= len(files):
             way.append(at)
-            depths[at] = -1  # names in a damaged folder may form a cycle
+            depths[at] = _LED_TO_BY_NOTHING  # names in a damaged folder may form a cycle
             at = before[at]
-        depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(ROOT) else -(2**30))
+        depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(ROOT) else _LED_TO_BY_NOTHING)
         for each in reversed(way):
             depth = depths[each] = depth + 1
     used = {file.path: file.used for file in files}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
+from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from tests.fakes.fake_runner import FakeRunner
@@ -58,3 +59,15 @@ def test_what_nothing_leads_to_goes_first(tmp_path: Path) -> None:
     other = LONG[1 : 1 + SEGMENT_TOKENS]
     cached(tmp_path, other, stored(tmp_path))
     assert cached(tmp_path, other, 2**20) == SEGMENT_TOKENS - 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_segments_that_lead_to_each_other_in_a_circle_go_first(tmp_path: Path, size: int) -> None:
+    names = [f"{number:032x}" for number in range(1, 5)]
+    circle = [f"{names[at]}.{names[(at + 1) % size]}.kv" for at in range(size)]
+    healthy = [f"{ROOT}.{'a' * 32}.kv", f"{'a' * 32}.{'b' * 32}.kv"]
+    files = [StoredFile(tmp_path / name, 10, 1) for name in healthy]
+    files += [StoredFile(tmp_path / name, 10, 2**40) for name in circle]  # used last
+    order = [path.name for _, path in first_to_go(files, set())]
+    assert set(order[:size]) == set(circle)
+    assert order[size:] == healthy[::-1]
