@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["qemu-user-static", "binfmt-support", "debootstrap"]
 RELEASE, PYTHON = "bookworm", "3.11"
+# Of wheels that run with this release's C library, 2.36.
+PLATFORMS = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37))]
 TOOLS = ("pytest", "hypothesis", "jsonschema")
 TESTS = ("test_system_facts.py", "test_cores.py", "test_sharing.py", "test_threads.py", "test_compile_children.py")
 # What qemu emulates, and the instruction set that it must get.
@@ -68,8 +70,8 @@ def set_up(folder: Path) -> None:
     tools = [one for one in described["optional-dependencies"]["dev"] if one.startswith(TOOLS)]
     run(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--target", root / "site", "--only-binary", ":all:"),
-        *("--platform", "manylinux_2_28_aarch64", "--platform", "manylinux_2_17_aarch64"),
-        *("--platform", "manylinux2014_aarch64", "--python-version", PYTHON, "--implementation", "cp"),
+        *(f"--platform={platform}" for platform in PLATFORMS),
+        *("--python-version", PYTHON, "--implementation", "cp"),
         *("--constraint", ROOT / "constraints.txt", *described["dependencies"], *tools),
     )
     for name in ("checkout", "proc", "dev"):
