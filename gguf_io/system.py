@@ -191,9 +191,12 @@ def replace(source: Path | str, target: Path | str, folder: int | None = None) -
                 return os.replace(source, target)
             return os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
         except PermissionError:
-            if sys.platform != "win32" or time.monotonic() > due:
+            if sys.platform == "win32" and time.monotonic() < due:
+                with contextlib.suppress(OSError):  # the error to raise is that of os.replace
+                    return windows.replace_open(os.fspath(source), os.fspath(target))
+                time.sleep(0.01)
+            else:
                 raise
-            time.sleep(0.01)
 
 
 def remove_held_lock(path: Path) -> None:

@@ -21,6 +21,8 @@ _ERROR_HANDLE_EOF = 38
 _INVALID_HANDLE = wintypes.HANDLE(-1).value
 _THREAD_PRIORITY_LOWEST = -2
 
+_DELETE, _SYNCHRONIZE = 0x10000, 0x100000
+_RENAME_EX, _REPLACE_IF_EXISTS, _POSIX_SEMANTICS = 22, 1, 2  # FileRenameInfoEx
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _LIMIT_PROCESS_TIME, _LIMIT_ACTIVE_PROCESS, _LIMIT_PROCESS_MEMORY = 0x2, 0x8, 0x100
 _KILL_ON_JOB_CLOSE = 0x2000
@@ -58,6 +60,7 @@ _close_handle = _declared(_kernel32, "CloseHandle", _BOOL, _HANDLE)
 _current_thread = _declared(_kernel32, "GetCurrentThread", _HANDLE)
 _current_process = _declared(_kernel32, "GetCurrentProcess", _HANDLE)
 _set_thread_priority = _declared(_kernel32, "SetThreadPriority", _BOOL, _HANDLE, ctypes.c_int)
+_set_file = _declared(_kernel32, "SetFileInformationByHandle", _BOOL, _HANDLE, ctypes.c_int, _ADDRESS, _DWORD)
 _create_job = _declared(_kernel32, "CreateJobObjectW", _HANDLE, _ADDRESS, _TEXT)
 _set_job = _declared(_kernel32, "SetInformationJobObject", _BOOL, _HANDLE, ctypes.c_int, _ADDRESS, _DWORD)
 _assign_to_job = _declared(_kernel32, "AssignProcessToJobObject", _BOOL, _HANDLE, _HANDLE)
@@ -118,9 +121,39 @@ def _transfer(call: Any, fd: int, buffer: Any, size: int, offset: int) -> int:
     return count.value
 
 
+def replace_open(source: str, target: str) -> None:
+    """Rename a file, replacing one that is open with all sharing: its readers keep the old one. (Windows 10, NTFS)"""
+    name = os.path.abspath(target).encode("utf-16-le")
+    handle = _create_file(source, _DELETE | _SYNCHRONIZE, _SHARE_ALL, None, OPEN_EXISTING, 0, None)
+    if handle == _INVALID_HANDLE:
+        raise _error(source)
+    try:
+        # FILE_RENAME_INFO: flags, the folder's handle, the name's bytes, the name.
+        size = _Rename.name.offset + len(name) + 2
+        data = ctypes.create_string_buffer(max(size, ctypes.sizeof(_Rename)))
+        about = _Rename.from_buffer(data)
+        about.flags, about.name_bytes = _REPLACE_IF_EXISTS | _POSIX_SEMANTICS, len(name)
+        ctypes.memmove(ctypes.addressof(data) + _Rename.name.offset, name, len(name))
+        if not _set_file(handle, _RENAME_EX, data, size):
+            raise _error(source)
+    finally:
+        _close_handle(handle)
+
+
 def lower_thread_priority() -> None:
     """Let the calling thread run only when others do not need the processor much."""
     _set_thread_priority(_current_thread(), _THREAD_PRIORITY_LOWEST)
+
+
+class _Rename(ctypes.Structure):
+    """FILE_RENAME_INFO."""
+
+    _fields_ = (
+        ("flags", wintypes.DWORD),
+        ("folder", wintypes.HANDLE),
+        ("name_bytes", wintypes.DWORD),
+        ("name", ctypes.c_wchar),
+    )
 
 
 class _Limits(ctypes.Structure):

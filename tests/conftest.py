@@ -91,7 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Isolate this test process from the user's settings, models, chats and KV cache."""
-    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+    home = str(tmp_path_factory.mktemp("home"))
+    for name in ("HOME", "USERPROFILE", "WIN_PD_OVERRIDE_LOCAL_APPDATA"):  # the last two are for Windows
+        os.environ[name] = home
 
 
 @pytest.fixture(scope="session")

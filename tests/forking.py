@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from localllm.cli.main import COMMANDS
 from tests.waiting import eventually
 
@@ -134,6 +136,8 @@ class Nursery:
 @contextmanager
 def nursery(modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> Iterator[Nursery]:
     """modules: imported once; folder: for the children's output; path: further folders to search for modules."""
+    if sys.platform == "win32":
+        pytest.skip("its processes are forked, which Windows cannot do")
     opened = Nursery(modules, folder, path)
     try:
         yield opened

@@ -1,12 +1,10 @@
 """However the chat ends, the terminal is restored and the answer is kept."""
 
 import os
-import pty
 import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,9 @@ import pytest
 
 from tests.waiting import PATIENCE_S, eventually
 from tui.sessions import SessionStore
+
+pty = pytest.importorskip("pty", reason="Windows has no such module")
+termios = pytest.importorskip("termios", reason="Windows has no such module")
 
 ROOT = Path(__file__).resolve().parents[2]
 

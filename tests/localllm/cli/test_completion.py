@@ -1,7 +1,6 @@
 """Completion scripts of the shells; bash itself is driven through a terminal."""
 
 import os
-import pty
 import select
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import pytest
 from localllm.cli.completion import BASH, Shell, completion
 from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
 from tests.waiting import PATIENCE_S
+
+pty = pytest.importorskip("pty", reason="Windows has no such module")
 
 NEEDS_BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 

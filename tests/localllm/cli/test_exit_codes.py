@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 
@@ -11,6 +10,8 @@ import pytest
 from localllm.cli.main import main
 from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
+
+resource = pytest.importorskip("resource", reason="Windows has no such module")
 
 PROGRAM = [sys.executable, "-c", "from tui.main import main; main()"]
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import resource
 import socket
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import httpx
 import pytest
 
 from tests.waiting import PATIENCE_S
+
+resource = pytest.importorskip("resource", reason="Windows has no such module")
 
 MODEL = "stories260K-Q8_0"
 # Prologue that sets the time limit for request headers.
