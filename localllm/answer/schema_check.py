@@ -42,13 +42,14 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
     found: list[str] = []
     for number, call in enumerate(answer.calls, start=1):
         if call.name in parameters:
-            found += _lacking(f"Tool call {number}", parameters[call.name], call.arguments)
+            found += _lacking(f"Tool call {number}", parameters[call.name], call.arguments, careless=True)
     return tuple(found)
 
 
-def _lacking(what: str, schema: Mapping[str, Any], value: Any) -> tuple[str, ...]:
+def _lacking(what: str, schema: Mapping[str, Any], value: Any, careless: bool = False) -> tuple[str, ...]:
+    """careless: see plain_schema.plain."""
     try:
-        reply = _CHILDREN.ask("check", json.dumps([schema, value]).encode(), CPU_SECONDS, WALL_SECONDS)
+        reply = _CHILDREN.ask("check", json.dumps([schema, value, careless]).encode(), CPU_SECONDS, WALL_SECONDS)
         problem = reply["problem"]
     except (ChildEndedError, OSError) as error:
         reply, problem = {}, str(error)

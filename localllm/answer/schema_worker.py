@@ -1,7 +1,7 @@
 """The confined child process that checks values against JSON Schemas; see `schema_check`.
 
-Kind "check" takes [schema, value] and replies {"fits": whether the value does, "problem": why the schema cannot be
-used, or ""}. Nothing is fetched, and the work of patterns is bounded.
+Kind "check" takes [schema, value, careless (see plain_schema.plain)] and replies {"fits": whether the value does,
+"problem": why the schema cannot be used, or ""}. Nothing is fetched, and the work of patterns is bounded.
 """
 
 import json
@@ -24,11 +24,11 @@ def main() -> None:
 
 
 def _answer(_kind: str, data: bytes) -> Reply:
-    schema, value = json.loads(data)
+    schema, value, careless = json.loads(data)
     source = json.dumps(schema)
     try:
         validator = jsonschema_rs.validator_for(
-            source if any(keyword in source for keyword in DYNAMIC) else plain(schema, careless=True),
+            source if any(keyword in source for keyword in DYNAMIC) else plain(schema, careless),
             validate_formats=True,
             offline=True,
             pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
