@@ -13,8 +13,15 @@ def shortened(text: object, most: int = MOST_SHOWN) -> str:
 class LocalLLMError(Exception):
     """Anything that went wrong in a way the user can act on.
 
-    The message says what was wrong, where, and what to do next. It is shown unchanged, without a traceback.
+    The message says what was wrong, where, and what to do next. It is shown unchanged, without a traceback. remedy:
+    what only the person who starts localllm can do, such as another flag; str() includes it, and front ends for others
+    leave it out.
     """
+
+    def __init__(self, message: str = "", *, remedy: str = "") -> None:
+        self.message = message.strip()
+        self.remedy = remedy
+        super().__init__(f"{self.message} {remedy}".strip() if remedy else message)
 
 
 class ModelFileError(LocalLLMError):

@@ -59,7 +59,9 @@ class Projector:
             )
         if not self._lib.mtmd_support_vision(self._context):
             self.close()
-            raise LlamaCppError(f"{path}: this projector is for sound, not images. Choose another one with --mmproj.")
+            raise LlamaCppError(
+                f"{path}: this projector is for sound, not images.", remedy="Choose another one with --mmproj."
+            )
 
     def see(self, data: bytes) -> ImagePieces:
         """Return a picture as rows and tokens. Raises PictureError, before decoding, for anything but safe PNG or JPEG.
@@ -163,8 +165,8 @@ def _check_projector(path: Path) -> None:
     with open_model(path) as file:
         if file.architecture != "clip":
             raise LlamaCppError(
-                f"{path} is not a projector (general.architecture is {file.architecture!r}, not 'clip'). "
-                "Name the model's mmproj file with --mmproj."
+                f"{path} is not a projector (general.architecture is {file.architecture!r}, not 'clip').",
+                remedy="Name the model's mmproj file with --mmproj.",
             )
 
 

@@ -67,7 +67,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
             else:
                 longest = _longest_context(file, imagined or gpus_here(), room, placed)
         except ValueError as error:
-            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+            raise RequestError(f"{error}.", remedy="Choose f16 with --kv-type-k and --kv-type-v.") from error
     kept = kept_limits(settings.threads) if placed.backend == "native" else None
     notes = (*file.notes, *placed.notes, *filter(None, [context_note(file, settings.ctx)]))
     return Advice(

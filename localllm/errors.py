@@ -31,18 +31,24 @@ class RequestError(LocalLLMError):
 class ContextOverflowError(RequestError):
     """A prompt longer than the context. Carries the counts, so that front ends can show them.
 
-    prompt_tokens, context_tokens: token counts. remedy: how to get a longer context.
+    prompt_tokens, context_tokens: token counts. advice: how to get a longer context. by_request: whether the request
+    itself limits the context, so that its sender can take the advice.
     """
 
     def __init__(
-        self, prompt_tokens: int, context_tokens: int, remedy: str = "raise the context limit (--ctx)"
+        self,
+        prompt_tokens: int,
+        context_tokens: int,
+        advice: str = "raise the context limit (--ctx)",
+        by_request: bool = False,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
-        super().__init__(
-            f"The prompt has {prompt_tokens} tokens and the context holds {context_tokens}. "
-            f"Shorten the prompt or {remedy}."
-        )
+        too_long = f"The prompt has {prompt_tokens} tokens and the context holds {context_tokens}. Shorten the prompt"
+        if by_request:
+            super().__init__(f"{too_long} or {advice}.")
+        else:
+            super().__init__(f"{too_long}.", remedy=f"Or {advice}.")
 
 
 class QueueFullError(LocalLLMError):

@@ -29,7 +29,8 @@ class AltUpStreams:
         if active or inputs is None:
             raise UnsupportedModelError(
                 f"The native engine computes models of the architecture {config.architecture} only where layers work "
-                "on the first of the parallel streams and have embeddings of their own. Use --backend llama."
+                "on the first of the parallel streams and have embeddings of their own.",
+                remedy="Use --backend llama.",
             )
         self._recording, self._inputs = recording, inputs
         self.planes, self._predicted = (recording.planes(self._count, recording.x.width) for _ in range(2))

@@ -95,8 +95,8 @@ def stated_gating(config: ModelConfig) -> Gating:
     known = {gating.value: gating for gating in Gating}
     if number not in known:
         raise UnsupportedModelError(
-            f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
-            f"llama.cpp may: use --backend llama."
+            f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute.",
+            remedy="llama.cpp may: use --backend llama.",
         )
     return known[number]
 

@@ -289,7 +289,8 @@ class AttentionLayers:
         if rows.heads.padded != size:
             raise UnsupportedModelError(
                 f"{norm}.weight normalises all heads together. The native engine supports that only for head sizes "
-                f"that are multiples of 32, and this one is {size}. Use --backend llama."
+                f"that are multiples of 32, and this one is {size}.",
+                remedy="Use --backend llama.",
             )
         addend = recording.vector(bias, count, order) if recording.loader.has(bias) else 0
         layer_norm = norms.AddNorm(

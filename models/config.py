@@ -266,8 +266,8 @@ def _head_size(file: ModelFile, default: int) -> int:
     value_size = metadata.get_int(f"{prefix}.value_length", size, minimum=2, maximum=MAX_HEAD_SIZE)
     if value_size != size or size % 2:
         raise UnsupportedModelError(
-            f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even "
-            f"size. Use --backend llama."
+            f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even size.",
+            remedy="Use --backend llama.",
         )
     return size
 

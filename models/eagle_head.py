@@ -45,8 +45,8 @@ def layers_read(head: ModelFile | ModelConfig | None, model: ModelConfig) -> tup
     if width != model.embedding or len(found) != _LAYERS_READ or not all(0 <= one <= model.layers for one in found):
         raise ModelFileError(
             f"{head.path} drafts for a model of width {width} and reads the inputs of its layers "
-            f"{', '.join(map(str, found))}. This model has width {model.embedding} and {model.layers} layers. "
-            "Use the head that was made for this model, or leave out --draft."
+            f"{', '.join(map(str, found))}. This model has width {model.embedding} and {model.layers} layers.",
+            remedy="Use the head that was made for this model, or leave out --draft.",
         )
     if (model.narrows and max(found) > model.last_stored) or model.altup[0] > 1 or width % VECTOR:
         raise refusal(head, f"it reads layer {max(found)} of this {model.architecture} model")
@@ -80,7 +80,8 @@ class EagleHead(DraftingLayer):
         if lacks and config.embedding != model.embedding:
             raise ModelFileError(
                 f"{head.path} has no {lacks[0]} and cannot use the model's, because the widths differ: "
-                f"{model.embedding} and {config.embedding}. Use another version of the head, or leave out --draft."
+                f"{model.embedding} and {config.embedding}.",
+                remedy="Use another version of the head, or leave out --draft.",
             )
         config = replace(config, vocabulary=model.vocabulary, joins=max(2 * config.embedding, self.width))
         super().__init__(config, _ARCHITECTURE, loader, types, threads)

@@ -64,5 +64,6 @@ def _integers(file: ModelFile, key: str) -> list[int]:
 def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
     """The error for a file that needs something the native engine does not compute."""
     return UnsupportedModelError(
-        f"{file.path}: {problem}, which the native engine does not support. llama.cpp may: use --backend llama."
+        f"{file.path}: {problem}, which the native engine does not support.",
+        remedy="llama.cpp may: use --backend llama.",
     )

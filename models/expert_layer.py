@@ -26,8 +26,8 @@ class ExpertLayers:
         norms = architecture.norms
         if architecture.parallel or alone or early_latents or not (norms.before or norms.sums):
             raise UnsupportedModelError(
-                f"The native engine does not support experts in models of the architecture {config.architecture}. "
-                "The llama.cpp backend may: use --backend llama."
+                f"The native engine does not support experts in models of the architecture {config.architecture}.",
+                remedy="The llama.cpp backend may: use --backend llama.",
             )
         choices = recording.max_rows * config.experts_used
         slots = choices + config.experts * max(TILE_WIDTHS)

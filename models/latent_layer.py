@@ -30,8 +30,8 @@ class LatentLayers:
         if config.query_growth or config.attention_cap or config.factors.attention or config.causal is False:
             raise UnsupportedModelError(
                 f"The native engine does not support an attention scale, a soft cap, growing queries or rows that see "
-                f"all of their text in models of the architecture {config.architecture}. The llama.cpp backend may: "
-                "use --backend llama."
+                f"all of their text in models of the architecture {config.architecture}.",
+                remedy="The llama.cpp backend may: use --backend llama.",
             )
         self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
         sizes, heads = self._sizes, config.heads

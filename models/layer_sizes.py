@@ -74,7 +74,8 @@ def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
     values = set(in_each_layer(file, key, maximum, 1))
     if len(values) != 1:
         raise UnsupportedModelError(
-            f"{file.path}: {key} differs between layers, which the native engine does not support. Use --backend llama."
+            f"{file.path}: {key} differs between layers, which the native engine does not support.",
+            remedy="Use --backend llama.",
         )
     return values.pop()
 
@@ -139,7 +140,8 @@ def layer_heads(
         if values != size or size % 2 or turned % 2:
             raise UnsupportedModelError(
                 f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
-                "are rotated: the native engine needs one even size. Use --backend llama."
+                "are rotated: the native engine needs one even size.",
+                remedy="Use --backend llama.",
             )
     found = []
     for layer, (count, stated) in enumerate(zip(query_heads, kv_heads, strict=True)):
@@ -167,7 +169,8 @@ def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -
     if shared and windowed is None:
         raise UnsupportedModelError(
             f"{file.path}: {file.architecture}.attention.sliding_window_pattern does not say which layers have a "
-            "window, which the native engine needs to know of layers that share keys and values. Use --backend llama."
+            "window, which the native engine needs to know of layers that share keys and values.",
+            remedy="Use --backend llama.",
         )
     found = list(range(own))
     for layer in range(own, layers):
@@ -205,7 +208,8 @@ def kv_heads(file: ModelFile, heads: tuple[int, ...], *, may_lack: bool) -> tupl
     counts = in_each_layer(file, key, MAX_HEADS, layers, 0 if convolves or may_lack else 1)[:layers]
     if not any(counts):
         raise UnsupportedModelError(
-            f"{file.path}: {key} gives no layer key-value heads, which the native engine needs. Use --backend llama."
+            f"{file.path}: {key} gives no layer key-value heads, which the native engine needs.",
+            remedy="Use --backend llama.",
         )
     return counts
 
@@ -349,7 +353,8 @@ def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:
     if value_heads % key_heads or inner != value_heads * size:
         raise UnsupportedModelError(
             f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
-            f"delta network of {inner} values. Use --backend llama."
+            f"delta network of {inner} values.",
+            remedy="Use --backend llama.",
         )
     reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
     return DeltaNetSizes(key_heads, value_heads, size, reach)
@@ -369,5 +374,5 @@ def attending_layers(file: ModelFile, layers: int) -> tuple[bool, ...]:
         period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
         attends = tuple((layer + 1) % period == 0 for layer in range(layers))
     if not any(attends):
-        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
+        raise UnsupportedModelError(f"{file.path}: no layer has attention.", remedy="Use --backend llama.")
     return attends

@@ -31,6 +31,7 @@ def find_architecture(name: str, among: dict[str, Architecture] = ARCHITECTURES)
     if name not in among:
         raise UnsupportedModelError(
             f"The native engine does not support the architecture '{shortened(name)}' (it supports "
-            f"{', '.join(among)}). The llama.cpp backend may: use --backend llama."
+            f"{', '.join(among)}).",
+            remedy="The llama.cpp backend may: use --backend llama.",
         )
     return among[name]

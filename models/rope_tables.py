@@ -161,7 +161,8 @@ class Ropes:
         if two_sizes and set(self._tables) > {GLOBAL_ROPE, LOCAL_ROPE}:
             raise UnsupportedModelError(
                 f"The native engine does not support heads of two sizes in models of the architecture "
-                f"{config.architecture}. The llama.cpp backend may: use --backend llama."
+                f"{config.architecture}.",
+                remedy="The llama.cpp backend may: use --backend llama.",
             )
 
     @property

@@ -80,8 +80,8 @@ def scan_sizes(file: ModelFile) -> ScanSizes:
     inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
     if heads % groups or inner % heads or inner // heads > _LARGEST_HEAD:
         raise UnsupportedModelError(
-            f"{file.path}: {heads} heads in {groups} groups do not make a selective scan of {inner} values. "
-            "Use --backend llama."
+            f"{file.path}: {heads} heads in {groups} groups do not make a selective scan of {inner} values.",
+            remedy="Use --backend llama.",
         )
     reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
     return ScanSizes(heads, inner // heads, groups, state, reach)
@@ -99,11 +99,14 @@ def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[in
             if attending and width:
                 raise UnsupportedModelError(
                     f"{file.path}: layer {layer} has key-value heads and a feed-forward network, which {name} does not "
-                    "combine. Use --backend llama."
+                    "combine.",
+                    remedy="Use --backend llama.",
                 )
         scans = tuple(not attending and not width for attending, width in zip(attends, widths, strict=True))
     if not any(scans):
-        raise UnsupportedModelError(f"{file.path}: no layer of {name} has a selective scan. Use --backend llama.")
+        raise UnsupportedModelError(
+            f"{file.path}: no layer of {name} has a selective scan.", remedy="Use --backend llama."
+        )
     return scans
 
 

@@ -345,8 +345,8 @@ class WeightLoader:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
         if (found := WEIGHT_FORMATS.get(tensor.type.name)) is None:
             raise UnsupportedModelError(
-                f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}. "
-                "llama.cpp may: use --backend llama."
+                f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}.",
+                remedy="llama.cpp may: use --backend llama.",
             )
         return found
 

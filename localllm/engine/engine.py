@@ -132,7 +132,8 @@ class Engine:
         try:
             prompt = fit_prompt(request, context)
         except ContextOverflowError as error:
-            raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
+            by_request = context == request.context_limit
+            raise ContextOverflowError(error.prompt_tokens, context, remedy, by_request) from None
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
         scope = request.stop_scope and request.stop_scope()
         detokenizer = Detokenizer(request.stop, scope, request.ends)

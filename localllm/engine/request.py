@@ -218,7 +218,7 @@ def check_request(request: GenerationRequest, text: Sequence[int], info: "Runner
     if not text:
         raise RequestError("The prompt is empty. Send at least one token.")
     if request.images and not sees_images:
-        raise RequestError(f"The {info.backend} engine reads no images. Load the model with --backend llama.")
+        raise RequestError(f"The {info.backend} engine reads no images.", remedy="Load the model with --backend llama.")
     if request.images and request.prompt_logprobs is not None:
         raise RequestError("The log-probabilities of a prompt with images are not known. Ask for them of text alone.")
     if min(text) < 0 or max(text) >= info.vocab_size:

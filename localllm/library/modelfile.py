@@ -135,7 +135,8 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
     if instruction == "FROM":
         if recipe.source:
             raise LibraryError(
-                "there can be one FROM. Lay a projector beside the model as mmproj.gguf, or name it with --mmproj."
+                "there can be one FROM.",
+                remedy="Lay a projector beside the model as mmproj.gguf, or name it with --mmproj.",
             )
         recipe.source = _unquoted(value)
     elif instruction == "PARAMETER":

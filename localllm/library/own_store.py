@@ -144,7 +144,9 @@ class OwnStore:
     def copy(self, source: ModelName, target: ModelName) -> None:
         """Give a model a second name without copying blobs. Raises LibraryError if one of its blobs is missing."""
         if not self.add_manifest(target, self.manifest(source)):
-            raise LibraryError(f"Files of {source} are gone. `localllm verify {source} --repair` pulls them again.")
+            raise LibraryError(
+                f"Files of {source} are gone.", remedy=f"`localllm verify {source} --repair` pulls them again."
+            )
 
     def temporary(self, suffix: str = ".tmp") -> Path:
         """A new name for a temporary file; remove_unfinished recognises it if it is left behind."""

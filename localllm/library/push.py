@@ -88,7 +88,9 @@ def _blobs(store: OwnStore, name: ModelName, manifest: Manifest, progress: PullP
     for layer, file_name in zip(manifest.layers, blob_files(manifest.layers), strict=True):
         path = store.blobs / file_name
         if not os.path.isfile(path) or path.stat().st_size != layer.size:
-            raise LibraryError(f"{name}: {path} is gone or damaged. `localllm verify {name} --repair` pulls it again.")
+            raise LibraryError(
+                f"{name}: {path} is gone or damaged.", remedy=f"`localllm verify {name} --repair` pulls it again."
+            )
         found.append(_Blob(layer, path))
     return found
 

@@ -133,8 +133,8 @@ def _chosen(
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs, adapters nor images and cannot use {', '.join(wishes)}. "
-                "Leave that out, or choose llama.cpp with --backend llama."
+                f"The native engine has neither GPUs, adapters nor images and cannot use {', '.join(wishes)}.",
+                remedy="Leave that out, or choose llama.cpp with --backend llama.",
             )
         with suppress(UnsupportedModelError):  # reported when it is opened
             chosen = _placed_natively(file, settings, chosen.reason, room, draft, beside, kv_tokens, held)

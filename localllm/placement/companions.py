@@ -63,8 +63,8 @@ def refuse_as_model(file: ModelFile) -> None:
     """Raise RequestError for a head, which cannot be used alone."""
     if is_head(file):
         raise RequestError(
-            f"{file.path.name} is an EAGLE-3 head, which only drafts for the model that it was made for. "
-            f"Name that model, and this file with --draft."
+            f"{file.path.name} is an EAGLE-3 head, which only drafts for the model that it was made for.",
+            remedy="Name that model, and this file with --draft.",
         )
 
 
@@ -73,7 +73,8 @@ def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
     if draft is not None and is_head(draft):
         raise RequestError(
             f"{draft.path.name} is an EAGLE-3 head, which drafts on the native engine only, and llama.cpp would "
-            f"compute this model ({reason}). Leave out --draft, or choose --backend native."
+            f"compute this model ({reason}).",
+            remedy="Leave out --draft, or choose --backend native.",
         )
 
 
@@ -82,7 +83,7 @@ def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
     found = parse_lora(settings.lora) if settings.lora else []
     for path, _ in found:
         if problem := file_problem(path):
-            raise RequestError(f"{path}: adapter not found: {problem}. Check the lora setting, --lora.")
+            raise RequestError(f"{path}: adapter not found: {problem}.", remedy="Check the lora setting, --lora.")
     return found
 
 
@@ -97,7 +98,9 @@ def projector_of(file: ModelFile, settings: Settings) -> Path | None:
     if settings.mmproj:
         path = user_path(settings.mmproj)
         if problem := file_problem(path):
-            raise RequestError(f"{path}: projector not found: {problem}. Check the mmproj setting or --mmproj.")
+            raise RequestError(
+                f"{path}: projector not found: {problem}.", remedy="Check the mmproj setting or --mmproj."
+            )
         return path
     beside = (path for path in listed(file.path.parent) if is_gguf(path.name) and is_projector_name(path.name))
     found = [path for path in beside if _fits(path, file)]

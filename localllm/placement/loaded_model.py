@@ -76,13 +76,13 @@ class LoadedModel:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages):
             raise RequestError(
-                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only, not images. "
-                "Load it with --backend llama and its projector, --mmproj FILE."
+                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only, not images.",
+                remedy="Load it with --backend llama and its projector, --mmproj FILE.",
             )
         if runner.projector is None:
             raise RequestError(
-                f"{self.file.path.name} was loaded without a projector, so it reads text only, not images. "
-                "Put the model's mmproj file into its folder, or pass --mmproj FILE."
+                f"{self.file.path.name} was loaded without a projector, so it reads text only, not images.",
+                remedy="Put the model's mmproj file into its folder, or pass --mmproj FILE.",
             )
         return runner.projector.see(data)
 
@@ -198,7 +198,9 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
 
 def _check_vocabulary(draft: ModelFile, tokenizer: Tokenizer, settings: Settings) -> None:
     if not tokenizer.agrees_with(load_tokenizer(draft)):
-        raise RequestError(f"{settings.draft} cannot draft for this model: its vocabulary differs. Leave out --draft.")
+        raise RequestError(
+            f"{settings.draft} cannot draft for this model: its vocabulary differs.", remedy="Leave out --draft."
+        )
 
 
 def _load_draft(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[DraftModel, Placement]:

@@ -43,8 +43,8 @@ def bench(
     context = file.metadata.get_int(f"{file.architecture}.context_length", request.longest)
     if request.longest > context:
         raise RequestError(
-            f"The measurement needs {request.longest} tokens, but the model's context is {context}. "
-            "Choose a smaller --prompt, --depth or --tokens."
+            f"The measurement needs {request.longest} tokens, but the model's context is {context}.",
+            remedy="Choose a smaller --prompt, --depth or --tokens.",
         )
     others = _others_seconds()
     if not tuning.is_measured() and choose_backend(file, settings).backend == "native":

@@ -21,10 +21,8 @@ _STATUSES = (
 LONGEST_MESSAGE = 4000
 RETRY_AFTER = {"Retry-After": "1"}
 
-# An absolute path's folders; sentences; and a flag of the command line.
+# An absolute path's folders, which clients should not learn.
 _FOLDER = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")
-_SENTENCE = re.compile(r".+?(?:[.!?](?=\s|$)|$)\s*", re.DOTALL)
-_FLAG = re.compile(r"(?<!\w)--[a-z]")
 
 T = TypeVar("T")
 
@@ -71,23 +69,17 @@ def known(value: T | None, what: str) -> T:
 
 
 def message_of(error: LocalLLMError) -> str:
-    """The error's message for a client, without folder paths and without sentences about command-line flags.
+    """The error's message for a client, without folder paths and without the remedy, which is for who runs the server.
 
     Long messages, such as those that quote the request or a template, are cut in the middle.
     """
     if isinstance(error, LlamaCppMissingError):
         return "this server has no llama.cpp, which this request needs; `localllm doctor` says how to install it there"
-    message = str(error) if isinstance(error, ApiError | RemoteError) else _for_clients(str(error))
+    message = error.message if isinstance(error, ApiError | RemoteError) else _FOLDER.sub("", error.message)
     if len(message) <= LONGEST_MESSAGE:
         return message
     half = LONGEST_MESSAGE // 2
     return f"{message[:half]} ... {message[-half:]}"
-
-
-def _for_clients(message: str) -> str:
-    message = _FOLDER.sub("", message)
-    sentences = [sentence for sentence in _SENTENCE.findall(message) if not _FLAG.search(sentence)]
-    return "".join(sentences).strip() or message
 
 
 def kind_of(status: int, kinds: dict[int, str]) -> str:
