@@ -63,7 +63,8 @@ class LocalModels:
             yield cast("Lease[Embedder]", held)
 
     async def resident(self) -> list[ResidentModel]:
-        loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
+        open_slots = [slot for slot in self._manager.slots() if slot.closing is None]
+        loaded = sorted(open_slots, key=lambda slot: -slot.seconds_left)
         found: dict[str, ResidentModel] = {}
         for slot in (*loaded, *self._manager.coming()):
             if slot.about:

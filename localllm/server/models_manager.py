@@ -72,6 +72,7 @@ class ModelManager:
         self._closed = False
 
     def slots(self) -> list[Slot]:
+        """The models in memory, those that are being closed included."""
         return [slot for slot in self._slots.values() if slot.model]
 
     def coming(self) -> list[Slot]:
