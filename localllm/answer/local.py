@@ -117,9 +117,9 @@ class LocalModel:
             **self._today(),
             **checked_arguments(request.template_arguments),
         }
+        tools = self._parameters(request)
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
-        tools = self._parameters(request)
 
         formats = self.call_formats if tools else ()
         splitter: Callable[[], Splitter] | None
@@ -154,13 +154,14 @@ class LocalModel:
         return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
 
     def _parameters(self, request: AnswerRequest) -> Mapping[str, Schema]:
-        """The schemas of the tools that may be called, by name, in plain form."""
+        """The schemas of the tools that may be called, by name, in plain form. Raises RequestError."""
+        chosen = request.chosen_tools
         if not request.tools:
             return {}
         from localllm.answer.call_constraints import checked
 
         checked(parameters_of(request.tools))
-        return checked(parameters_of(request.chosen_tools or request.tools))
+        return checked(parameters_of(chosen or request.tools))
 
     def _today(self) -> Mapping[str, str]:
         """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
