@@ -1,6 +1,7 @@
 """Downloads one file over HTTP: chunks in parallel, each resumed where it broke off, hashed while the rest arrives."""
 
 import errno
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from localllm.library.web import (
     landed,
     persistently,
 )
+
+log = logging.getLogger(__name__)
 
 CONNECTIONS = 8
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
@@ -57,10 +60,13 @@ class Download:
                     persistently(lambda: self._fetch_whole(progress), self._stop.wait)
             return self._file.digest(lambda: progress(self._file.bytes_done()))
         except OSError as error:
-            raise _disk_error(error) from error
+            raise disk_error(error) from error
         finally:
             self._stop.set()
-            self._file.checkpoint()
+            try:
+                self._file.checkpoint()
+            except OSError as error:  # an earlier checkpoint holds; this must not hide why the download ended
+                log.warning("The progress of %s cannot be noted: %s", self._what, error.strerror)
 
     def _takes_ranges(self, chunk: int) -> bool:
         """Request one byte to see whether ranges work. Detects a different file before anything is written."""
@@ -166,7 +172,8 @@ class Download:
             raise PassingError(f"{response.url.host} ended the connection early")
 
 
-def _disk_error(error: OSError) -> PullError:
+def disk_error(error: OSError) -> PullError:
+    """The error to show when a file of a model cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PullError("The disk is full. What has arrived is kept: free some space and pull again to resume.")
     return PullError(f"The model cannot be written: {error.strerror}: {error.filename or 'its partial file'}.")

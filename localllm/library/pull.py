@@ -18,7 +18,7 @@ from gguf_io import open_model
 from gguf_io.system import remove_held_lock
 from localllm.errors import ModelFileError
 from localllm.library import hub, registry
-from localllm.library.download import Download
+from localllm.library.download import Download, disk_error
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
 from localllm.library.lookup import built_in_model, find, stored_name, wanted_names
@@ -202,7 +202,7 @@ class _Pull:
         try:
             partial = PartialFile(self.store.partial, file.key, file.size, validator)
         except OSError as error:
-            raise PullError(f"{self.store.partial}: cannot be written: {error.strerror}.") from error
+            raise disk_error(error) from error
         try:
             download = Download(self.client, file.remote, partial, file.what)
             digest = download.run(lambda done: self._tell("pulling", file, done))
@@ -215,6 +215,8 @@ class _Pull:
             place = self.store.blobs / (name or blob_name(digest))
             partial.keep_as(place)
             self.damaged.discard(place)
+        except OSError as error:
+            raise disk_error(error) from error
         finally:
             partial.close()
         remove_held_lock(self.store.partial / f"{file.key}.lock")

@@ -1,15 +1,18 @@
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, PullError
 from localllm.library.lookup import find, users_models
 from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
 from localllm.library.places import own_store
-from localllm.library.pull import pull
+from localllm.library.pull import PullStatus, pull
+from localllm.library.stores import stored_models
 from localllm.settings import Settings
 from tests.localllm.library.model_server import ModelServer, refuse
 from tests.localllm.library.store_contents import SETTINGS, no_model_and_no_half_file, stored
@@ -46,6 +49,64 @@ def test_a_disk_that_fills_up_keeps_what_came(
     server.requests.clear()
     assert pull(f"{server.host}/library/x", SETTINGS).path.read_bytes() == big_gguf
     assert len(server.fetched("/blobs/")) < len(big_gguf) // (64 << 10) - 8  # not from the beginning
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("fails", ["ftruncate", "pwrite", "sync_file", "write_whole", "replace", "sync_folder"])
+def test_a_disk_that_is_full_at_any_step_is_one_sentence(
+    server: ModelServer, home: Path, big_gguf: bytes, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Whichever call fails, the error is a sentence, another model stays, and the next pull needs no byte twice."""
+    server.add_ollama("library/old", "latest", {"model": big_gguf, "system": b"old"})
+    old = pull(f"{server.host}/library/old", SETTINGS)
+    newer = big_gguf[:-1] + b"!"
+    server.add_ollama("library/x", "latest", {"model": newer})
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(PullError, match=r"^The disk is full\. .* pull again to resume"),
+    ):
+        place = f"os.{fails}" if fails in ("ftruncate", "pwrite") else f"localllm.library.partial.{fails}"
+        patched.setattr("localllm.library.partial.CHECKPOINT_S", 0.0)
+        patched.setattr(place, _full)
+        pull(f"{server.host}/library/x", SETTINGS)
+    assert old.path.read_bytes() == big_gguf
+    assert [model.names for model in stored_models(own_store(SETTINGS), Source.OWN)] == [old.names]
+    server.requests.clear()
+    assert pull(f"{server.host}/library/x", SETTINGS).path.read_bytes() == newer
+    if fails in ("replace", "sync_folder"):
+        assert len(server.fetched("/blobs/")) <= 1, "what was complete is downloaded again"
+    assert old.path.read_bytes() == big_gguf
+
+
+def test_a_disk_too_full_for_the_manifest_keeps_the_files(
+    server: ModelServer, home: Path, big_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": big_gguf})
+    with monkeypatch.context() as patched, pytest.raises(LibraryError, match=r"cannot be written: No space left"):
+        patched.setattr("localllm.library.own_store.write_whole", _full)
+        pull(f"{server.host}/library/x", SETTINGS)
+    no_model_and_no_half_file(home)
+    server.requests.clear()
+    assert pull(f"{server.host}/library/x", SETTINGS).path.read_bytes() == big_gguf
+    assert not server.fetched("/blobs/")
+
+
+def test_a_stopped_pull_on_a_full_disk_still_says_that_it_was_stopped(
+    server: ModelServer, home: Path, big_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": big_gguf})
+
+    def stop(_status: PullStatus) -> None:
+        monkeypatch.setattr("localllm.library.partial.write_whole", _full)
+        if _status.status == "pulling":
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        pull(f"{server.host}/library/x", SETTINGS, stop)
+    no_model_and_no_half_file(home)
 
 
 def test_a_folder_that_cannot_be_written(server: ModelServer, home: Path) -> None:
