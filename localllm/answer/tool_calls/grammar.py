@@ -55,7 +55,8 @@ class CallGrammar:
         before: literal text in front. goes_on: allow any text after the section, unless the answer ends with it.
         """
         form = self._form
-        calls = [self._call(name, schema) for name, schema in self._tools.items()]
+        roots = enforced(self._tools)
+        calls = [self._call(name, roots[name], ORDERED in schema) for name, schema in self._tools.items()]
         call = self._rules.add(" | ".join(calls))
         more = "" if form.separator is None else f" ({self._text(form.separator)} {call})*"
         closing = "" if self.ends_answer else self._text(form.closing)
@@ -64,9 +65,8 @@ class CallGrammar:
         start = f"start: {self._literal(before)} {self._text(form.begin)} {call}{more} {blank} {closing} {rest}"
         return "\n".join([start, f"blank: {BLANKS}", f"{BLANK_RULE}: blank?", "REST: /(.|\\n)+/", str(self._rules), ""])
 
-    def _call(self, name: str, schema: Schema) -> str:
-        self._root = enforced(schema)
-        in_order = ORDERED in schema
+    def _call(self, name: str, root: Schema, in_order: bool) -> str:
+        self._root = root
         self._json = JsonRules(self._root, self._rules, BLANK_RULE, OPTIONS, any_order=not in_order)
         return self._rules.add(self._sequence(self._form.call, name))
 

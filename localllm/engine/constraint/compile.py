@@ -15,7 +15,7 @@ from localllm.engine.constraint.constraint import Constraint, reason
 from localllm.engine.constraint.json_rules import JsonRules, Rules
 from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
 from localllm.engine.constraint.keys import Keys
-from localllm.engine.constraint.trial import on_deep_stack, tried_grammar, tried_schema
+from localllm.engine.constraint.trial import on_deep_stack, tried_arguments, tried_grammar
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
 
@@ -104,10 +104,10 @@ def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabula
     return constraint
 
 
-def enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an object's JSON Schema that a grammar can enforce. Raises RequestError."""
-    found = json.loads(tried_schema(json.dumps(schema))[0])
-    return {} if found is True else {"enum": []} if found is False else dict(found)
+def enforced(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The parts of objects' JSON Schemas that a grammar can enforce, by the schemas' names. Raises RequestError."""
+    found = json.loads(tried_arguments(json.dumps(schemas)))
+    return {name: {} if one is True else {"enum": []} if one is False else one for name, one in found.items()}
 
 
 @lru_cache(maxsize=256)

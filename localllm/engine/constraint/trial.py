@@ -55,6 +55,15 @@ def tried_tools(source: str) -> str:
     return str(_ask("tools", source, "The text of the tools", MAX_TOOLS_CHARACTERS)["tools"])
 
 
+@lru_cache(KEPT)
+def tried_arguments(source: str) -> str:
+    """The parts of tools' schemas that a grammar can enforce, by name, as JSON like the given ones.
+
+    One limit of time holds for all tools. Raises RequestError; see json_schema.enforceable.
+    """
+    return str(_ask("arguments", source, "The text of the tools", MAX_TOOLS_CHARACTERS)["arguments"])
+
+
 def on_deep_stack(work: Callable[[], T]) -> T:
     """Run work on a thread with twice the child's stack; return its result or raise its error."""
     results: list[T] = []

@@ -1,8 +1,8 @@
 """The confined child process that reads the grammars and schemas of requests; see `trial`.
 
-Kind "schema" takes a JSON Schema and replies {"schema": JSON, "loosened": [text, ...]}; kind "tools" takes JSON Schemas
-by name and replies {"tools": JSON}. The other kinds are those of ConstraintKind and reply {"grammar": llguidance's,
-"notes": [text, ...]}. Any may reply {"error": text}.
+Kind "schema" takes a JSON Schema and replies {"schema": JSON, "loosened": [text, ...]}. Kind "tools" takes JSON Schemas
+by name and replies {"tools": JSON}; kind "arguments" takes the same and replies {"arguments": JSON}. The other kinds
+are those of ConstraintKind and reply {"grammar": llguidance's, "notes": [text, ...]}. Any may reply {"error": text}.
 """
 
 import json
@@ -15,7 +15,7 @@ from localllm.engine.constraint.compile import LIMITS, ConstraintKind, grammar_o
 from localllm.engine.constraint.constraint import reworded
 from localllm.engine.constraint.json_schema import enforceable
 from localllm.engine.constraint.plain_schema import plain
-from localllm.engine.constraint.trial import MAX_MEMORY_BYTES, STACK_BYTES, started_with_stack
+from localllm.engine.constraint.trial import MAX_MEMORY_BYTES, MAX_SOURCE_CHARACTERS, STACK_BYTES, started_with_stack
 from localllm.errors import RequestError
 from localllm.text import shortened
 
@@ -33,6 +33,8 @@ def _answer(kind: str, data: bytes) -> Reply:
             return {"schema": json.dumps(schema), "loosened": loosened}
         if kind == "tools":
             return {"tools": json.dumps({name: _parameters(name, one) for name, one in json.loads(source).items()})}
+        if kind == "arguments":
+            return {"arguments": json.dumps({name: _enforceable(one) for name, one in json.loads(source).items()})}
         grammar, notes = grammar_of(ConstraintKind(kind), source)
     except RequestError as error:
         return {"error": str(error)}
@@ -42,6 +44,15 @@ def _answer(kind: str, data: bytes) -> Reply:
         if problem
         else {"grammar": grammar, "notes": notes}
     )
+
+
+def _enforceable(schema: Any) -> Any:
+    source = json.dumps(schema)
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        raise RequestError(
+            f"A tool's JSON Schema has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed."
+        )
+    return enforceable(source)[0]
 
 
 def _parameters(name: str, schema: Any) -> Any:

@@ -126,9 +126,31 @@ def test_grammars_of_the_greatest_size_are_allowed_and_longer_ones_refused() -> 
 
 def test_parameters_of_tools_have_the_limits_of_schemas() -> None:
     with pytest.raises(RequestError, match="at most"):
-        enforced({"description": "x" * MAX_SOURCE_CHARACTERS})
+        enforced({"a": {"description": "x" * MAX_SOURCE_CHARACTERS}})
     with pytest.raises(RequestError, match="more than 5000 schemas"):
-        enforced({"anyOf": [{}] * 5000})
+        enforced({"a": {"anyOf": [{}] * 5000}})
+
+
+def test_all_tools_of_a_request_share_one_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tool alone takes the child about a tenth of the limit."""
+    monkeypatch.setattr(trial, "CPU_SECONDS", 1.0)
+    patterns = ["|".join(f"w{tool}{word}[a-z]*" for word in range(9000)) for tool in range(30)]
+    tools = {f"t{at}": {"type": "object", "properties": {"a": {"pattern": one}}} for at, one in enumerate(patterns)}
+    assert enforced({"t0": tools["t0"]})["t0"]["properties"]["a"]["pattern"] == patterns[0]
+    with pytest.raises(RequestError, match=r"The text of the tools cannot be used: it takes too long"):
+        enforced(tools)
+
+
+def test_any_number_of_tools_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    ask = trial._CHILDREN.ask
+    monkeypatch.setattr(trial._CHILDREN, "ask", lambda kind, *rest: (asked.append(kind), ask(kind, *rest))[1])
+    tools = {f"tool {number}": {"type": "object", "properties": {f"p{number}": {"not": {}}}} for number in range(40)}
+    for _ in range(2):
+        found = enforced(tools)
+        assert list(found) == list(tools)
+        assert found["tool 7"]["properties"] == {"p7": False}
+    assert asked == ["arguments"]
 
 
 class ClientLeftError(Exception):
