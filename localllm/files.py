@@ -19,6 +19,7 @@ from localllm.errors import LocalLLMError, RequestError
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
 TEMPORARY = ".localllm-"
 STALE_S = 3600  # younger temporary files may be in use
+SETTLED_NS = 2 * 10**9  # files that changed this recently may change again with the same time stamp
 
 
 def write_whole(
@@ -60,6 +61,15 @@ def stale(path: Path) -> bool:
         return path.lstat().st_mtime < time.time() - STALE_S
     except OSError:  # its writer has just renamed or removed it
         return False
+
+
+def unsettled_s(changed_ns: int) -> float:
+    """Seconds, at most twice SETTLED_NS, until a change of a file is sure to get another time stamp than changed_ns.
+
+    0.0 for stamps in the future too, as those of files written before the clock was set back.
+    """
+    left = changed_ns + SETTLED_NS - time.time_ns()
+    return left / 1e9 if 0 < left <= 2 * SETTLED_NS else 0.0
 
 
 def read_text(

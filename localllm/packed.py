@@ -42,7 +42,7 @@ from gguf_io.system import (
     sync_folder,
 )
 from localllm.errors import OutOfMemoryError
-from localllm.files import TEMPORARY
+from localllm.files import TEMPORARY, unsettled_s
 from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ LEAST_MEMORY = 2**30
 _WAIT_S, _LOWEST_PRIORITY = 2.0, 19  # the load's own work comes first
 _POLL_S = 0.5
 _SOON_BYTES, _PATIENCE_S = 2**30, 5.0  # how much an ending process still writes, and how long it waits for that
-# A file changed this recently may change again with the same modification time.
-_SETTLED_NS = 2 * 10**9
 _ROOT = Path(__file__).parent.parent
 _DECIDING = ("gguf_io/*.py", "gguf_io/layouts/*.py", "models/weights.py", "models/packed_file.py")
 
@@ -135,7 +133,7 @@ def _pack_to_disk(
 ) -> None:
     from models.packing import pack_to  # imports the compiler
 
-    time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
+    time.sleep(unsettled_s(_newest_ns(file)))
     while True:
         try:
             with _writer_for(file, size, limit_mib) as writer:
@@ -242,7 +240,7 @@ def finish_keeping() -> None:
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
     """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
-    if not is_kept(file, limit_mib) or _newest_ns(file) > time.time_ns() - _SETTLED_NS or os.path.exists(_path(file)):
+    if not is_kept(file, limit_mib) or unsettled_s(_newest_ns(file)) or os.path.exists(_path(file)):
         return None
     return PackedKeeper(file, packed, limit_mib)
 

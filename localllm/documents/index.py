@@ -33,14 +33,13 @@ from localllm.documents.words import (
     searchable_name,
 )
 from localllm.errors import RequestError
-from localllm.files import user_path
+from localllm.files import unsettled_s, user_path
 
 # Called with files done and files in total. An exception ends the update; what was indexed stays.
 UpdateProgress = Callable[[int, int], None]
 
 _FILES_AHEAD = 64  # read ahead of writing
 _FILES_PER_COMMIT = 200
-_RACY_NS = 2 * 10**9  # a file changed this recently may change again with the same modification time
 _KEPT_PROMPTS = 200
 _LOCK_S = 600.0
 
@@ -309,8 +308,7 @@ def _read(file: FoundFile, known: str | None, extractor: Extractor) -> _Read:
 def _store(db: sqlite3.Connection, one: _Read) -> None:
     """Write a file's row, and its chunks if it was read again."""
     file, document = one.file, one.document
-    racy = time.time_ns() - file.mtime < _RACY_NS
-    mtime = file.mtime if one.lasting and not racy else -1  # -1: it is read again the next time
+    mtime = file.mtime if one.lasting and not unsettled_s(file.mtime) else -1  # -1: it is read again the next time
     if document is None and not one.problem:
         db.execute("UPDATE file SET size = ?, mtime = ? WHERE name = ?", (file.size, mtime, file.name))
         return

@@ -8,21 +8,18 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gguf_io.model_file import FileState
 from gguf_io.system import lower_thread_priority, make_folder, open_regular, read_file
-from localllm.files import write_whole
+from localllm.files import unsettled_s, write_whole
 
 log = logging.getLogger(__name__)
 
 MOST_KEPT = 512
 _READ_BYTES = 1 << 20
-# A file changed less than this long ago may change again without a new timestamp.
-_SETTLED_NS = 2 * 10**9
 _LOWEST_PRIORITY = 19
 
 
@@ -84,7 +81,7 @@ class FileDigest:
         """Hash a file and store the digest; None if the file is not the one that was opened, or after `stop`."""
         digest = hashlib.sha256()
         with open(open_regular(file.path), "rb", buffering=0) as source:
-            began = time.time_ns()
+            was_settled = not unsettled_s(max(file.modified_ns, file.changed_ns))
             if FileState.of(file.path, source.fileno()) != file:
                 return None
             buffer = bytearray(_READ_BYTES)
@@ -92,7 +89,7 @@ class FileDigest:
                 digest.update(memoryview(buffer)[:count])
             if self._stopped.is_set() or FileState.of(file.path, source.fileno()) != file:
                 return None
-        if max(file.modified_ns, file.changed_ns) < began - _SETTLED_NS:
+        if was_settled:
             self._keep(file, digest.hexdigest())
         return digest.hexdigest()
 

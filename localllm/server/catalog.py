@@ -156,13 +156,20 @@ def _is_model(path: Path) -> bool:
     return True
 
 
+def _moment(seconds: float) -> str:
+    """A time since 1970 in ISO 8601; a file's may lie beyond the calendar, which ends with the year 9999."""
+    latest = datetime.max.replace(microsecond=0, tzinfo=UTC)
+    time = datetime.fromtimestamp(seconds, UTC) if 0 <= seconds < latest.timestamp() else latest
+    return time.isoformat().replace("+00:00", "Z")
+
+
 def about(entry: CatalogEntry) -> ModelAbout:
     """A model's row in lists. Raises ModelFileError or another file error."""
     facts, status = facts_of(entry.path), entry.path.stat()
     return ModelAbout(
         name=entry.name,
         created=int(status.st_mtime),
-        modified=datetime.fromtimestamp(status.st_mtime, UTC).isoformat().replace("+00:00", "Z"),
+        modified=_moment(status.st_mtime),
         digest=facts.digest,
         size=facts.summary.file_bytes,
         family=facts.summary.architecture,

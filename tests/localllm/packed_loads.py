@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from localllm import packed
+from localllm import files, packed
 from models.native_runner import NativeRunner
 from models.packed_file import PackedWeights
 from tests.waiting import PATIENCE_S
@@ -19,7 +19,7 @@ def pack_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use this home, in which small and new models are also packed, immediately."""
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
-    monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(files, "SETTLED_NS", -(2**62))
     monkeypatch.setattr(packed, "_WAIT_S", 0.0)
     monkeypatch.setattr(packed, "_PATIENCE_S", PATIENCE_S)
 

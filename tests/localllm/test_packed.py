@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from gguf_io import open_model
-from localllm import packed
+from localllm import files, packed
 from localllm.library.own_store import OwnStore
 from localllm.placement.backends import open_runner
 from localllm.settings import Settings
@@ -87,9 +87,9 @@ def test_a_process_that_ends_soon_still_keeps_a_small_model(model: Path, monkeyp
 
 
 def test_small_models_and_new_files_are_not_kept(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_SETTLED_NS", 2**62)
+    monkeypatch.setattr(files, "SETTLED_NS", 2**62)
     load(model)
-    monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(files, "SETTLED_NS", -(2**62))
     monkeypatch.setattr(packed, "LEAST_BYTES", 2**40)
     load(model)
     assert not stored()

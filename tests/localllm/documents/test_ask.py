@@ -8,9 +8,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from localllm import files
 from localllm.cli.main import application
 from localllm.documents.search import DOUBT
-from localllm.engine import file_digest
 from localllm.settings import sessions_path
 from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
@@ -49,7 +49,7 @@ def test_json_has_everything(folder: Path, model: Path) -> None:
 
 
 def test_asking_again_computes_only_what_is_new(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_digest, "_SETTLED_NS", -(10**9))  # the digest of a new file is stored too
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**9))  # the digest of a new file is stored too
     filler = "The harbour has many ships. " * 40
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"Harbour number {number}. {filler}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io.model_file import FileState
-from localllm.engine import file_digest
+from localllm import files
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.file_digest import FileDigest
@@ -24,7 +24,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(300))
 @pytest.fixture(autouse=True)
 def files_of_now_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store digests even of files that were just written."""
-    monkeypatch.setattr(file_digest, "_SETTLED_NS", -(10**9))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**9))
 
 
 def written(path: Path, content: bytes) -> FileState:
