@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from textual.widgets import Collapsible, OptionList, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.tools.action import Action, Tool
 from localllm.tools.approvals import approvals_path
 from localllm.tools.journal import Journal, journal_path
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -321,6 +323,73 @@ def test_a_model_without_a_template_says_that_it_calls_no_tools(play: Callable[[
         assert "cannot call tools" in str((await answered(pilot)).error)
 
     play(FakeBackend(), flow)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202etxt\u2066 [bold]b[/bold] [@click=app.quit]c[/] [/d] [$nothing e]"
+
+
+def screen_text(pilot: Pilot[None]) -> str:
+    """Everything that the screen sends to the terminal, without its own styles."""
+    lines = pilot.app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in line if not segment.control) for line in lines)
+
+
+class HostileServers:
+    """MCP servers whose tool has terminal escapes, bidirectional controls and markup in all its texts."""
+
+    def __init__(self, _servers: object) -> None:
+        def plan(_arguments: dict[str, Any]) -> Action:
+            return Action("evil__tool", "", f"{HOSTILE} of the MCP server {HOSTILE}", lambda _stop: HOSTILE, pattern="")
+
+        self.tools = [Tool("evil__tool", HOSTILE, {"type": "object"}, plan)]
+        self.problems = [f"MCP server {HOSTILE}: {HOSTILE}"]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_nothing_of_a_tool_reaches_the_terminal_raw(
+    play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, arguments, results, errors and problems, in the approval dialog, the list of tools and the messages."""
+    monkeypatch.setattr("tui.screens.tools.McpServers", HostileServers)
+    seen = []
+
+    def look(pilot: Pilot[None], *expected: str) -> None:
+        seen.append(text := screen_text(pilot))
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text), repr(text)
+        for part in expected:
+            assert part in text
+
+    async def flow(pilot: Pilot[None]) -> None:
+        await say(pilot, "/tools")
+        await until(pilot, lambda: "problem" in screen_text(pilot))
+        look(pilot, "evil__tool", "[@click=app.quit]c[/]")
+        await say(pilot, "Go")
+        await asked(pilot)
+        look(pilot, "Call evil__tool?", "[@click=app.quit]c[/]")
+        await decide(pilot, "Allow once")
+        await asked(pilot)
+        look(pilot, "Run this command?", "[@click=app.quit]c[/]")
+        await pilot.press("escape")
+        await until(pilot, lambda: chat_of(pilot).conversation.messages[-1].content.endswith("Done."))
+        await answered(pilot)
+        transcript = chat_of(pilot).transcript
+        for folded in transcript.query(Collapsible):
+            folded.collapsed = False
+        for view in transcript.views:
+            view.scroll_visible(animate=False, immediate=True)
+            await pilot.pause()
+            look(pilot)
+        assert any("⚙ evil__tool" in text for text in seen) and any("There is no tool" in text for text in seen)
+
+    script = calls(
+        ("evil__tool", {"city": HOSTILE}), command(HOSTILE), ("read_file", {"path": HOSTILE}), (HOSTILE, {"a": HOSTILE})
+    )
+    written = (
+        '[x](http://a "&#x202e;&#12;&#x2066;") &#x202e;&#27;&#12; ![&#x202e;](&#x202e;)\n\n```&#x202e;&#12;\na\n```'
+    )
+    play(model(script, [said(f"{written}\n\nDone."), ended()]), flow)
 
 
 def test_no_thread_is_left(play: Callable[[FakeBackend, Flow], None]) -> None:

@@ -73,7 +73,7 @@ class Completion(OptionList, can_focus=False):
         elif named := _SAVED.fullmatch(whole):
             self._length = len(named[2])
             names = [name for name in saved_names(named[1]) if name.startswith(named[2]) and name != named[2]]
-            found = [(name, Content(name)) for name in names]
+            found = [(name, Content(harmless(name))) for name in names]
         elif mention := _PATH.search(before):
             self._length = len(mention[0]) - 1
             found = self._files_for(mention[1] or mention[2] or "", mention[1] is not None)

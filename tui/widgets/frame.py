@@ -185,7 +185,7 @@ class Welcome(Vertical):
 
     def tell(self, text: str) -> None:
         """Show a notice about the model below the hints; "" for none."""
-        self._notice.update(text)
+        self._notice.update(harmless(text))
         self._notice.display = bool(text)
 
 

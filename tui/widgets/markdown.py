@@ -30,6 +30,7 @@ from textual.style import Style
 from textual.visual import RenderOptions, RichVisual
 from textual.widget import Widget
 
+from localllm.text import harmless
 from tui.widgets.frame import CURRENT, MATCH
 
 # Parser rules whose matches would not be displayed: raw HTML, link definitions, images.
@@ -80,7 +81,7 @@ def _target(link: Token, said: str) -> str:
     """A link's address, unless it is also the link's text, and its title."""
     address, title = (str(link.attrs.get(name, "")) for name in ("href", "title"))
     shown = " ".join([*([address] if address != said else []), *([f'"{title}"'] if title else [])])
-    return f" ({shown})" if shown else ""
+    return f" ({harmless(shown)})" if shown else ""  # a title may have written them as entities
 
 
 Mark = tuple[int, int, int, str]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -189,7 +189,7 @@ class AnswerView(MessageView):
         lines = [
             Content.assemble(
                 (f"⚙ {harmless(call.name)} ", "bold $secondary"),
-                shortened(json.dumps(call.arguments, ensure_ascii=False), MAX_ARGUMENTS),
+                harmless(shortened(json.dumps(call.arguments, ensure_ascii=False), MAX_ARGUMENTS)),
             )
             for call in self.message.calls
         ]
@@ -227,9 +227,10 @@ class ToolView(MessageView):
         changed = call.name == "edit_file" and not failed
         subject = next((str(value) for value in call.arguments.values() if isinstance(value, str)), "")
         what = text.partition("\n")[0] if failed else counted(len(text.splitlines()), "line")
-        title = " · ".join(part for part in (call.name, shortened(what, 40), shortened(subject)) if part)
+        parts = " · ".join(part for part in (call.name, shortened(what, 40), shortened(subject)) if part)
+        title: Any = Content(harmless(f"⚙ {' '.join(parts.split())}"))  # a text would be read as markup
         shown = preview(text.rstrip("\n"), is_diff=changed)
-        yield Collapsible(Static(shown, markup=False), title=f"⚙ {title}", collapsed=not changed, classes="result")
+        yield Collapsible(Static(shown, markup=False), title=title, collapsed=not changed, classes="result")
 
     def toggle(self) -> None:
         folded = self.query_one(Collapsible)
