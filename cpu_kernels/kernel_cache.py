@@ -1,8 +1,9 @@
 """The on-disk cache of compiled kernels: its location, ownership checks, and detection of damage.
 
-A kernel is a file: SHA-256 of the rest, and an object file. Its folder is named by a hash of everything that the code
-depends on, so its content is never out of date; `portable` kernels replace ones that crash or give wrong results on
-this processor. Measurements of the kernels (cpu_kernels.tuning) are stored beside them, in the same kind of file.
+A kernel is a file: SHA-256 of its place and of the rest, and an object file. Its folder is named by a hash of all that
+the code depends on, so its content is never out of date; `portable` kernels replace ones that crash or give wrong
+results on this processor. Measurements of the kernels (cpu_kernels.tuning) are stored beside them, in the same kind of
+file.
 
 Folders are used by localllm only: below the user's cache folder, or in localllm's folder inside the one that the
 environment variable names. Only recognised files are ever removed.
@@ -33,6 +34,7 @@ _OWN_FOLDER = "localllm-kernels"
 _FOLDER_NAME = re.compile("[0-9a-f]{24}")
 _KEPT_SECONDS = 30 * 24 * 3600
 _DIGEST_BYTES = 32
+_MOST_BYTES = 64 << 20  # of a file; kernels have less than a hundredth of that
 log = logging.getLogger("localllm.kernels")
 
 
@@ -161,17 +163,22 @@ def _read(file: str, otherwise: str) -> bytes | None:
     if folder is None:
         return None
     try:
-        data = folder.read(file)
+        data = folder.read(file, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         log.warning("kernel cache: %s cannot be read (%s); %s", file, error.strerror, otherwise)
         return None
     content = data[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() == data[:_DIGEST_BYTES]:
+    if _digest(file, content) == data[:_DIGEST_BYTES]:
         return content
     log.warning("kernel cache: %s is damaged; %s", file, otherwise)
     return None
+
+
+def _digest(file: str, content: bytes) -> bytes:
+    """A digest that also changes with the file's name and version: a whole file in a wrong place is damaged."""
+    return hashlib.sha256(f"{_fingerprint()}/{file}\0".encode() + content).digest()
 
 
 def _write(file: str, content: bytes, otherwise: str) -> None:
@@ -180,7 +187,7 @@ def _write(file: str, content: bytes, otherwise: str) -> None:
         return
     unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
     try:
-        folder.create(unfinished, hashlib.sha256(content).digest() + content)
+        folder.create(unfinished, _digest(file, content) + content)
         folder.replace(unfinished, file)
     except OSError as error:
         log.warning("kernel cache: %s cannot be kept (%s); %s", file, error.strerror, otherwise)

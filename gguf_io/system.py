@@ -268,10 +268,10 @@ class OpenFolder:
         """Whether an entry is a regular file, and no link to one."""
         return stat.S_ISREG(os.lstat(self._named(name), dir_fd=self._fd).st_mode)
 
-    def read(self, name: str) -> bytes:
-        """The content of a regular file."""
+    def read(self, name: str, most: int = -1) -> bytes:
+        """The content of a regular file, at most `most` bytes of it if that is not negative."""
         with os.fdopen(_open_regular(Path(self._named(name)), False, self._fd), "rb") as file:
-            return file.read()
+            return file.read(most)
 
     def create(self, name: str, content: bytes) -> None:
         """Write a new file that only this user can read. Raises FileExistsError."""

@@ -71,6 +71,8 @@ def test_they_do_so_without_a_cache(tmp_path: Path) -> None:
 
 _ABORT = "import os, sys; sys.stdin.readline(); os.write(2, b'Assertion failed.\\n'); os.abort()"
 
+_KILLED = 'import os, sys; sys.stdin.readline(); os.write(1, b"{reply}"); os.kill(os.getpid(), 9)'
+
 
 @pytest.mark.parametrize(
     ("code", "said"),
@@ -78,8 +80,11 @@ _ABORT = "import os, sys; sys.stdin.readline(); os.write(2, b'Assertion failed.\
         ("raise SystemExit(3)", "its process ended with 3"),
         (_ABORT, "its process was ended by SIGABRT (Assertion failed.)"),
         ("import sys; sys.stdout.write('no JSON\\n')", "its process ended with 0"),
+        (_KILLED.format(reply=""), "its process was ended by SIGKILL"),
+        (_KILLED.format(reply='{\\"bytes\\": 1'), "its process was ended by SIGKILL"),
+        (_KILLED.format(reply='{\\"bytes\\": 1000}\\n\\x7fELF'), "its process was ended by SIGKILL"),
     ],
-    ids=["ends", "aborts", "speaks otherwise"],
+    ids=["ends", "aborts", "speaks otherwise", "killed", "killed in its reply", "killed in the code"],
 )
 def test_a_child_that_dies_is_one_error(tmp_path: Path, code: str, said: str) -> None:
     (tmp_path / "dying.py").write_text(code)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels import kernel_cache
 from cpu_kernels.isa import ISA_VARIABLE
-from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX
+from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX, CachedKernel, read_kernel, write_kernel
 from tests.forking import Nursery, nursery
 
 # Kernels that differ only in their closures, each compiled in its own process before one process loads both. The inner
@@ -124,6 +125,100 @@ def test_damaged_files_are_compiled_anew(
     assert said in answer.warning
     # Damaged files are replaced.
     assert start(tmp_path).cached
+
+
+Damage = Callable[[Path, Path, bytes], object]
+"""Damages the first path. The second one is another kernel's file; then the content that was there."""
+
+
+def _instead(make: Callable[[Path], object]) -> Damage:
+    def damage(path: Path, _other: Path, _data: bytes) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+def _flipped(at: float) -> Damage:
+    def damage(path: Path, _other: Path, data: bytes) -> None:
+        place = int(at * (len(data) - 1))
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+    return damage
+
+
+def _of_another_version(path: Path, _other: Path, data: bytes) -> None:
+    """A whole file as another version wrote it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kernel_cache, "_fingerprint", lambda: "0" * 24)
+        kernel_cache._write(path.name, data[kernel_cache._DIGEST_BYTES :], "")
+
+
+def _filled_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "a").touch()
+
+
+def _hole(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+DAMAGES: dict[str, Damage] = {
+    **{
+        f"cut to {size} bytes": lambda path, _, data, size=size: path.write_bytes(data[:size])
+        for size in (0, 1, 31, 32, 33)
+    },
+    **{
+        f"cut by {size} bytes": lambda path, _, data, size=size: path.write_bytes(data[:-size])
+        for size in (1, 100, 900)
+    },
+    **{f"a bit at {at:.0%}": _flipped(at) for at in (0, 0.01, 0.02, 0.3, 0.5, 0.7, 0.99, 1)},
+    "zeros": lambda path, _, data: path.write_bytes(bytes(len(data))),
+    "longer": lambda path, _, data: path.write_bytes(data + b"\0"),
+    "twice": lambda path, _, data: path.write_bytes(data * 2),
+    "without its digest": lambda path, _, data: path.write_bytes(data[32:]),
+    "the other kernel": lambda path, other, _: path.write_bytes(other.read_bytes()),
+    "both exchanged": lambda path, other, data: (path.write_bytes(other.read_bytes()), other.write_bytes(data)),
+    "its portable build": lambda path, _, __: path.rename(path.with_name("one.portable.kernel")),
+    "another version": _of_another_version,
+    "a folder": _instead(Path.mkdir),
+    "a folder with a file": _instead(_filled_folder),
+    "a FIFO": _instead(os.mkfifo if hasattr(os, "mkfifo") else Path.mkdir),
+    "a hole of 1 TiB": _instead(_hole),
+    "a link to itself": _instead(lambda path: path.symlink_to(path)),
+    "a link to a device": _instead(lambda path: path.symlink_to("/dev/zero")),
+    "a link to the other kernel": lambda path, other, _: (path.unlink(), path.symlink_to(other)),
+    "a link to nothing": _instead(lambda path: path.symlink_to("nothing")),
+    "a file that all may write": lambda path, _, data: (path.write_bytes(data[:-1]), path.chmod(0o666)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_no_damage_gives_another_kernel_or_an_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file is named and counts as missing, and a new one replaces it unless that cannot be."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    kernel_cache._usable_folder.cache_clear()
+    try:
+        kernels = {"one": CachedKernel(b"one" * 700), "two": CachedKernel(b"two" * 700)}
+        for each, kernel in kernels.items():
+            write_kernel(each, kernel)
+        path, other = (kernel_cache.cache_directory() / f"{each}{SUFFIX}" for each in kernels)
+        DAMAGES[name](path, other, path.read_bytes())
+        assert read_kernel("one") is None
+        assert read_kernel("two") in (kernels["two"], None)
+        assert "one" in caplog.text and "it is compiled again" in caplog.text
+        caplog.clear()
+        write_kernel("one", kernels["one"])
+        if path.is_dir():
+            assert "cannot be kept" in caplog.text and read_kernel("one") is None
+        else:
+            assert (read_kernel("one"), path.is_symlink()) == (kernels["one"], False)
+        assert not list(path.parent.glob("*.unfinished"))
+    finally:
+        kernel_cache._usable_folder.cache_clear()
 
 
 def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start) -> None:
