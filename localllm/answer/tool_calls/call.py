@@ -44,9 +44,7 @@ def parameters_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
 def _object_schema(schema: Any) -> Schema:
     if not isinstance(schema, Mapping) or not schema:
         return {"type": "object"}
-    given = {key: value for key, value in schema.items() if value is not None}
-    closed = {"additionalProperties": False} if given.get("properties") == {} else {}
-    return {"type": "object", **closed, **given}
+    return {"type": "object", **{key: value for key, value in schema.items() if value is not None}}
 
 
 def resolved(schema: Any, root: Schema) -> Schema:

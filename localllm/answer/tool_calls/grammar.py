@@ -19,11 +19,15 @@ from localllm.answer.tool_calls.formats import (
 )
 from localllm.engine.constraint import ConstraintVocabulary
 from localllm.engine.constraint.compile import OVERRIDES, enforced
-from localllm.engine.constraint.json_rules import MOST_PROPERTIES, JsonRules, Rules
+from localllm.engine.constraint.json_rules import MOST_PROPERTIES, JsonRules, Rules, nested, other_than
 
 MAX_DEPTH = 6  # of nested values in a spelling other than JSON; deeper ones are plain values
 MAX_LENGTH = 2000  # longest text limit that is enforced
-FREE_PARAMETERS = 16  # most parameters of a tool that lists none
+
+# The names of arguments that a tool's schema does not list: between tags, and in other spellings than JSON.
+_KEY_IN_TAG = r'[^"<>=\/\s]([^"<>=\n]{0,248}[^"<>=\s])?'
+_BARE_KEY = r"[^\s\"'=:{}\[\](),]{1,250}"
+_IN_OPENING = {"\0": _KEY_IN_TAG, "\1": "(true|false)", "\2": "[a-z]*"}  # what stands for {key}, {string} and {type}
 
 # White space between the pieces of a call and within JSON, as models lay it out: what is valid keeps its tokens.
 _WHITESPACE = r"[ \t]{1,4}|[ \t]{0,4}(\r?\n[ \t]{0,40}){1,2}"
@@ -40,6 +44,7 @@ class CallGrammar:
         self._tools = tools
         self._vocabulary = vocabulary
         self._rules = Rules()
+        self._any: dict[Literals, str] = {}  # rules for any value
         self._root: Schema = {}  # of the current tool, as far as a grammar can enforce it
         self._json = JsonRules(self._root, self._rules, BLANK_RULE, OPTIONS)
 
@@ -52,11 +57,21 @@ class CallGrammar:
     def section(self, before: str = "", goes_on: bool = False) -> str:
         """The grammar of what follows an opening, or of both if the call includes it.
 
-        before: literal text in front. goes_on: allow any text after the section, unless the answer ends with it.
+        before: literal text in front. goes_on: the model calls by itself, so whatever the tools' schemas allow is,
+        and any text after the section, unless the answer ends with it.
         """
         form = self._form
-        roots = enforced(self._tools)
-        calls = [self._call(name, roots[name], ORDERED in schema) for name, schema in self._tools.items()]
+        in_order = {name for name, schema in self._tools.items() if ORDERED in schema}
+        opened = self._tools.keys() - in_order if goes_on else set()
+        closed = {"additionalProperties": False}
+        roots = enforced(
+            {
+                name: {**(closed if schema.get("properties") == {} and name not in opened else {}), **schema}
+                for name, schema in self._tools.items()
+            },
+            opened,
+        )
+        calls = [self._call(name, root, name in in_order) for name, root in roots.items()]
         call = self._rules.add(" | ".join(calls))
         more = "" if form.separator is None else f" ({self._text(form.separator)} {call})*"
         closing = "" if self.ends_answer else self._text(form.closing)
@@ -95,53 +110,51 @@ class CallGrammar:
         """Text in which a space matches any white space or none; see formats.Piece."""
         return " blank? ".join(self._literal(part) for part in BLANK.split(text))
 
-    def _literal(self, text: str) -> str:
-        return _spelled_out(self._vocabulary.pieces(text)) if text else ""
+    def _literal(self, text: str, listed: Sequence[str] = ()) -> str:
+        """Text as it is, but for what stands for patterns (_IN_OPENING). listed: names that the key is not."""
+        found = []
+        for piece in self._vocabulary.pieces(text) if text else []:
+            is_pattern = isinstance(piece, str) and not _IN_OPENING.keys().isdisjoint(piece)
+            found.append(self._rules.terminal(_of_pattern(str(piece), listed)) if is_pattern else _spelled_out([piece]))
+        return " ".join(found)
 
     # Parameters between tags
 
     def _tags(self, tags: Tags) -> str:
         root = resolved(self._root, self._root)
         properties = properties_of(root, self._root)
-        if not properties:
-            return self._free_tags(tags) if root.get("additionalProperties", root.get("properties") is None) else ""
-        required = root.get("required") or ()
+        required, others = root.get("required") or (), root.get("additionalProperties", True)
         found = []
         for key, schema in properties.items():
             found.append((self._rules.add(self._tag(tags, key, schema)), key in required))
+        # Which name a closing tag must repeat cannot be said of names by pattern.
+        has_more = others is not False and "{key}" not in tags.closing
+        more = self._rules.add(self._tag(tags, None, others, tuple(properties))) if has_more else ""
         if len(found) > MOST_PROPERTIES:
-            return " ".join(rule if needed else f"{rule}?" for rule, needed in found)
-        return self._rules.sequence(found, any_order=self._json.any_order)
+            return " ".join([*(rule if needed else f"{rule}?" for rule, needed in found), f"{more}*" if more else ""])
+        return self._rules.sequence(found, any_order=self._json.any_order, more=more)
 
-    def _tag(self, tags: Tags, key: str, schema: Any) -> str:
+    def _tag(self, tags: Tags, key: str | None, schema: Any, listed: Sequence[str] = ()) -> str:
+        """One parameter. key: its name; None for any but the listed."""
+        is_any = schema is True or schema == {}
         text, nullable = is_text(schema, self._root)
-        kind = "string" if text else self._kind(schema)
-        words = {"key": key, "string": "true" if text else "false", "type": kind}
-        opening = " blank? ".join(self._literal(part.format(**words)) for part in BETWEEN_TAGS.split(tags.opening))
+        words = {"string": "true" if text else "false", "type": "string" if text else self._kind(schema)}
+        if key is None and is_any:
+            words = {"string": "\1", "type": "\2"}
+        words["key"] = "\0" if key is None else key
+        opening = " blank? ".join(
+            self._literal(part.format(**words), listed) for part in BETWEEN_TAGS.split(tags.opening)
+        )
         closing = tags.closing.format(**words)
         line = '"\\n"?'
+        if key is None and is_any:
+            return f"{opening} {self._raw({}, closing)} blank?"
         if not text:
             return f"{opening} {line} {self._json.value(schema)} {line} {self._literal(closing)} blank?"
         body = self._raw(schema, closing, line)
         if nullable:
             body = f'({body} | "null" {line} {self._literal(closing)})'
         return f"{opening} {line} {body} blank?"
-
-    def _free_tags(self, tags: Tags) -> str:
-        """Any parameters, for a tool that lists none."""
-        words = {"key": "\0", "string": "false", "type": "object"}
-        opening = " blank? ".join(
-            " ".join(
-                "/[A-Za-z_][A-Za-z0-9_]{0,63}/" if at % 2 else self._literal(piece)
-                for at, piece in enumerate(re.split("(\0)", part.format(**words)))
-            )
-            for part in BETWEEN_TAGS.split(tags.opening)
-        )
-        if "{key}" in tags.closing:
-            return ""
-        value = self._json.value({"type": ["string", "number", "boolean", "null"]})
-        rule = self._rules.add(f'{opening} "\\n"? {value} "\\n"? {self._literal(tags.closing)} blank?')
-        return f"{rule}{{0,{FREE_PARAMETERS}}}"
 
     def _kind(self, schema: Any) -> str:
         kind = resolved(schema, self._root).get("type", "object")
@@ -169,23 +182,28 @@ class CallGrammar:
     def _pairs(self, schema: Any, spelling: Literals, assigns: str, depth: int) -> str:
         root = resolved(schema, self._root)
         properties = properties_of(root, self._root)
-        if not properties:
-            return ""
-        required = root.get("required") or ()
+        required, others = root.get("required") or (), root.get("additionalProperties", True)
+        has_quotes = bool(depth) and spelling.quoted_keys
         pairs = []
         for key, value in properties.items():
-            name = json.dumps(key, ensure_ascii=False) if depth and spelling.quoted_keys else key
-            pair = self._rules.add(
-                f"{self._literal(name)} {self._text(f'{assigns} ')} {self._value(value, spelling, depth)}"
-            )
+            name = self._literal(json.dumps(key, ensure_ascii=False) if has_quotes else key)
+            pair = self._rules.add(f"{name} {self._text(f'{assigns} ')} {self._value(value, spelling, depth)}")
             pairs.append((pair, key in required))
-        return self._joined(pairs)
+        more = ""
+        if others is not False:
+            key = self._json.key(properties) if has_quotes else self._rules.terminal(other_than(_BARE_KEY, properties))
+            value = self._value({} if others is True else others, spelling, depth)
+            more = self._rules.add(f"{key} {self._text(f'{assigns} ')} {value}")
+        return self._joined(pairs, more)
 
-    def _joined(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Pairs with commas between those present; the flag says whether a pair is required."""
+    def _joined(self, pairs: Sequence[tuple[str, bool]], more: str) -> str:
+        """Pairs with commas between those present; the flag says whether a pair is required.
+
+        more: a pair that may also occur, any number of times, unless there are more than MOST_PROPERTIES.
+        """
         comma = self._text(", ")
         if len(pairs) <= MOST_PROPERTIES:
-            return self._rules.sequence(pairs, comma, any_order=self._json.any_order)
+            return self._rules.sequence(pairs, comma, any_order=self._json.any_order, more=more)
         rest = ""  # what may follow a pair
         for pair, needed in reversed(pairs[1:]):
             body = f"{comma} {pair} {rest}"
@@ -193,7 +211,7 @@ class CallGrammar:
         (first, needed), *others = pairs
         if needed or not others:
             return f"{first} {rest}" if needed else f"({first})?"
-        return f"({first} {rest} | {self._joined(others)})"
+        return f"({first} {rest} | {self._joined(others, more)})"
 
     def _value(self, schema: Any, spelling: Literals, depth: int) -> str:
         schema = resolved(schema, self._root)
@@ -205,8 +223,20 @@ class CallGrammar:
         kinds = schema.get("type")
         if isinstance(kinds, str):
             return self._of_kind(kinds, schema, spelling, depth)
+        if not schema:
+            return f"{self._anything(spelling)}::0x0"
         kinds = kinds or ["string", "number", "boolean", "null"]
         return f"({' | '.join(self._of_kind(kind, schema, spelling, depth) for kind in kinds)})"
+
+    def _anything(self, spelling: Literals) -> str:
+        """The name of a rule for any value, whose parameter counts its levels."""
+        if spelling not in self._any:
+            name = self._any[spelling] = self._rules.name("p")
+            scalars = [self._of_kind(kind, {}, spelling, 0) for kind in ("string", "number", "boolean", "null")]
+            key = self._json.key() if spelling.quoted_keys else self._rules.terminal(f"/{_BARE_KEY}/")
+            pair = f"{key} {self._text(f'{spelling.nested_assigns} ')} {name}::_ {BLANK_RULE}"
+            self._rules.set(name, nested(self._rules, name, " | ".join(scalars), pair, self._text(", "), BLANK_RULE))
+        return self._any[spelling]
 
     def _of_kind(self, kind: str, schema: Schema, spelling: Literals, depth: int) -> str:
         true, false, null = spelling.words
@@ -245,6 +275,15 @@ class CallGrammar:
 def _spelled_out(pieces: Sequence[int | str]) -> str:
     """Control tokens and the text between them."""
     return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
+
+
+def _of_pattern(text: str, listed: Sequence[str]) -> str:
+    """A terminal's body for text with characters that stand for patterns (_IN_OPENING)."""
+    before, mark, after = (
+        "".join(_IN_OPENING.get(one) or re.escape(one).replace("/", "\\/") for one in part)
+        for part in text.partition("\0")
+    )
+    return other_than(mark, listed, before, after)
 
 
 def _limits(schema: Schema, closing: str) -> str | None:

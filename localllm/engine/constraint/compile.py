@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -104,9 +104,12 @@ def _compiled(kind: ConstraintKind, grammar: str, vocabulary: ConstraintVocabula
     return constraint
 
 
-def enforced(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The parts of objects' JSON Schemas that a grammar can enforce, by the schemas' names. Raises RequestError."""
-    found = json.loads(tried_arguments(json.dumps(schemas)))
+def enforced(schemas: Mapping[str, Mapping[str, Any]], opened: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """The parts of objects' JSON Schemas that a grammar can enforce, by the schemas' names. Raises RequestError.
+
+    opened: the names of those whose objects allow unlisted properties too; see json_schema.enforceable.
+    """
+    found = json.loads(tried_arguments(json.dumps([schemas, sorted(opened)])))
     return {name: {} if one is True else {"enum": []} if one is False else one for name, one in found.items()}
 
 

@@ -8,7 +8,7 @@ is left to llguidance, in the schema's order.
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -200,12 +200,14 @@ class JsonRules:
         ]
         more = ""
         if others is not False:
-            names = "|".join(re.escape(json.dumps(name, ensure_ascii=False)[1:-1]) for name in everything)
-            excluded = f' & ~/"({names})"/'.replace('\\"', '"') if names else ""
-            key = self._rules.terminal(f'/"{_CHARACTER}{{0,{LONGEST_KEY}}}"/{excluded}')
-            more = self._rules.add(f"{key} {assigns} {self._value(others)} {blank}")
+            more = self._rules.add(f"{self.key(everything)} {assigns} {self._value(others)} {blank}")
         members = self._rules.sequence(pieces, f'"," {blank}', '"}"', self.any_order, more)
         return self._rules.add(f'"{{" {blank} {members}')
+
+    def key(self, listed: Iterable[str] = ()) -> str:
+        """A name in an object that is none of those listed."""
+        written = [json.dumps(name, ensure_ascii=False)[1:-1] for name in listed]
+        return self._rules.terminal(other_than(f"{_CHARACTER}{{0,{LONGEST_KEY}}}", written, '"', '"'))
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -221,17 +223,10 @@ class JsonRules:
         """The name of a rule for any value, whose parameter counts its levels."""
         if "" not in self._known:
             name = self._known[""] = self._rules.name("p")
-            blank, inner = self._blank, f"{name}::_"
-            key = self._rules.terminal(f'/"{_CHARACTER}{{0,{LONGEST_KEY}}}"/')
-            pair = f'{key} {blank} ":" {blank} {inner} {blank}'
-            pairs, items = self._rules.name("p"), self._rules.name("p")
-            self._rules.set(pairs, f'{pair} | {pairs}::_ "," {blank} {pair}')
-            self._rules.set(items, f'{inner} {blank} | {items}::_ "," {blank} {inner} {blank}')
+            blank = self._blank
+            pair = f'{self.key()} {blank} ":" {blank} {name}::_ {blank}'
             scalar = f'{self._string(0, None)} | {self._rules.terminal(_NUMBERS["number"])} | "true" | "false" | "null"'
-            bound = f"%if lt([0:7], {DEEPEST})"
-            deeper = "::incr([0:7])"  # not within pairs and items: llguidance takes no rule that only renames another
-            nested = f'"{{" {blank} {pairs}{deeper} "}}" {bound} | "[" {blank} {items}{deeper} "]" {bound}'
-            self._rules.set(name, f'{scalar} | "{{" {blank} "}}" | "[" {blank} "]" | {nested}')
+            self._rules.set(name, nested(self._rules, name, scalar, pair, f'"," {blank}', blank))
         return self._known[""]
 
     def _definition(self, reference: str) -> str:
@@ -253,6 +248,27 @@ class JsonRules:
         is_number = found.get("type") in _NUMBERS
         bound = f"[max_tokens={MOST_NUMBER_TOKENS}]" if is_number else ""
         return self._rules.add(f"%json {json.dumps({**kept, **found, 'x-guidance': self._options})}", options=bound)
+
+
+def other_than(key: str, listed: Iterable[str], before: str = "", after: str = "") -> str:
+    """A terminal's body: a key by a pattern that is none of those listed, and patterns around it."""
+    names = "|".join(re.escape(name).replace("/", "\\/") for name in listed)
+    return f"/{before}{key}{after}/" + (f" & ~/{before}({names}){after}/" if names else "")
+
+
+def nested(rules: Rules, name: str, scalar: str, pair: str, comma: str, blank: str) -> str:
+    """The body of a rule for any value, whose parameter counts its levels, at most DEEPEST.
+
+    name: the rule's. pair: of an object, with the rule, and the blank after it. comma: between pairs and items. blank:
+    a rule.
+    """
+    pairs, items = rules.name("p"), rules.name("p")
+    rules.set(pairs, f"{pair} | {pairs}::_ {comma} {pair}")
+    rules.set(items, f"{name}::_ {blank} | {items}::_ {comma} {name}::_ {blank}")
+    # Not within pairs and items: llguidance takes no rule that only renames another.
+    bound, deeper = f"%if lt([0:7], {DEEPEST})", "::incr([0:7])"
+    within = f'"{{" {blank} {pairs}{deeper} "}}" {bound} | "[" {blank} {items}{deeper} "]" {bound}'
+    return f'{scalar} | "{{" {blank} "}}" | "[" {blank} "]" | {within}'
 
 
 def _only(schema: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:

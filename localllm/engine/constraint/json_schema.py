@@ -2,8 +2,9 @@
 
 Ordinary schemas contain keywords that no grammar can enforce, and patterns and numbers that llguidance does not
 support. Those are left out and reported, so that the answer matches the rest; the caller must check them on the answer.
-As in llama.cpp's grammars, an object that lists its properties allows no others, and a schema with properties or items
-means an object or an array: the standard also allows everything else, which weak models write without end.
+As in llama.cpp's grammars, an object that lists its properties allows no others, unless the caller wants them, and a
+schema with properties or items means an object or an array: the standard also allows everything else, which weak models
+write without end.
 """
 
 import json
@@ -55,9 +56,10 @@ TRIED_TOGETHER = (
 )
 
 
-def enforceable(source: str) -> tuple[Any, list[str]]:
+def enforceable(source: str, is_open: bool = False) -> tuple[Any, list[str]]:
     """Parse a schema; return its enforceable part, and the keywords that are not enforced, with their places.
 
+    is_open: objects that list properties allow others too, as the standard says.
     Raises RequestError for a schema that is malformed, too deep or too large.
     """
     try:
@@ -67,7 +69,8 @@ def enforceable(source: str) -> tuple[Any, list[str]]:
     except RecursionError as error:
         raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.") from error
     schema = plain(schema)
-    reader = _Reader(schema, _stand_alone(schema))
+    stands_alone = _stand_alone(schema)
+    reader = _Reader(schema, names_types=stands_alone, closes=stands_alone and not is_open)
     return reader.read(schema, "#"), reader.loosened
 
 
@@ -75,10 +78,12 @@ def enforceable(source: str) -> tuple[Any, list[str]]:
 class _Reader:
     """Copies a plain schema. loosened: keywords that were left out, with their places.
 
-    closes: whether objects allow only the properties that they list.
+    names_types: whether to add the types that are meant. closes: whether objects allow only the properties that they
+    list.
     """
 
     root: Any
+    names_types: bool
     closes: bool
     loosened: list[str] = field(default_factory=list)
 
@@ -96,7 +101,7 @@ class _Reader:
         for key in _beyond_grammars(found):
             self.loosened.append(f"{key} at {path}")
             del found[key]
-        if self.closes and (kind := _meant(found)):
+        if self.names_types and (kind := _meant(found)):
             found["type"] = kind
         if self.closes and _lists_all(found):
             found["additionalProperties"] = False

@@ -57,9 +57,11 @@ def tried_tools(source: str) -> str:
 
 @lru_cache(KEPT)
 def tried_arguments(source: str) -> str:
-    """The parts of tools' schemas that a grammar can enforce, by name, as JSON like the given ones.
+    """The parts of tools' schemas that a grammar can enforce, by name, as JSON.
 
-    One limit of time holds for all tools. Raises RequestError; see json_schema.enforceable.
+    source: [schemas by name, names of those whose objects are open]; see json_schema.enforceable.
+
+    One limit of time holds for all tools. Raises RequestError.
     """
     return str(_ask("arguments", source, "The text of the tools", MAX_TOOLS_CHARACTERS)["arguments"])
 

@@ -1,8 +1,9 @@
 """The confined child process that reads the grammars and schemas of requests; see `trial`.
 
 Kind "schema" takes a JSON Schema and replies {"schema": JSON, "loosened": [text, ...]}. Kind "tools" takes JSON Schemas
-by name and replies {"tools": JSON}; kind "arguments" takes the same and replies {"arguments": JSON}. The other kinds
-are those of ConstraintKind and reply {"grammar": llguidance's, "notes": [text, ...]}. Any may reply {"error": text}.
+by name and replies {"tools": JSON}; kind "arguments" takes the same, and a list of names whose objects are open (see
+json_schema.enforceable), and replies {"arguments": JSON}. The other kinds are those of ConstraintKind and reply
+{"grammar": llguidance's, "notes": [text, ...]}. Any may reply {"error": text}.
 """
 
 import json
@@ -34,7 +35,8 @@ def _answer(kind: str, data: bytes) -> Reply:
         if kind == "tools":
             return {"tools": json.dumps({name: _parameters(name, one) for name, one in json.loads(source).items()})}
         if kind == "arguments":
-            return {"arguments": json.dumps({name: _enforceable(one) for name, one in json.loads(source).items()})}
+            tools, opened = json.loads(source)
+            return {"arguments": json.dumps({name: _enforceable(one, name in opened) for name, one in tools.items()})}
         grammar, notes = grammar_of(ConstraintKind(kind), source)
     except RequestError as error:
         return {"error": str(error)}
@@ -46,13 +48,13 @@ def _answer(kind: str, data: bytes) -> Reply:
     )
 
 
-def _enforceable(schema: Any) -> Any:
+def _enforceable(schema: Any, is_open: bool) -> Any:
     source = json.dumps(schema)
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise RequestError(
             f"A tool's JSON Schema has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed."
         )
-    return enforceable(source)[0]
+    return enforceable(source, is_open)[0]
 
 
 def _parameters(name: str, schema: Any) -> Any:

@@ -39,8 +39,10 @@ TOOLS = {
         "type": "object",
         "properties": {"at": {"enum": ["sun", "moon"]}, "times": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["at"],
+        "additionalProperties": False,
     }
 }
+OPEN: Any = {"look": {key: value for key, value in TOOLS["look"].items() if key != "additionalProperties"}}
 PROMPT = tuple(VOCABULARY.encode("Look! "))
 MARKER = b"Yes.<tool_call>"
 
@@ -253,6 +255,86 @@ def test_parameters_between_tags_keep_their_order() -> None:
     assert written(tokens, FORMS[1]).token_ids == tuple(tokens)
     python = [*bytes_of('<function_calls>look(times=3, at="sun")</function_calls>'), END]
     assert written(python, form("<function_calls>", "")).token_ids == tuple(python)
+
+
+def wrapped(one: CallFormat, call: str) -> str:
+    return f"{one.openings[0]}{call}{one.closing}"
+
+
+JSON_FORM, TAG_FORM = FORMS
+GLM = form("<tool_call>", "<arg_key>")
+GEMMA = form("<|tool_call>", "")
+PYTHON = form("<function_calls>", "")
+PARAMETER = "<parameter={}>\n{}\n</parameter>\n"
+TAGGED = "\n<function=look>\n{}{}</function>\n"
+UNLISTED = [
+    (JSON_FORM, '{"name": "look", "arguments": {"zoom": 2, "at": "sun"}}', {"zoom": 2, "at": "sun"}),
+    (
+        JSON_FORM,
+        '\n{"name": "look", "arguments": {"at": "sun", "atlas": {"a": [1, null, "x"]}, "times": 1, "ti": ""}}\n',
+        {"at": "sun", "atlas": {"a": [1, None, "x"]}, "times": 1, "ti": ""},
+    ),
+    (
+        TAG_FORM,
+        TAGGED.format(PARAMETER.format("atlas-2", 'any <text>\n"here"'), PARAMETER.format("at", "sun")),
+        {"atlas-2": 'any <text>\n"here"', "at": "sun"},
+    ),
+    (TAG_FORM, TAGGED.format(PARAMETER.format("at", "sun"), PARAMETER.format("a", "[1]")), {"at": "sun", "a": [1]}),
+    (
+        GLM,
+        "look\n<arg_key>sky</arg_key>\n<arg_value>a b</arg_value>\n<arg_key>at</arg_key>\n<arg_value>sun</arg_value>\n",
+        {"sky": "a b", "at": "sun"},
+    ),
+    (PYTHON, 'look(sky={"a": [1, True]}, at="sun", a="b")', {"sky": {"a": [1, True]}, "at": "sun", "a": "b"}),
+    (
+        GEMMA,
+        'call:look{at:<|"|>sun<|"|>,atlas:{b:[<|"|>x<|"|>,null]},sky:2}',
+        {"at": "sun", "atlas": {"b": ["x", None]}, "sky": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "call", "arguments"), UNLISTED)
+def test_arguments_that_the_schema_does_not_list_keep_their_tokens(
+    one: CallFormat, call: str, arguments: dict[str, Any]
+) -> None:
+    """Unless it forbids them, or the tool is strict."""
+    tokens = [*bytes_of(wrapped(one, call)), END]
+    done = written(tokens, one, OPEN)
+    assert done.token_ids == tuple(tokens)
+    splitter = AnswerSplitter([], [one], OPEN)
+    parts = [*splitter.push(done.text), *splitter.flush()]
+    assert [found.arguments for part in parts for found in part.tool_calls] == [arguments]
+    for closed in (TOOLS, {"look": {**OPEN["look"], ORDERED: True}}):
+        assert written(tokens, one, closed).token_ids != tuple(tokens)
+
+
+@pytest.mark.parametrize("one", [*FORMATS, BARE], ids=lambda one: one.openings[0])
+def test_every_format_has_a_grammar_of_unlisted_arguments(one: CallFormat, caplog: pytest.LogCaptureFixture) -> None:
+    named = {"type": "object", "properties": {"a/b": {}, "c.d": {"type": "object"}}, "required": ["a/b", "ä"]}
+    constraint(one, {**OPEN, "other": {"type": "object"}, "third": named})
+    assert not caplog.records
+
+
+def test_unlisted_arguments_fit_the_schema_of_others() -> None:
+    """So do the arguments of a tool that lists none."""
+    for others, fits in ((True, True), ({"type": "string"}, True), ({"type": "array"}, False)):
+        tools = {"look": {**OPEN["look"], "additionalProperties": others}}
+        body = TAGGED.format(PARAMETER.format("at", "sun"), PARAMETER.format("sky", "blue"))
+        for one, call in (
+            (TAG_FORM, body),
+            (PYTHON, 'look(sky="x", at="sun")'),
+            (JSON_FORM, LOOK.replace('"times": 3', '"sky": "x"')),
+        ):
+            tokens = [*bytes_of(wrapped(one, call)), END]
+            assert (written(tokens, one, tools).token_ids == tuple(tokens)) == fits, (one, others)
+    for schema in ({"type": "object"}, {"type": "object", "properties": {}}):
+        for one, call in (
+            (TAG_FORM, TAGGED.format(PARAMETER.format("sky", "blue"), "")),
+            (PYTHON, "look(sky=[1, [2]])"),
+        ):
+            tokens = [*bytes_of(wrapped(one, call)), END]
+            assert written(tokens, one, {"look": schema}).token_ids == tuple(tokens)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ NESTED: dict[str, Any] = {
     "$defs": {"Item": ITEM},
 }
 
+SLASHED = {"properties": {'a/"b': {"type": "null"}}, "additionalProperties": {"type": "integer"}}
+
 
 def fits(schema: Any, text: str, any_order: bool = True) -> bool:
     rules = Rules()
@@ -57,6 +59,8 @@ def test_properties_in_any_order() -> None:
         (NESTED, '{"list": [{"x": 1},{"x": 1},{"x": 1}]}', False),
         ({**BASH, "additionalProperties": {"type": "null"}}, '{"n": null, "note": "a", "command": ""}', True),
         ({**BASH, "additionalProperties": {"type": "null"}}, '{"timeout": null, "command": ""}', False),
+        (SLASHED, '{"a/\\"b": null, "a/b": 1}', True),
+        (SLASHED, '{"a/\\"b": 1}', False),
         ({"type": "object"}, '{"a": 1, "b": [true, {}]}', True),
         ({"type": "object", "properties": {}}, "{}", True),
         ({"type": ["object", "null"], "properties": {"a": {}, "b": {}}}, '{"b": 1, "a": 2}', True),
