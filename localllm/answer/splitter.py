@@ -17,7 +17,8 @@ class CallSection(CallReader):
         super().__init__(form, tools, opening)
         self.has_calls = False
         self._begun = False  # whether a call has a name, and no end yet
-        self._unsent = "" if from_prompt else opening
+        self._from_prompt = from_prompt
+        self._first = self._unsent = "" if from_prompt else opening
 
     @property
     def is_call(self) -> bool:
@@ -27,13 +28,16 @@ class CallSection(CallReader):
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the new parts of calls."""
         found = self.read(text)
-        self._unsent += text.removesuffix(self.rest) if self.rest else text
+        self._unsent += text.removesuffix(self.rest) if self.closed else text
         for one in found:
             self._begun = isinstance(one, CallDelta)
             self.has_calls = self.has_calls or not self._begun
         if not found and not self.closed:
             return []
-        sent, self._unsent = self._unsent, ""
+        left = self.rest if self.broken else ""
+        if isinstance(found[-1] if found else None, ToolCall) and not self.closed:
+            left = self.source  # what follows the call may be text
+        sent, self._unsent = self._unsent.removesuffix(left), left
         calls = tuple(one for one in found if isinstance(one, ToolCall))
         return [AnswerPart(PartKind.TOOL_CALLS, sent, calls, tuple(one for one in found if isinstance(one, CallDelta)))]
 
@@ -44,6 +48,16 @@ class CallSection(CallReader):
         if self.has_calls and not self._unsent.strip():
             return []
         return [AnswerPart(PartKind.CONTENT, self._unsent)]
+
+    def give_up(self) -> tuple[list[AnswerPart], str]:
+        """For a broken section: what is certain of it, and the text after that, which is to be read again."""
+        if self._begun:
+            text, source = (one.removesuffix(self.rest) for one in (self._unsent, self.source))
+            return [AnswerPart(PartKind.TOOL_CALLS, text, unfinished=source)], self.rest
+        if self.has_calls:
+            return [], self._unsent
+        first = self._first or self._unsent[: not self._from_prompt]
+        return [AnswerPart(PartKind.CONTENT, first)], self._unsent[len(first) :]
 
 
 class AnswerScope:
@@ -110,12 +124,15 @@ class Splitter(ABC):
             parts += self._ended_call(call)
         elif call.closed:
             self.call, self._held = None, call.rest
-        return call.closed
+        return call.closed or call.broken
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
         """What is left of a section of calls that does not continue."""
         self.call = None
-        return call.flush()
+        if not call.broken:
+            return call.flush()
+        parts, self._held = call.give_up()
+        return parts
 
     def _up_to(self, marker: str) -> tuple[str, bool]:
         """Take the held text before a marker, and the marker, if it is there; else what cannot be a part of it."""

@@ -143,11 +143,15 @@ class AnswerSplitter(Splitter):
         return closed
 
     def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
-        if closed := super()._read_call(call, parts):
-            self._mark_gap("".join(self._blanks))
-            self._skip_blanks()
-            self._said, self._line, self._in_fence = True, "", False
-        return closed or bool(self._held)
+        ended = super()._read_call(call, parts)
+        if call.closed:
+            self._leave_calls()
+        return ended
+
+    def _leave_calls(self) -> None:
+        self._mark_gap("".join(self._blanks))
+        self._skip_blanks()
+        self._said, self._line, self._in_fence = True, "", False
 
     def _in_content(self) -> bool | None:
         if self._section is not None or self._trims:
@@ -155,9 +159,12 @@ class AnswerSplitter(Splitter):
         return None if not self._begun or (self._firsts and not self._said) else True
 
     def _ended_call(self, call: CallSection) -> list[AnswerPart]:
-        if call.form is LOOSE and call.broken and not call.named:
-            self.call, self._held = None, call.source[1:]  # read again as what it is
-            return [self._content(call.source[:1])]
+        if call.broken:
+            parts = super()._ended_call(call)
+            if not call.is_call:
+                return [self._content(part.text) for part in parts]
+            self._leave_calls()
+            return parts
         blank = self._take_blanks()  # before the section; it belongs to content, but not beside a call
         parts = super()._ended_call(call)
         if call.has_calls:

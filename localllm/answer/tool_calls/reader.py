@@ -36,6 +36,8 @@ _NUMBER = r"(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
 _STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
 _MARK = r"(?P<mark>[\[\]{},])|(?P<blank>\s++)"
 
+NOTHING = "\0"  # begins no text
+
 # Yields to wait for text; there is more of it on each resumption.
 Reading = Generator[None, None, Any]
 
@@ -47,8 +49,8 @@ class BrokenCallError(Exception):
 class CallReader:
     """Reads the calls of one section. tools: the schemas of their arguments by name.
 
-    closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is not a call, and
-    counts as text. named: whether a tool's name has been read.
+    closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is not a call;
+    `rest` is the text after what was understood of it. named: whether a tool's name has been read.
     """
 
     def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str) -> None:
@@ -79,7 +81,7 @@ class CallReader:
         except StopIteration:
             self.closed, self.rest = True, self._text[self._at :]
         except (BrokenCallError, ValueError, RecursionError):
-            self.broken = True
+            self.broken, self.rest = True, self._text[self._at :]
         found, self._found = self._found, []
         return found
 
@@ -87,7 +89,8 @@ class CallReader:
         form = self.form
         names = tuple(sorted(self._tools, key=len, reverse=True))
         head, tail, following, end = _expressions(form, names)
-        match = yield from self._match(_blanks(form.begin) + head, _beginnings(form, names))
+        match = yield from self._match(_blanks(form.begin) + head, _beginnings(form, names, form.begin))
+        more = _continuations(form, names)
         while True:
             name = json.loads(f'"{match["name"]}"')
             self._found.append(CallDelta(name))
@@ -95,7 +98,7 @@ class CallReader:
             arguments = yield from self._arguments(self._tools[name], tail if tail.strip(r"\s*+") else end)
             yield from self._match(tail)
             self._complete(ToolCall(name, arguments))
-            match = yield from self._match(f"(?:{following})|(?P<end>{end})" if following else f"(?P<end>{end})")
+            match = yield from self._match(f"(?:{following})|(?P<end>{end})" if following else f"(?P<end>{end})", more)
             if match["end"] is not None:
                 return
 
@@ -359,9 +362,8 @@ def _expressions(form: CallFormat, names: Sequence[str]) -> tuple[str, str, str,
 
 
 @lru_cache(maxsize=64)
-def _beginnings(form: CallFormat, names: Sequence[str]) -> tuple[str, ...]:
-    """What a section may begin with, up to the first call's name at most, without white space."""
-    begun = form.begin
+def _beginnings(form: CallFormat, names: Sequence[str], begun: str) -> tuple[str, ...]:
+    """What a call may begin with after this text, up to its name at most, without white space."""
     for piece in form.call:
         if piece is Slot.NAME:
             written = [json.dumps(name, ensure_ascii=False)[1:-1] for name in names]
@@ -370,6 +372,13 @@ def _beginnings(form: CallFormat, names: Sequence[str]) -> tuple[str, ...]:
             break
         begun += piece
     return ("".join(begun.split()),)
+
+
+@lru_cache(maxsize=64)
+def _continuations(form: CallFormat, names: Sequence[str]) -> tuple[str, ...]:
+    """What may follow a call: what ends the section, or begins the next call; without white space."""
+    end = "".join(f"{form.end}{form.closing}".split()) if form.closing else NOTHING
+    return (end, *(_beginnings(form, names, form.separator) if form.separator is not None else ()))
 
 
 def _expression(pieces: Sequence[Piece], name: str) -> str:

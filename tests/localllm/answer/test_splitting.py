@@ -202,6 +202,43 @@ def test_an_answer_that_is_a_call(cuts: list[int], text: str) -> None:
     assert split_at(AnswerSplitter([], [BARE], TOOLS), inside, cuts) == [AnswerPart(PartKind.CONTENT, inside)]
 
 
+F = '{"name": "f", "arguments": {"x": 1}}'
+
+
+@given(CUTS, st.sampled_from([BARE, HERMES, MISTRAL]), st.booleans())
+def test_what_follows_a_call_lands_in_the_same_place_however_it_is_cut(
+    cuts: list[int], one: CallFormat, is_forced: bool
+) -> None:
+    """Behind whole calls, behind calls with an error, and behind markers without a call."""
+    opening, call = {
+        BARE: ("", F),
+        HERMES: ("<tool_call>", f"{F}</tool_call>"),
+        MISTRAL: ("[TOOL_CALLS]", "f[CALL_ID]123456789[ARGS]{}"),
+    }[one]
+    for body, calls, content in (
+        (f"{call} and more", 1, " and more"),
+        (f"{call}\n\nMore. ", 1, "\n\nMore. "),
+        (f"{call}\n```json\n{F}\n```", 2, ""),
+        (f"{call}; {{", 1, "; {"),
+        (f"{call} \n ", 1, ""),
+        (f"{F[:-1]} x\n{F}", 0, None),
+        (f"no\n```json\n{F}\n```\nSo.", 0, None),
+    ):
+        text = body if is_forced else opening + body
+
+        def parts(cuts: list[int], text: str = text) -> list[AnswerPart]:
+            return split_at(AnswerSplitter(THINK, [one], TOOLS, starts_in_call=is_forced), text, cuts)
+
+        found, whole = parts(cuts), parts([])
+        assert [(part.kind, part.text, part.tool_calls, part.unfinished) for part in found] == [
+            (part.kind, part.text, part.tool_calls, part.unfinished) for part in whole
+        ]
+        said = "".join(part.text for part in found if part.kind is PartKind.CONTENT)
+        if content is not None:
+            assert len([call for part in found for call in part.tool_calls]) == calls
+            assert said.strip() == content.strip()
+
+
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OFFERED = {"weather": CITY, "now": {"type": "object", "properties": {}, "additionalProperties": False}}
 BERN, ROME = ('{"name": "weather", "arguments": {"city": "%s"}}' % city for city in ("Bern", "Rome"))  # noqa: UP031
