@@ -13,7 +13,12 @@ from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.errors import ApiError
 
 INPUT = "input"  # the argument of a custom tool
-_INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 _KEPT = ("description", "parameters", "strict")
 
 
