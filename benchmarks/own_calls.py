@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from localllm.engine.loaded_model import load_model
 
 from localllm.answer.event import Answer
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
+from localllm.placement.loaded_model import load_model
 from localllm.settings import Settings
 
 

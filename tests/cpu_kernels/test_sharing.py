@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -16,18 +17,30 @@ from cpu_kernels.simd.vectors import get_i64, put_i64
 from cpu_kernels.threads import ThreadTeam
 
 
-@kernel()
+class CountItems(Arguments):
+    """Arguments of count_items."""
+
+    counters: int  # int64, one for each item
+    items: int
+    by_thread: int  # a line of 64 bytes for each thread: how many items it took
+    slow: int  # a thread, -1 for none
+
+
+_AT = indices_of(CountItems)
+
+
+@kernel(CountItems)
 def count_items(op: int, step: int, thread: int, threads: int) -> None:
-    """Add one to each item's counter. Arguments: 0 counters, 1 items, 2 items by thread, 3 the slow thread."""
-    count = argument(op, 1)
+    """Add one to each item's counter."""
+    count = argument(op, _AT.items)
     first, last = first_share(op, step, count, thread, threads)
     while first >= 0:
         for item in range(first, last):
-            atomic_add(argument(op, 0) + 8 * item, 1)
-            if thread == argument(op, 3):
+            atomic_add(argument(op, _AT.counters) + 8 * item, 1)
+            if thread == argument(op, _AT.slow):
                 for _ in range(20_000):
                     pause()
-        mine = argument(op, 2) + 64 * thread
+        mine = argument(op, _AT.by_thread) + 64 * thread
         put_i64(mine, get_i64(mine) + last - first)
         first, last = next_share(op, step, count, thread, threads)
 
@@ -40,8 +53,8 @@ def test_every_item_is_computed_once_in_every_step(threads: int, count: int) -> 
     by_thread = aligned_zeros((2, threads, 8), np.int64)
     builder = ProgramBuilder()
     for each, slow in ((0, 0), (1, threads - 1)):
-        arguments = counters[each].ctypes.data, count, by_thread[each].ctypes.data, slow
-        builder.add(count_items, *arguments, barrier=Barrier.NEVER)
+        addresses = {"counters": counters[each].ctypes.data, "by_thread": by_thread[each].ctypes.data}
+        builder.add(count_items, CountItems(items=count, slow=slow, **addresses), barrier=Barrier.NEVER)
     program, step = builder.build(), aligned_zeros((int(Step.SIZE),), np.int64)
     team = ThreadTeam(threads)
     try:
@@ -58,12 +71,13 @@ def test_turns_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpu_kernels.program.TURNS", 3)
     counters, by_thread = aligned_zeros((50,), np.int64), aligned_zeros((2, 8), np.int64)
     builder = ProgramBuilder()
-    index = builder.add(count_items, counters.ctypes.data, 0, by_thread.ctypes.data, -1, barrier=Barrier.ALWAYS)
+    arguments = CountItems(counters=counters.ctypes.data, items=0, by_thread=by_thread.ctypes.data, slow=-1)
+    index = builder.add(count_items, arguments, barrier=Barrier.ALWAYS)
     program, step = builder.build(), aligned_zeros((int(Step.SIZE),), np.int64)
     team = ThreadTeam(2)
     try:
         for done, count in enumerate((50, 0, 50, 50, 7, 50), start=1):
-            program.set_argument(index, 1, count)
+            program.set_argument(index, _AT.items, count)
             counters[:] = 0
             program.run(team, step.ctypes.data)
             assert counters.tolist() == [1] * count + [0] * (50 - count), done

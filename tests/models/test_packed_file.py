@@ -60,7 +60,8 @@ def test_every_type_of_weights_comes_back_to_the_bit(name: str, team: ThreadTeam
         again = WeightLoader(file, None, ProgramBuilder(), None, ready)  # without a team it cannot pack
         for order, before in zip(orders, packed, strict=True):
             now = again.matrix(NAME, 96, 512, order)
-            assert (now.format, now.arguments[1:]) == (before.format, before.arguments[1:])
+            assert (now.format, now.rows, now.k, now.experts) == (before.format, before.rows, before.k, before.experts)
+            assert (now.groups, now.group_bytes, now.scale) == (before.groups, before.group_bytes, before.scale)
             np.testing.assert_array_equal(now.packed, before.packed)
         assert not np.array_equal(packed[0].packed, packed[1].packed)
 
