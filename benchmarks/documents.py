@@ -102,7 +102,7 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
             with MeaningSearch(index, embeddings, Settings()) as meaning:
                 tokens, left, seconds = meaning.embed_new(_EMBED_S, lambda _done, _total: True)
                 began = time.perf_counter()
-                meaning.nearest("Where is it?", 60)
+                meaning.nearest("Where is it?", 60, ())
                 found_in = time.perf_counter() - began
             say(f"{embeddings.stem}: {tokens / seconds:.0f} tokens/s, {left} chunks left after {seconds:.0f} s")
             say(f"a question by meaning {found_in * 1e3:.0f} ms")
