@@ -112,11 +112,11 @@ class InstantLoader:
     def describe(self, _entry: CatalogEntry) -> dict[str, Any]:
         return {}
 
-    def plan(self, entry: CatalogEntry, *_: Any) -> Any:
-        return entry
+    def plan(self, *_: Any) -> Any:
+        return SimpleNamespace()
 
-    def load(self, plan: Any, _progress: Any) -> Any:
-        return SimpleNamespace(close=lambda: self.closed.append(plan.behaviour.template))
+    def load(self, entry: CatalogEntry, *_: Any) -> Any:
+        return SimpleNamespace(close=lambda: self.closed.append(entry.behaviour.template))
 
 
 def test_a_model_that_was_made_anew_takes_the_place_of_the_old_one() -> None:

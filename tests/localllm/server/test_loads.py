@@ -45,10 +45,10 @@ class FakeLoader:
         if len(beside) + len(coming) >= self.room:
             raise OutOfMemoryError("the sums")
         self.together = max(self.together, 1 + len(coming))
-        return SimpleNamespace(entry=entry)
+        return SimpleNamespace()
 
-    def load(self, plan: Any, progress: Callable[[str, float], None]) -> Any:
-        name = plan.entry.name
+    def load(self, entry: CatalogEntry, _embeds: bool, _placed: Any, progress: Callable[[str, float], None]) -> Any:
+        name = entry.name
         progress("loading weights", 0.0)
         self.begun[name].set()
         while not self.let[name].wait(0.005):
@@ -189,8 +189,8 @@ def test_who_waits_is_told_when_the_server_stops() -> None:
 
 def test_a_load_that_ends_as_it_is_stopped_leaves_no_model() -> None:
     class Deaf(FakeLoader):
-        def load(self, plan: Any, _progress: Callable[[str, float], None]) -> Any:
-            return super().load(plan, lambda _phase, _share: None)
+        def load(self, entry: CatalogEntry, embeds: bool, placed: Any, _progress: Any) -> Any:
+            return super().load(entry, embeds, placed, lambda _phase, _share: None)
 
     loader = Deaf()
     loader.of("a")
@@ -214,8 +214,8 @@ def test_a_load_that_ends_as_its_last_request_leaves_can_be_asked_for_again() ->
 
         leaves: Callable[[], object] | None = None
 
-        def load(self, plan: Any, progress: Callable[[str, float], None]) -> Any:
-            model = super().load(plan, progress)
+        def load(self, entry: CatalogEntry, embeds: bool, placed: Any, progress: Any) -> Any:
+            model = super().load(entry, embeds, placed, progress)
             leave, self.leaves = self.leaves, None
             if leave:
                 leave()
@@ -250,7 +250,7 @@ def test_a_model_that_is_unloaded_leaves_the_memory() -> None:
     known: list[weakref.ref[Knotted]] = []
 
     class Loader(FakeLoader):
-        def load(self, plan: Any, progress: Callable[[str, float], None]) -> Any:
+        def load(self, *_: Any) -> Any:
             model = Knotted()
             known.append(weakref.ref(model))
             return model
