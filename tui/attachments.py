@@ -95,7 +95,7 @@ def _small_text(name: str) -> Attachment | None:
     try:
         if not os.path.isfile(path) or path.stat().st_size > MAX_TEXT_BYTES:
             return None
-        return Attachment(name, decoded(path.read_bytes()))
+        return Attachment(name, decoded(read_file(path)))
     except (OSError, ValueError):  # sending it says why it cannot be read
         return None
 

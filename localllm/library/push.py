@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 
 from gguf_io import open_model
+from gguf_io.system import open_regular
 from localllm.errors import reason
 from localllm.library.errors import LibraryError, PushError
 from localllm.library.listing import file_type
@@ -97,7 +98,7 @@ def _blobs(store: OwnStore, name: ModelName, manifest: Manifest, progress: PullP
 
 def _layer_of(kind: str, path: Path) -> Layer:
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return Layer(kind, f"sha256:{digest}", file.tell())
     except OSError as error:
@@ -197,7 +198,7 @@ class _Push:
             yield blob.data[at:stop]
             return
         try:
-            with blob.path.open("rb") as file:
+            with open(open_regular(blob.path), "rb") as file:
                 file.seek(at)
                 while at < stop:
                     piece = file.read(min(_PIECE_BYTES, stop - at))

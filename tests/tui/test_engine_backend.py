@@ -107,7 +107,7 @@ def test_what_a_manifest_says_is_followed() -> None:
     model = Model("Arr")
     asked, _ = ask(model, [{"role": "user", "content": "Hi"}], behaviour)
     assert asked == "[system]Be a pirate.[user]Ahoy[user]Hi"
-    assert set(model.engine.requests[0].stop) == {"[", "END"}
+    assert (model.engine.requests[0].stop, model.engine.requests[0].ends) == (("END",), ("[",))
 
 
 def test_the_users_system_prompt_replaces_the_manifests() -> None:

@@ -115,7 +115,7 @@ def test_the_answer_is_all_that_goes_to_stdout(run: Callable[..., int], capsys: 
     assert model.closed
     assert model.messages == [{"role": "user", "content": "Hello"}]
     assert model.request.prompt == tuple(b"rendered")
-    assert model.request.stop == ("<end>",)
+    assert (model.request.stop, model.request.ends) == ((), ("<end>",))
 
 
 def test_an_answer_cut_off_by_a_limit_the_user_did_not_give_is_reported(
@@ -166,7 +166,7 @@ def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.6, 0.1)
     assert (sampling.repeat_penalty, sampling.seed, model.request.max_tokens) == (1.2, 11, 9)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -0.5)
-    assert model.request.stop == ("A", "B", "<end>")
+    assert (model.request.stop, model.request.ends) == (("A", "B"), ("<end>",))
     assert model.request.ignore_eos
     assert model.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
@@ -294,7 +294,7 @@ def test_impossible_flags_exit_2(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("name", ["top_p", "min_p", "temperature", "repeat_penalty", "seed", "top_k"])
+@pytest.mark.parametrize("name", ["top_p", "min_p", "temperature", "repeat_penalty", "top_k"])
 def test_a_bad_sampling_value_is_refused_before_a_model_is_loaded(
     run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

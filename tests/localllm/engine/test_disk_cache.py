@@ -141,7 +141,7 @@ def test_an_unusable_folder_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptu
     assert "no longer kept on disk" in caplog.text
 
 
-def test_a_folder_that_is_gone_when_a_trunk_is_pinned_turns_it_off(
+def test_a_folder_that_cannot_be_written_when_a_trunk_is_pinned_turns_it_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is made once the model files' digest is known, which may be long after the start."""
@@ -154,6 +154,10 @@ def test_a_folder_that_is_gone_when_a_trunk_is_pinned_turns_it_off(
     for folder in (tmp_path / "kv").iterdir():
         folder.rmdir()
     (tmp_path / "kv").rmdir()
+    cache.pin(LONG)
+    assert cache.enabled and list(tmp_path.glob("kv/*/*.trunk"))
+    shutil.rmtree(tmp_path / "kv")
+    (tmp_path / "kv").touch()
     cache.pin(LONG)
     assert not cache.enabled
     assert "no longer kept on disk" in caplog.text

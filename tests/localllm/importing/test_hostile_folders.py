@@ -97,7 +97,7 @@ FIRST = "model.layers.0.mlp.up_proj.weight"
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: the file is missing"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
-        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "not UTF-8"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "not UTF-8"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "not a complete safetensors file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), "not a complete safetensors file"),
         (entry(shape=[64, 1 << 60]), "does not fit the file"),

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 SECRET = "sesame"
 PROMPT = "zanzibar"
-UNSUPPORTED = {"/api/push", "/props", "/lora-adapters"}
+UNSUPPORTED = {"/props", "/lora-adapters"}
 _NUMBERS = count(1)
 
 
@@ -91,7 +91,7 @@ def test_other_refusals_are_logged(guarded: Server) -> None:
     assert "larger than" in refusal(guarded, "POST", "/v1/messages", 413, content=b" " * (MAX_BODY_BYTES + 1))
     assert "compressed" in refusal(guarded, "POST", "/api/chat", 415, headers={"Content-Encoding": "gzip"})
     assert "/nowhere" in refusal(guarded, "GET", "/nowhere", 404)
-    assert "not supported" in refusal(guarded, "POST", "/api/push", 501)
+    assert "properties" in refusal(guarded, "POST", "/props", 501)
     assert "/api/chat" in refusal(guarded, "DELETE", "/api/chat", 405)
     refusal(guarded, "HEAD", f"/api/blobs/sha256:{64 * '0'}", 404)
     before = guarded.log.read_text().count("Invalid HTTP")
