@@ -377,7 +377,7 @@ def _beginnings(form: CallFormat, names: Sequence[str], begun: str) -> tuple[str
 @lru_cache(maxsize=64)
 def _continuations(form: CallFormat, names: Sequence[str]) -> tuple[str, ...]:
     """What may follow a call: what ends the section, or begins the next call; without white space."""
-    end = "".join(f"{form.end}{form.closing}".split()) if form.closing else NOTHING
+    end = "".join(f"{form.end}{form.closing}".split()) or NOTHING
     return (end, *(_beginnings(form, names, form.separator) if form.separator is not None else ()))
 
 
