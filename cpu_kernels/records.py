@@ -77,7 +77,11 @@ class Op(IntEnum):
 
 
 class Barrier(IntEnum):
-    """When threads wait for each other after an operation."""
+    """When threads wait for each other after an operation.
+
+    Without a barrier the next operation must not touch what this one writes: any thread may compute any item, so it
+    does not help that both divide the same rows or heads. MANY_ROWS: a single row is packed by each thread for itself.
+    """
 
     NEVER = 0
     ALWAYS = 1

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, attention, kv_store, norms, sums
-from cpu_kernels.records import Barrier
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
@@ -242,7 +241,7 @@ class AttentionLayers:
         self._recording.add(sums.scale_by_gates, arguments)
 
     def _normalise_values(self, rows: _HeadRows) -> None:
-        """Normalise value heads. No barrier: threads divide the heads here as they do when storing them."""
+        """Normalise value heads."""
         heads, recording = rows.heads, self._recording
         weight = np.zeros(heads.padded, np.float32)
         weight[: heads.size] = 1.0
@@ -254,7 +253,7 @@ class AttentionLayers:
             size=heads.size,
             epsilon=recording.plain_epsilon,
         )
-        recording.add(norms.norm_heads, arguments, barrier=Barrier.NEVER)
+        recording.add(norms.norm_heads, arguments)
 
     def _norms(self, prefix: str, rows: _HeadRows, stores: bool) -> tuple[int, int]:
         """Addresses of the per-head norms of queries and keys, or 0. Norms over all heads are recorded here instead."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from cpu_kernels.records import Barrier, Op
 from gguf_io import open_model
 from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
@@ -139,6 +140,28 @@ def test_threads(case: tuple[Path, KVTypes], runner: NativeRunner) -> None:
     alone = open_runner(case, threads=1)
     np.testing.assert_array_equal(whole(alone, tokens_of(2)), whole(runner, tokens_of(2)))
     alone.close()
+
+
+def reverse_between_barriers(records: np.ndarray) -> None:
+    """Reverse each run of operations that no barrier separates, in place."""
+    barriers = records[:, Op.BARRIER].copy()
+    begin = 0
+    for end in np.flatnonzero(barriers != Barrier.NEVER) + 1:
+        records[begin:end] = records[begin:end][::-1].copy()
+        begin = end
+    records[:, Op.BARRIER] = barriers
+
+
+def test_operations_without_a_barrier_between_them_run_in_any_order(case: tuple[Path, KVTypes]) -> None:
+    """Any thread may compute any item, so such operations must not read what another of them writes."""
+    runner, tokens = open_runner(case, threads=1), tokens_of(6, 40)
+    try:
+        expected = np.concatenate([whole(runner, tokens), whole(runner, tokens[:1])])
+        reverse_between_barriers(runner._steps.program.records)
+        found = np.concatenate([whole(runner, tokens), whole(runner, tokens[:1])])
+    finally:
+        runner.close()
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_company(runner: NativeRunner) -> None:
