@@ -39,7 +39,7 @@ def test_letters_that_fit_in_very_many_ways_are_found_in_one() -> None:
 
 def test_sizes_are_tokens_where_they_can_be_counted(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("three short words", encoding="utf-8")
-    (tmp_path / "data.bin").write_bytes(b"\xff\xfe\x00" * 1000)
+    (tmp_path / "data.bin").write_bytes(b"\xff\x00\xfe" * 1000)
     (tmp_path / "large.txt").write_text("word " * 100_000, encoding="utf-8")
 
     def count(text: str) -> int:
