@@ -160,8 +160,8 @@ class LocalModel:
             return {}
         from localllm.answer.call_constraints import checked
 
-        checked(parameters_of(request.tools))
-        return checked(parameters_of(chosen or request.tools))
+        found = checked(parameters_of(request.tools))
+        return {name: found[name] for name in parameters_of(chosen)} if chosen else found
 
     def _today(self) -> Mapping[str, str]:
         """The date for templates that read date_string, in llama.cpp's form; Llama 3's default to a date in 2024."""
