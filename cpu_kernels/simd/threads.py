@@ -24,6 +24,7 @@ _WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
 _ULOCK_WAIT, _ULOCK_WAKE = 1, 0x101
 _FOREVER = 2**32 - 1  # INFINITE of Windows
 _MICROSECONDS = 100
+_WHOLE_SYSTEM = 15  # the only operand that isb has
 SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep")
 """Functions of the systems that compiled code calls to sleep and wake."""
 _ARM64, _X86 = is_arm(TARGET.triple), TARGET.triple.startswith(("x86_64", "i686"))
@@ -50,13 +51,14 @@ def _compare_and_swap(builder: ir.IRBuilder, where: ir.Value, expected: ir.Value
 
 def _pause(builder: ir.IRBuilder) -> None:
     if _ARM64:  # yield does nothing on most processors; isb takes as long as pause
-        builder.asm(ir.FunctionType(ir.VoidType(), []), "isb", "", [], side_effect=True)
+        call(builder, "llvm.aarch64.isb", ir.VoidType(), I32(_WHOLE_SYSTEM))
     elif _X86:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
 def _register(builder: ir.IRBuilder, name: str) -> ir.Value:
-    return builder.asm(ir.FunctionType(I64, []), f"mrs $0, {name}", "=r", [], side_effect=True)
+    """A system register of ARM. No assembly text: LLVM could not read it when it compiles for another processor."""
+    return call(builder, "llvm.read_volatile_register.i64", I64, builder.module.add_metadata([name]))
 
 
 def _ticks(builder: ir.IRBuilder) -> ir.Value:

@@ -73,10 +73,10 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 def test_the_first_start_offers_a_model_and_the_built_in_one_answers(terminal: Terminal) -> None:
     terminal.keys(f"{sys.executable} -c 'from tui.main import main; main()'", "Enter")
-    terminal.wait_for("No model is here yet")
+    terminal.wait_for("No model is installed yet")
     terminal.wait_for("To pull from ollama.com")
     terminal.keys("Enter")
-    terminal.wait_until_gone("No model is here yet")
+    terminal.wait_until_gone("No model is installed yet")
     terminal.keys("Tell me a story about a fox", "Enter")
     terminal.wait_for("tokens ·")
     assert "builtin" in terminal.screen()
