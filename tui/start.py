@@ -5,7 +5,7 @@ Key bindings are in keys.toml in the configuration folder, one line such as `new
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
-from localllm.settings import Settings, config_path, load_settings, read_key, read_toml, sessions_path
+from localllm.settings import Settings, config_path, load_settings, read_toml, sessions_path
 from localllm.text import nearest, shortened
 from tui.app import ChatApp
-from tui.backend import Backend
+from tui.backends import open_backend, remembered_as
 from tui.parameters import Parameters
 from tui.saved import read_persona
 from tui.sessions import SessionStore
@@ -60,10 +60,8 @@ def run_chat(
         # A file that the user names must be writable; the default one may be in a read-only home.
         store = SessionStore(sessions or sessions_path(), must_save=sessions is not None)
         stack.callback(_close, store)
-        backend = _backend(settings, settings_with, host)
+        backend = open_backend(settings, settings_with, host)
         stack.callback(backend.close)
-        elsewhere = host or settings.remote
-        remembered_as = f"model at {elsewhere}" if elsewhere else "model"
         # With 16 colours or fewer, only the terminal's own palette looks right.
         few = not in_browser() and Console(force_terminal=True).color_system == "standard"
         plain = few or bool(os.environ.get("NO_COLOR"))
@@ -74,7 +72,7 @@ def run_chat(
             ask_terminal()
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
-        app = ChatApp(backend, store, model, parameters, keys, remembered_as, light, plain, typed)
+        app = ChatApp(backend, store, model, parameters, keys, remembered_as(settings, host), light, plain, typed)
         app.begin_with(resume, system, answering, visit)
         app.run()
         return app.return_code or 0
@@ -84,26 +82,6 @@ def _close(store: SessionStore) -> None:
     store.close()
     if store.unsaved:
         warn(f"Chats were not saved: {store.unsaved} `localllm chat --sessions FILE` saves chats elsewhere.")
-
-
-def _backend(
-    settings: Settings, settings_with: Callable[[Mapping[str, object]], Settings], host: str | None
-) -> Backend:
-    """The backend: an Ollama server, an OpenAI server, or an in-process engine. Raises LocalLLMError."""
-    if host:
-        from localllm.remote.ollama import OllamaServer
-        from tui.server_backend import OllamaBackend
-
-        key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
-        return OllamaBackend(OllamaServer(host, key))
-    if settings.remote:
-        from localllm.remote.openai import OpenAIServer
-        from tui.server_backend import OpenAIBackend
-
-        return OpenAIBackend(OpenAIServer.at(settings.remote, settings))
-    from tui.engine_backend import EngineBackend
-
-    return EngineBackend(settings_with)
 
 
 def actions() -> list[str]:

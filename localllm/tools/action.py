@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from localllm.answer.tool_calls import ToolCall
@@ -22,12 +23,21 @@ class MalformedCallError(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file's content before and after an action; None if there is no file."""
+
+    path: Path
+    before: bytes | None
+    after: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """A checked call. run: executes it and returns the result's text; setting the event ends it early.
 
     subject: matched against approval rules' patterns, e.g. the path. preview: shown to the user, a unified diff if
-    is_diff. asks: whether it needs approval. pattern: the suggested pattern of a rule for similar calls; None if a
-    pattern must not cover this call.
+    there is a change. asks: whether it needs approval. pattern: the suggested pattern of a rule for similar calls; None
+    if a pattern must not cover this call. change: of the file that it would write.
     """
 
     tool: str
@@ -36,7 +46,7 @@ class Action:
     run: Callable[[threading.Event], str]
     asks: bool = True
     pattern: str | None = None
-    is_diff: bool = False
+    change: FileChange | None = None
 
     def result(self, stop: threading.Event) -> str:
         """Run the action and return the text for the model: the result or the error."""

@@ -9,6 +9,7 @@ import fnmatch
 import json
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 
 from gguf_io.system import make_folder
@@ -16,6 +17,15 @@ from localllm.errors import SettingsError
 from localllm.files import read_text, write_whole
 from localllm.settings import config_path
 from localllm.tools.action import Action
+
+
+class Decision(StrEnum):
+    """The user's decision: refuse, allow this call, or allow what its rule covers in this chat or always."""
+
+    REFUSE = "refuse"
+    ONCE = "once"
+    CHAT = "chat"
+    ALWAYS = "always"
 
 
 def approvals_path() -> Path:

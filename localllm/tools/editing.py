@@ -7,7 +7,7 @@ import threading
 from pathlib import PurePosixPath
 from typing import Any
 
-from localllm.tools.action import Action, Tool, ToolError, schema_of
+from localllm.tools.action import Action, FileChange, Tool, ToolError, schema_of
 from localllm.tools.folder import Folder, read_bytes
 from localllm.tools.journal import Journal
 
@@ -43,7 +43,7 @@ def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action
         return f"Changed:\n{preview}"
 
     pattern = None if folder.is_hidden(path) else _pattern(name)
-    return Action("edit_file", name, preview, run, pattern=pattern, is_diff=True)
+    return Action("edit_file", name, preview, run, pattern=pattern, change=FileChange(path, before, after))
 
 
 def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:

@@ -272,7 +272,7 @@ def test_a_malformed_call_is_asked_for_again_under_its_schema(play: Callable[[Fa
 def test_the_loop_stops_at_its_bound_and_goes_on_when_told(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.screens.tools.MAX_ROUNDS", 2)
+    monkeypatch.setattr("tui.tool_loop.MAX_ROUNDS", 2)
     again = [calls(("list_files", {}))] * 3
     backend = model(*again, DONE)
 
@@ -352,7 +352,7 @@ def test_nothing_of_a_tool_reaches_the_terminal_raw(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names, arguments, results, errors and problems, in the approval dialog, the list of tools and the messages."""
-    monkeypatch.setattr("tui.screens.tools.McpServers", HostileServers)
+    monkeypatch.setattr("tui.tool_loop.McpServers", HostileServers)
     seen = []
 
     def look(pilot: Pilot[None], *expected: str) -> None:

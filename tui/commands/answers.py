@@ -4,9 +4,8 @@ import re
 from functools import partial
 from typing import cast
 
-from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.answering import whole_answer
+from tui.answering import summarise
 from tui.screens.chat import ChatScreen
 from tui.sessions import Role
 from tui.widgets.messages import AnswerView, MessageView, ToolView
@@ -59,18 +58,11 @@ async def compact(chat: ChatScreen, argument: str) -> None:
 async def _summarise(chat: ChatScreen) -> None:
     conversation, backend, facts = chat.conversation, chat.backend, chat.status_line.facts
     try:
-        message, request = conversation.compaction(sees=bool(chat.info and chat.info.sees))
         facts.tool = "summarising, Esc stops"
         chat.status_line.redraw()
-        whole = await whole_answer(backend, request, chat.stopping)
-        if whole.finish_reason is FinishReason.CANCELLED:
-            return
-        summary = whole.content.strip()
-        if whole.finish_reason is FinishReason.ERROR or not summary:
-            raise RequestError(f"There is no summary: {whole.error or 'the model wrote nothing'}. Nothing was changed.")
-        conversation.set_summary(message, summary)
-        await chat.show_conversation()
-        chat.notify("From now on the model gets the summary. /compact undo reverts it.", timeout=10)
+        if await summarise(conversation, backend, bool(chat.info and chat.info.sees), chat.stopping):
+            await chat.show_conversation()
+            chat.notify("From now on the model gets the summary. /compact undo reverts it.", timeout=10)
     except LocalLLMError as error:
         chat.show_error(str(error))
     finally:

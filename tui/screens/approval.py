@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from enum import StrEnum
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from localllm.text import counted, harmless
 from localllm.tools.action import Action
-from localllm.tools.approvals import rule_for
+from localllm.tools.approvals import Decision, rule_for
 from tui.status import MUTED
 from tui.widgets.frame import KeyBar, preview
 
@@ -29,15 +28,6 @@ _QUESTIONS = {
     "search_files": "Search this hidden folder?",
     "undo": "Undo this change? It was made in another chat.",
 }
-
-
-class Decision(StrEnum):
-    """The user's decision: refuse, allow this call, or allow what its rule covers in this chat or always."""
-
-    REFUSE = "refuse"
-    ONCE = "once"
-    CHAT = "chat"
-    ALWAYS = "always"
 
 
 class ApprovalScreen(ModalScreen[Decision]):
@@ -57,7 +47,9 @@ class ApprovalScreen(ModalScreen[Decision]):
         """stop: setting it refuses. typed: called with each typed character."""
         super().__init__()
         self._action, self._stop, self._typed = action, stop, typed
-        self._preview = VerticalScroll(Static(preview(action.preview, action.is_diff), markup=False), id="preview")
+        self._preview = VerticalScroll(
+            Static(preview(action.preview, is_diff=action.change is not None), markup=False), id="preview"
+        )
         self._options = OptionList(*self._choices(), id="choices", markup=False)
 
     def compose(self) -> ComposeResult:

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
 from typing import cast
 
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
+from tui.answering import note_end
 from tui.backend import ModelInfo
 from tui.background import in_thread
 from tui.screens.chat_view import ChatView
@@ -67,7 +67,8 @@ class AnswerWriter:
             self._answer = await in_thread(lambda: chat.backend.submit(request))
             if chat.stopping.is_set():
                 self._answer.cancel()
-            _note_end(view.message, await self._follow(self._answer, view), before, unseen)
+            note_end(view.message, await self._follow(self._answer, view), unseen)
+            view.message.stats = joined(before, view.message.stats)
             facts.speed = view.message.stats["speed"]
         except LocalLLMError as error:
             if view is None:
@@ -138,26 +139,3 @@ class AnswerWriter:
             self._chat.show_error(str(error))
             return None
         return view.message
-
-
-def _note_end(message: Message, last: AnswerEvent, before: dict[str, object], unseen: Sequence[str]) -> None:
-    """Record how the answer ended and its statistics.
-
-    before: the statistics of the part that it continues. unseen: names of pictures that were not sent.
-    """
-    counts, timings = last.counts, last.timings
-    decoded = counts.generated - 1
-    message.finish_reason = last.finish_reason
-    message.error = last.error if last.finish_reason is FinishReason.ERROR else None
-    stats = {
-        "prompt": counts.prompt,
-        "cached": counts.cached,
-        "generated": counts.generated,
-        "ttft_s": timings.ttft_s,
-        "prefill_s": timings.prefill_s,
-        "decode_s": timings.decode_s,
-        "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
-        "seed": last.seed,
-        "unseen": list(unseen),
-    }
-    message.stats = joined(before, stats)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, get_type_hints
 
+from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
 from localllm.documents.excerpt import Excerpt, as_file
 
@@ -85,6 +86,22 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     created: float = 0.0
     summary: str = ""
+
+    def add(self, part: AnswerPart) -> str:
+        """Append a part of an answer; returns what it adds to the content."""
+        self.calls += part.tool_calls
+        if part.kind is PartKind.REASONING:
+            self.reasoning += part.text
+            return ""
+        said = part.unfinished if part.kind is PartKind.TOOL_CALLS else part.text
+        text = said if self.content else said.lstrip("\n")
+        self.content += text
+        return text
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a tool's result says that the call failed or did not run."""
+        return self.content.startswith("Error: ")
 
     def check(self) -> None:
         """Raise TypeError if a stored field has the wrong type."""

@@ -120,19 +120,13 @@ class AnswerView(MessageView):
         if parts:
             self._end.display = False
         for part in parts:
+            text = self.message.add(part)
             if part.kind is PartKind.REASONING:
-                self.message.reasoning += part.text
                 self._show_thinking(done=False)
-                continue
-            if part.kind is PartKind.TOOL_CALLS:
-                self.message.calls += part.tool_calls
+            elif part.kind is PartKind.TOOL_CALLS:
                 self._show_calls()
-            said = part.unfinished if part.kind is PartKind.TOOL_CALLS else part.text
-            if not said:
-                continue
-            text = said if self.message.content else said.lstrip("\n")
-            self.message.content += text
-            self._markdown.append(harmless(self._checked(text)))
+            if text:
+                self._markdown.append(harmless(self._checked(text)))
 
     def _checked(self, text: str, whole: bool = False) -> str:
         """The text that can be shown after a further part of the answer. whole: no more parts follow."""
@@ -223,7 +217,7 @@ class ToolView(MessageView):
         """A title that names the call, with the result below it."""
         (call,) = self.message.calls
         text = self.message.content
-        failed = text.startswith("Error: ")
+        failed = self.message.is_failure
         changed = call.name == "edit_file" and not failed
         subject = next((str(value) for value in call.arguments.values() if isinstance(value, str)), "")
         what = text.partition("\n")[0] if failed else counted(len(text.splitlines()), "line")
