@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,15 +25,26 @@ LONGEST_REFUSAL = 2**14
 
 DEFAULT_PATH = "/v1"
 
+# How servers word that a prompt is too long: OpenAI's and vLLM's, Anthropic's.
+_TOO_LONG = (
+    re.compile(
+        r"maximum context length is (?P<most>\d{1,12}) tokens.{0,80}?(?:resulted in|requested) (?P<tokens>\d{1,12})",
+        re.S,
+    ),
+    re.compile(r"prompt is too long: (?P<tokens>\d{1,12}) tokens > (?P<most>\d{1,12})"),
+)
+
 
 class RemoteError(LocalLLMError):
     """A server cannot be reached, refuses a request, or fails. The message has its address and error message.
 
-    status: the HTTP status of a refusal, else None.
+    status: the HTTP status of a refusal, else None. too_long: a prompt's tokens and the most that fit, if the server
+    refuses it for that.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, too_long: tuple[int, int] | None = None) -> None:
         self.status = status
+        self.too_long = too_long
         super().__init__(message)
 
 
@@ -200,7 +212,8 @@ class Call:
             with contextlib.closing(response):
                 text = response.read(LONGEST_REFUSAL).decode(errors="replace")
             words = refusal(text) or response.reason
-            raise RemoteError(f"{endpoint} refuses: {words}.{_advice(response.status, endpoint)}", response.status)
+            advice = _advice(response.status, endpoint)
+            raise RemoteError(f"{endpoint} refuses: {words}.{advice}", response.status, _too_long(text))
         return response
 
 
@@ -214,6 +227,20 @@ def refusal(text: str) -> str:
         if isinstance(content, dict) and content.get(key):
             content = content[key]
     return str(content).rstrip(".")
+
+
+def _too_long(text: str) -> tuple[int, int] | None:
+    """The tokens of a prompt that a refusal's body calls too long, and the most that fit: llama.cpp's fields, or words.
+
+    None if it says nothing of the kind.
+    """
+    fields = [re.search(rf'"{name}"\s*:\s*(\d{{1,12}})', text) for name in ("n_prompt_tokens", "n_ctx")]
+    if fields[0] and fields[1]:
+        return int(fields[0][1]), int(fields[1][1])
+    for pattern in _TOO_LONG:
+        if found := pattern.search(text):
+            return int(found["tokens"]), int(found["most"])
+    return None
 
 
 def _advice(status: int, endpoint: Endpoint) -> str:

@@ -12,7 +12,7 @@ from localllm.answer.event import AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
 from localllm.server.bodies import keep_alive_s
-from localllm.server.errors import known, message_of, status_of
+from localllm.server.errors import known, refusal_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadListener
 from localllm.server.service import Run, Service, for_user_of
@@ -64,7 +64,7 @@ class Writer(ABC):
 
     def error_body(self, error: LocalLLMError) -> dict[str, Any]:
         """An error's JSON."""
-        return self.route.error_body(status_of(error), message_of(error))
+        return self.route.error_body(refusal_of(error))
 
     @abstractmethod
     def whole(self, run: Run) -> Any:

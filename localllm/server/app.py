@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError
+from localllm.errors import LocalLLMError, QueueFullError
 from localllm.server import operation
 from localllm.server.anthropic import messages
-from localllm.server.errors import RETRY_AFTER, ErrorBody, message_of, status_of
+from localllm.server.errors import RETRY_AFTER, ErrorBody, Refusal, refusal_of
 from localllm.server.json_body import ProtocolRoute, what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp_completion
 from localllm.server.llama_cpp import routes as llama_cpp
@@ -81,17 +81,16 @@ def error_body_at(path: str) -> ErrorBody:
 
 async def _show_error(request: Request, error: Exception) -> JSONResponse:
     """The response for an exception, in the format of the route's protocol."""
-    status, message, code = 500, defect(error), None
+    refusal = Refusal(500, defect(error))
     headers: dict[str, str] = {}
     if isinstance(error, LocalLLMError):
-        status, message = status_of(error), message_of(error)
-        code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
+        refusal = refusal_of(error)
         headers = RETRY_AFTER if isinstance(error, QueueFullError) else {}
     elif isinstance(error, RequestValidationError):
-        status, message = 400, what_is_wrong(error.errors(), error.body)
+        refusal = Refusal(400, what_is_wrong(error.errors(), error.body))
     elif isinstance(error, HTTPException):
-        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
-    request.scope[REASON] = message
+        refusal, headers = Refusal(error.status_code, str(error.detail)), dict(error.headers or {})
+    request.scope[REASON] = refusal.message
     route = request.scope.get("route")
     write = route.error_body if isinstance(route, ProtocolRoute) else error_body_at(request.url.path)
-    return JSONResponse(write(status, message, code), status, headers)
+    return JSONResponse(write(refusal), refusal.status, headers)

@@ -15,7 +15,7 @@ from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer.pairs import Pairs
 from localllm.placement.placement import Placement
 from localllm.placement.text_encoders import open_text_encoder, place_text_encoder
-from localllm.server.errors import ApiError
+from localllm.server.errors import ApiError, InputTooLongError
 from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
 from localllm.server.streams import interruptible
@@ -109,7 +109,7 @@ class EmbeddingModel:
                 return pair
             if not truncate or not document:
                 what = "query and document have" if document else "the query alone has"
-                raise ApiError(400, f"{what} {len(pair)} tokens; the model accepts {self.max_tokens}")
+                raise InputTooLongError(what, len(pair), self.max_tokens)
             # 15/16: cut a little more than the excess, since tokens differ in length.
             document = document[: min(len(document) * self.max_tokens // len(pair), len(document) - 1) * 15 // 16]
 
@@ -122,7 +122,7 @@ class EmbeddingModel:
         if len(text) <= self.max_tokens:
             return text
         if not truncate:
-            raise ApiError(400, f"the input has {len(text)} tokens; the model accepts {self.max_tokens}")
+            raise InputTooLongError("the input has", len(text), self.max_tokens)
         return [*text[: self.max_tokens - 1], text[-1]]
 
     def close(self) -> None:

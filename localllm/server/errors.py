@@ -2,10 +2,19 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError, PictureError
-from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
+from localllm.errors import (
+    ContextOverflowError,
+    LocalLLMError,
+    OutOfMemoryError,
+    QueueFullError,
+    RequestError,
+    TemplateError,
+    TokenizerError,
+)
 from localllm.library.errors import LibraryError, PullError, PushError
 from localllm.remote.connection import RemoteError
 from localllm.remote.openai import unavailable
@@ -26,8 +35,44 @@ _FOLDER = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+"
 
 T = TypeVar("T")
 
-# Makes an error's JSON from its status, its message, and OpenAI's code for it.
-ErrorBody = Callable[[int, str, str | None], dict[str, Any]]
+# What each protocol's own servers say first about a prompt that is too long. Programs search for these words, and read
+# the counts after them, to shorten the conversation and go on.
+TOO_LONG_ANTHROPIC = "prompt is too long: {tokens} tokens > {most} maximum."
+TOO_LONG_OPENAI = (
+    "This model's maximum context length is {most} tokens. However, your messages resulted in {tokens} tokens. Please "
+    "reduce the length of the messages."
+)
+TOO_LONG_LLAMA_CPP = (
+    "the request ({tokens} tokens) exceeds the available context size ({most} tokens), try increasing it."
+)
+TOO_LONG_OLLAMA = (
+    "the input length exceeds the context length ({tokens} tokens, maximum context length is {most} tokens)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a client is told about an error. too_long: a prompt's tokens and the most that fit, if that is the error."""
+
+    status: int
+    message: str
+    too_long: tuple[int, int] | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """llama.cpp's fields about a prompt that is too long; none for other errors."""
+        return {} if self.too_long is None else dict(zip(("n_prompt_tokens", "n_ctx"), self.too_long, strict=True))
+
+    def worded(self, too_long: str) -> str:
+        """The message; about a prompt that is too long, after a protocol's own words (TOO_LONG_...)."""
+        if self.too_long is None:
+            return self.message
+        tokens, most = self.too_long
+        return f"{too_long.format(tokens=tokens, most=most)} {self.message}"
+
+
+# Makes an error's JSON.
+ErrorBody = Callable[[Refusal], dict[str, Any]]
 
 
 class ApiError(LocalLLMError):
@@ -45,6 +90,15 @@ class ModelNotFoundError(ApiError):
         super().__init__(404, f"model '{name}' not found")
 
 
+class InputTooLongError(ApiError):
+    """A text to embed or rank, longer than the model accepts: 400."""
+
+    def __init__(self, what: str, tokens: int, most: int) -> None:
+        self.tokens = tokens
+        self.most = most
+        super().__init__(400, f"{what} {tokens} tokens; the model accepts {most}")
+
+
 class ClientGoneError(ApiError):
     """The client closed the connection; nothing is sent."""
 
@@ -59,6 +113,18 @@ def status_of(error: LocalLLMError) -> int:
     if isinstance(error, RemoteError):
         return error.status if error.status in _PASSED_ON else 502
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
+
+
+def refusal_of(error: LocalLLMError) -> Refusal:
+    """What a client is told about an error."""
+    too_long = None
+    if isinstance(error, ContextOverflowError):
+        too_long = error.prompt_tokens, error.context_tokens
+    elif isinstance(error, InputTooLongError):
+        too_long = error.tokens, error.most
+    elif isinstance(error, RemoteError):
+        too_long = error.too_long
+    return Refusal(status_of(error), message_of(error), too_long)
 
 
 def known(value: T | None, what: str) -> T:

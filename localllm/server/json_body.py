@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from localllm.server.errors import TOO_LONG_OLLAMA, Refusal
 from localllm.server.limits import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_DEPTH,
@@ -136,9 +137,9 @@ class ProtocolRoute(APIRoute):
     """A route of one protocol: its body is JSON, and its errors have the protocol's format."""
 
     @staticmethod
-    def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
-        """An error's JSON, as a response or within a stream. code: OpenAI's name for it. This is Ollama's format."""
-        return {"error": message}
+    def error_body(refusal: Refusal) -> dict[str, Any]:
+        """An error's JSON, as a response or within a stream. This is Ollama's format."""
+        return {"error": refusal.worded(TOO_LONG_OLLAMA)}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Parse the body by parse_json, and cancel the work if the client leaves."""

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import RETRY_AFTER, ApiError, ErrorBody
+from localllm.server.errors import RETRY_AFTER, ApiError, ErrorBody, Refusal
 from localllm.server.keys import CLIENT, NAMESPACE, namespace_of, namespace_of_key
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
@@ -89,7 +89,7 @@ class Gate:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
         scope[REASON] = str(error)
-        body = self._error_body_at(scope["path"])(error.status, str(error), None)
+        body = self._error_body_at(scope["path"])(Refusal(error.status, str(error)))
         # The unread rest of a body must not be parsed as the next request.
         headers = {"Connection": "close"} | (RETRY_AFTER if error.status == 503 else {})
         await JSONResponse(body, error.status, headers=headers)(scope, receive, send)

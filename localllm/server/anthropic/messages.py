@@ -14,7 +14,7 @@ from localllm.errors import LocalLLMError
 from localllm.server import answering
 from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
 from localllm.server.bodies import Object
-from localllm.server.errors import kind_of
+from localllm.server.errors import TOO_LONG_ANTHROPIC, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import sse, warnings_of
@@ -32,8 +32,9 @@ class AnthropicRoute(ProtocolRoute):
     """A route of Anthropic's."""
 
     @staticmethod
-    def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        return {"type": "error", "error": {"type": kind_of(status, _KINDS), "message": message}}
+    def error_body(refusal: Refusal) -> Object:
+        message = refusal.worded(TOO_LONG_ANTHROPIC)
+        return {"type": "error", "error": {"type": kind_of(refusal.status, _KINDS), "message": message}}
 
 
 router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])

@@ -25,7 +25,7 @@ from localllm.server.bodies import (
 )
 from localllm.server.contents import openai_message
 from localllm.server.embeddings import embed_all
-from localllm.server.errors import ApiError, kind_of, known
+from localllm.server.errors import TOO_LONG_LLAMA_CPP, ApiError, Refusal, kind_of, known
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.service import ServiceDep
@@ -38,8 +38,10 @@ class LlamaCppRoute(ProtocolRoute):
     """A route of llama.cpp's server."""
 
     @staticmethod
-    def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        return {"error": {"code": status, "message": message, "type": kind_of(status, _KINDS)}}
+    def error_body(refusal: Refusal) -> Object:
+        kind = "exceed_context_size_error" if refusal.too_long else kind_of(refusal.status, _KINDS)
+        message = refusal.worded(TOO_LONG_LLAMA_CPP)
+        return {"error": {"code": refusal.status, "message": message, "type": kind, **refusal.counts}}
 
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])

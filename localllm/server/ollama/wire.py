@@ -10,7 +10,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.contents import image_part, plain, text_part
-from localllm.server.errors import message_of, status_of
+from localllm.server.errors import refusal_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.schema import Message
 from localllm.server.wire import dropped_of, ndjson, warnings_of
@@ -20,7 +20,7 @@ NANOSECONDS = 1_000_000_000
 
 def error_line(error: LocalLLMError) -> bytes:
     """An error within a stream."""
-    return ndjson(ProtocolRoute.error_body(status_of(error), message_of(error)))
+    return ndjson(ProtocolRoute.error_body(refusal_of(error)))
 
 
 def content_of(text: str, images: Sequence[str] | None) -> Any:

@@ -167,7 +167,14 @@ class _Writer(answering.Writer):
 
     def error(self, error: LocalLLMError) -> bytes:
         body = self.error_body(error)["error"]
-        return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
+        told = {"code": body["code"] or "server_error", "message": body["message"]}
+        failed = {**self._response, "status": "failed", "error": told, "output": self._items}
+        return b"".join(
+            [
+                self._event("error", **{name: body[name] for name in ("code", "message", "param")}),
+                self._event("response.failed", response=failed),
+            ]
+        )
 
     def whole(self, run: Run) -> Object:
         answer = run.answers[0]

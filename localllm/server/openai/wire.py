@@ -11,7 +11,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.server.answering import Writer
 from localllm.server.bodies import Object, Sampled
-from localllm.server.errors import ApiError, kind_of
+from localllm.server.errors import TOO_LONG_OPENAI, ApiError, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
@@ -26,8 +26,10 @@ class OpenAIRoute(ProtocolRoute):
     """A route of OpenAI's."""
 
     @staticmethod
-    def error_body(status: int, message: str, code: str | None = None) -> Object:
-        return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
+    def error_body(refusal: Refusal) -> Object:
+        code = "context_length_exceeded" if refusal.too_long else None
+        message, kind = refusal.worded(TOO_LONG_OPENAI), kind_of(refusal.status, _KINDS)
+        return {"error": {"message": message, "type": kind, "param": None, "code": code, **refusal.counts}}
 
 
 class ChunkWriter(Writer):

@@ -1,0 +1,149 @@
+"""A prompt that is too long is refused in words by which programs of each protocol shorten the conversation."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from localllm.remote.connection import _too_long
+from localllm.server.errors import InputTooLongError, Refusal, refusal_of
+from localllm.server.json_body import ProtocolRoute
+from tests.fakes.openai_server import openai_server
+from tests.fakes.scripted_model import write_scripted_model
+from tests.localllm.server.conftest import Server, StartServer
+from tests.waiting import PATIENCE_S
+
+LONG = "Once upon a time there was a girl. " * 100
+CHAT = {"messages": [{"role": "user", "content": LONG}]}
+MOST = 512
+
+# How programs recognise the refusal. pi-ai 1.5.2 (dist/utils/overflow.js), qwen-code 0.24.4 (chunks), Claude Code 2.1.
+PI = re.compile(
+    r"prompt (?:is )?too long|exceeds the context window|maximum context length is \d+ tokens"
+    r"|exceeds the available context size|context[_ ]length[_ ]exceeded|reduce the length of the messages",
+    re.IGNORECASE,
+)
+PI_NOT = re.compile(r"rate limit|too many requests|^(Throttling error|Service unavailable):", re.IGNORECASE)
+QWEN = re.compile(
+    r"maximum context length is\s*(\d[\d,]*)\s*tokens?[\s\S]*?(?:resulted in|requested|used)\s*(\d[\d,]*)\s*tokens?",
+    re.IGNORECASE,
+)
+CLAUDE = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def small(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = write_scripted_model(tmp_path_factory.mktemp("small") / "small.gguf", {"plain": "The answer is short."})
+    with start_server("--model", str(path), "--ctx", str(MOST), models=()) as server:
+        yield server
+
+
+def refused(server: Server, path: str, body: dict[str, Any]) -> tuple[Any, str]:
+    """The error of a request, and its message."""
+    answer = httpx.post(server.url + path, json={"model": "small", **body}, timeout=PATIENCE_S)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error, error if isinstance(error, str) else error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic(small: Server, stream: bool) -> None:
+    error, message = refused(small, "/v1/messages", {**CHAT, "max_tokens": 9, "stream": stream})
+    found = CLAUDE.search(message)
+    assert error["type"] == "invalid_request_error" and found and int(found[1]) > int(found[2]) == MOST
+    assert PI.search(message) and f"The prompt has {found[1]} tokens and the context holds {MOST}." in message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": LONG}), ("/v1/responses", {"input": LONG})],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai(small: Server, path: str, body: dict[str, Any], stream: bool) -> None:
+    error, message = refused(small, path, {**body, "stream": stream})
+    assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
+    found = QWEN.search(message)
+    assert found and (int(found[1]), int(found[2])) == (MOST, error["n_prompt_tokens"]) and int(found[2]) > MOST
+    assert PI.search(message) and not PI_NOT.search(message)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/completion", {"prompt": LONG}), ("/completion", {"prompt": [LONG]})])
+def test_llama_server(small: Server, path: str, body: dict[str, Any]) -> None:
+    error, message = refused(small, path, body)
+    assert error["type"] == "exceed_context_size_error" and error["code"] == 400
+    assert error["n_prompt_tokens"] > error["n_ctx"] == MOST
+    assert "exceeds the available context size" in message and PI.search(message)
+
+
+def test_ollama(small: Server) -> None:
+    _, message = refused(small, "/api/chat", {**CHAT, "truncate": False})
+    assert "exceeds the context length" in message and PI.search(message)
+
+
+def test_a_limit_of_the_request_is_told_as_the_context(small: Server) -> None:
+    _, message = refused(small, "/v1/messages", {**CHAT, "max_tokens": 9, "num_ctx": 64})
+    found = CLAUDE.search(message)
+    assert found and found[2] == "64" and "num_ctx" in message
+
+
+def test_the_clients_own_exceptions_have_the_words(small: Server) -> None:
+    gpt = openai.OpenAI(base_url=f"{small.url}/v1", api_key="none", max_retries=0)
+    with gpt, pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as raised:
+        gpt.responses.create(model="small", input=LONG)
+    assert raised.value.code == "context_length_exceeded"
+    claude = anthropic.Anthropic(base_url=small.url, api_key="none", max_retries=0)
+    with claude, pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        claude.messages.create(model="small", max_tokens=9, messages=CHAT["messages"])  # type: ignore[arg-type]
+
+
+def test_a_stream_that_began_with_the_load_fails_with_the_code(
+    start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write_scripted_model(tmp_path_factory.mktemp("late") / "late.gguf", {"plain": "The answer is short."})
+    with start_server("--model", str(path), "--ctx", str(MOST), models=()) as server:
+        body = {"model": "late", "input": LONG, "stream": True, "progress": True}
+        answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200
+    *_, error, failed = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert (error["type"], error["code"]) == ("error", "context_length_exceeded")
+    assert failed["type"] == "response.failed" and failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["code"] == "context_length_exceeded"
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+
+
+def test_texts_to_embed_are_refused_in_the_same_words() -> None:
+    told = refusal_of(InputTooLongError("the input has", 600, 512))
+    assert told.status == 400 and told.too_long == (600, 512)
+    assert "exceeds the context length" in ProtocolRoute.error_body(told)["error"]
+    assert ProtocolRoute.error_body(Refusal(400, "no")) == {"error": "no"}
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"type": "exceed_context_size_error", "message": "the request exceeds it", "n_prompt_tokens": 900, "n_ctx": 64},
+        {"message": "This model's maximum context length is 64 tokens. However, you requested 900 tokens."},
+        {"message": "prompt is too long: 900 tokens > 64 maximum"},
+    ],
+)
+def test_a_server_behind_says_it_in_its_words_and_we_in_the_clients(theirs: Any, start_server: StartServer) -> None:
+    with openai_server() as script:
+        script.refusal = (400, {"error": theirs})
+        with start_server("--remote", script.address, models=()) as front:
+            body = {"model": "tiny", "max_tokens": 9, **CHAT}
+            answer = httpx.post(f"{front.url}/v1/messages", json=body, timeout=PATIENCE_S)
+            assert answer.status_code == 400
+            found = CLAUDE.search(answer.json()["error"]["message"])
+            assert found and found.groups() == ("900", "64")
+            error = httpx.post(f"{front.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()["error"]
+            assert error["code"] == "context_length_exceeded" and QWEN.search(error["message"])
+
+
+def test_other_refusals_of_a_server_behind_are_not_taken_for_it() -> None:
+    for text in ("", "[]", '{"error": "no such model"}', '{"n_ctx": 5}', "maximum context length is many tokens"):
+        assert _too_long(text) is None
