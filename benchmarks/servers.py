@@ -62,6 +62,18 @@ def localllm(
 
 
 @contextlib.contextmanager
+def sleeping(model: Path, parallel: int) -> Iterator[Server]:
+    """`localllm serve` of a file's tokenizer on a device that only sleeps (benchmarks.steps)."""
+    command = [sys.executable, "-m", "benchmarks.steps", "serve", "--model", str(model), "--keep-alive", "-1"]
+    with tempfile.TemporaryDirectory() as home:
+        own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}
+        own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false"}
+        own["LOCALLLM_PARALLEL"] = str(parallel)
+        with _running("localllm", command, own, "/health", model.name.removesuffix(".gguf")) as server:
+            yield server
+
+
+@contextlib.contextmanager
 def llama_server(program: str, model: Path, threads: int, context: int, slots: int = 1) -> Iterator[Server]:
     """llama.cpp's own server of the same file. context: tokens per slot. slots: answers at once."""
     command = [program, "--model", str(model), "--alias", "peer", "--ctx-size", str(context * slots)]

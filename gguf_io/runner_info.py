@@ -21,7 +21,8 @@ class RunnerInfo:
     whether sequences can be truncated to any length; those of recurrent models cannot. can_interrupt: whether a run
     can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner that allocates all
     its storage at once and slows down as it fills; 0 for others. adapter_count: LoRA adapters that sequences may be
-    computed with. can_draft: whether the model has a layer that drafts further tokens.
+    computed with. can_draft: whether the model has a layer that drafts further tokens. computes_aside: whether a device
+    computes steps, so that the processor is free meanwhile.
     """
 
     backend: str
@@ -39,3 +40,4 @@ class RunnerInfo:
     copies_bytes: int = 0
     adapter_count: int = 0
     can_draft: bool = False
+    computes_aside: bool = False

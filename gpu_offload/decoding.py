@@ -1,7 +1,8 @@
 """Turns rows into calls of llama_decode: one per set of adapters, split so that the output buffer holds each result."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -77,16 +78,23 @@ class Decoder:
         self._vocab_size = vocab_size
         self._adapters = adapters
 
-    def run(
+    def begin(
+        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, Stored]
+    ) -> Callable[[], NDArray[np.float32]]:
+        """Begin to compute int64[3, count] rows (tokens, positions, sequences).
+
+        The result waits for the logits of the row indices `outputs`. Raises LlamaCppError.
+        """
+        if not self._adapters and len(outputs) <= self._output_rows:
+            self._start(rows, outputs)
+            return partial(self._logits, len(outputs))
+        found = self._by_adapters(rows, outputs, alive) if self._adapters else self._decode(rows, outputs)
+        return lambda: found
+
+    def _by_adapters(
         self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, Stored]
     ) -> NDArray[np.float32]:
-        """Compute int64[3, count] rows (tokens, positions, sequences); return the logits of the row indices `outputs`.
-
-        llama.cpp applies one set of adapters to a whole batch, so each set takes a pass of its own. Raises
-        LlamaCppError.
-        """
-        if not self._adapters:
-            return self._decode(rows, outputs)
+        """Compute rows, those of each set of adapters apart: llama.cpp applies one set to a whole batch."""
         members: dict[AdapterSet, list[int]] = {}
         for index, sequence in enumerate(rows[2].tolist()):
             members.setdefault(alive[sequence].adapters, []).append(index)
@@ -130,7 +138,11 @@ class Decoder:
         return np.concatenate(pieces)
 
     def _decode_once(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """One llama_decode; the result is a view of llama.cpp's buffer."""
+        self._start(rows, outputs)
+        return self._logits(len(outputs))
+
+    def _start(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> None:
+        """One llama_decode. It returns before GPUs are ready."""
         self._batch.fill(rows[0], rows[1], rows[2], outputs, rows.shape[1])
         status = self._lib.llama_decode(self._context, self._batch.struct)
         if status:
@@ -139,11 +151,14 @@ class Decoder:
             begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
             for position, sequence in rows[1:, begins].T.tolist():
                 self._sequences.computed(sequence, position)
-        if not len(outputs):
+
+    def _logits(self, count: int) -> NDArray[np.float32]:
+        """Wait; return the logits of the last llama_decode as a view of llama.cpp's buffer."""
+        if not count:
             self._lib.llama_synchronize(self._context)
             return np.empty((0, self._vocab_size), dtype=np.float32)
         logits = self._lib.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, shape=(len(outputs), self._vocab_size))
+        return np.ctypeslib.as_array(logits, shape=(count, self._vocab_size))
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -89,6 +89,7 @@ class LlamaCppRunner:
             can_interrupt=moves,
             copies_bytes=kv_bytes * self._pool.total // COPIES_SHARE if moves else 0,
             adapter_count=len(self._adapters),
+            computes_aside=not on_cpu,
         )
 
     def pages_free(self) -> int:
@@ -151,6 +152,16 @@ class LlamaCppRunner:
         The result is valid until the next call, including close. Raises ValueError, or LlamaCppMemoryError if cells run
         out, before anything is changed; LlamaCppError if the computation fails, with the rows removed again.
         """
+        return self.begin(tokens, positions, sequences, wanted)()
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> Callable[[], NDArray[np.float32]]:
+        """Like `run`, but return a function that waits for the logits: GPUs compute meanwhile, the CPU before."""
         _ = self._context  # raises if the runner is closed
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
@@ -161,7 +172,7 @@ class LlamaCppRunner:
                 rows[1, rows[2] == sequence] -= images[-1][2]
             self._append(sequence, count)
         try:
-            return self._decoder.run(rows, outputs, self._alive)
+            return self._decoder.begin(rows, outputs, self._alive)
         except LlamaCppError:
             self._take_back(before)
             raise

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
-from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
+from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
@@ -106,6 +107,8 @@ class Engine:
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
+        self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None
+        self._later: list[Callable[[], None]] = []  # what a step leaves to do while a device computes the next
         self._interrupted = threading.Event()  # a request arrived or was cancelled since the step started
         self._submissions: deque[Generation] = deque()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
@@ -153,6 +156,7 @@ class Engine:
         self._interrupted.clear()
         ended = self._take_news()
         if self._journal.asked:
+            self._do_later()
             self._answer_inspections()
         plan = self._scheduler.schedule()
         self._report_progress()
@@ -162,6 +166,8 @@ class Engine:
             self._commit(plan, self._sample(plan, logits))
             self._note(plan, began, ran)
         ended |= self._end_finished()
+        if not (plan.parts and self._aside):
+            self._do_later()
         return bool(plan.parts) or plan.again or ended or self._spill()
 
     def stats(self) -> EngineStats:
@@ -278,7 +284,20 @@ class Engine:
         rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
         if plan.patient and isinstance(self.runner, Interruptible):
             return self.runner.run_unless(self._interrupted, *rows)
-        return self.runner.run(*rows)
+        if self._aside is None:
+            return self.runner.run(*rows)
+        logits = self._aside.begin(*rows)
+        try:
+            self._do_later()
+        finally:
+            found = logits()
+        return found
+
+    def _do_later(self) -> None:
+        """Send texts, and note what was done: what the next step does not depend on."""
+        later, self._later = self._later, []
+        for work in later:
+            work()
 
     def _sample(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
         """Score prompts, and sample tokens if the prompt is complete; return each part's number of accepted drafts.
@@ -312,7 +331,7 @@ class Engine:
             if window is not None:
                 self._kv.discard(sequence)
                 sequence.replace(window)
-            generation.send_text()
+            self._later.append(generation.send_text)
         self._rows_unspilled += max(len(plan), LEAST_ROWS)
         if self._rows_unspilled >= SPILL_ROWS:
             self._rows_unspilled = 0
@@ -321,11 +340,14 @@ class Engine:
     def _note(self, plan: Plan, began: float, ran: float) -> None:
         """Record a step in the journal and learn from its time. ran: when the runner finished."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
-        self._journal.note(step, began, plan.work)
+        self._later.append(partial(self._journal.note, step, began, plan.work))
         self._scheduler.observe(plan, self._clock() - began)
 
     def _spill(self) -> bool:
-        return self._kv.spiller is not None and self._kv.spiller.spill()
+        if self._kv.spiller is None:
+            return False
+        self._do_later()
+        return self._kv.spiller.spill()
 
     def _end_finished(self) -> bool:
         """Send the last event of every generation that has ended; return whether there were any."""

@@ -7,7 +7,7 @@ implementations need not import anything from here.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,6 +102,26 @@ class Interruptible(Protocol):
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
         """Like Runner.run, but stop soon after another thread sets `stop`: return None, with nothing changed."""
+
+
+@runtime_checkable
+class ComputesAside(Protocol):
+    """Additional interface of a Runner whose device computes while the caller does other work.
+
+    Only effective if `info.computes_aside`.
+    """
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> Callable[[], NDArray[np.float32]]:
+        """Like Runner.run, but the logits are those that the result returns, which waits for them.
+
+        The caller must call it before any other method.
+        """
 
 
 @runtime_checkable

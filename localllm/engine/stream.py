@@ -184,6 +184,11 @@ class Detokenizer:
         """Number of complete characters held back."""
         return len(self._held)
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._stops or self._ends)
+
     def push(self, piece: bytes) -> str:
         """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
         return self._release(self._decode(piece))
@@ -296,6 +301,7 @@ class EventWriter:
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
         self._scores: tuple[TokenLogprob, ...] | None = None
         self._was_scored = False
+        self._bytes: list[bytes] = []  # of tokens that are not decoded yet, because no stop string can end the text
         self._text = ""
         self._certain = 0  # number of certain characters of the whole text
         self._progress: Progress | None = None
@@ -325,11 +331,17 @@ class EventWriter:
         self._scores, self._was_scored = tuple(scores), True
 
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
-        """Add a token with its bytes, which are empty for a token that ends the generation."""
+        """Add a token with its bytes, which are empty for a token that ends the generation.
+
+        Without stop strings the bytes are decoded with the next event, so that this takes little time.
+        """
         self._token_ids.append(token_id)
         if logprob:
+            self._decode()
             self._logprobs.append((self._certain + self._detokenizer.held, logprob))
-        self._add(self._detokenizer.push(data))
+        self._bytes.append(data)
+        if self._detokenizer.may_stop:
+            self._decode()
 
     def send_progress(self, progress: Progress, counts: Counts) -> None:
         """Send the progress before the first token, if it has changed."""
@@ -339,6 +351,7 @@ class EventWriter:
 
     def send_text(self, counts: Counts) -> None:
         """Send what was added since the last event, if it includes certain text."""
+        self._decode()
         if self._text:
             self.stream.push(self._event(counts, self._certain))
 
@@ -346,6 +359,7 @@ class EventWriter:
         self, counts: Counts, finish_reason: FinishReason, seed: int, error: str | None, cause: Exception | None
     ) -> None:
         """Send the final event."""
+        self._decode()
         self._add(self._detokenizer.flush())
         stopped = self._detokenizer.stopped
         # Tokens that produced no text, such as an incomplete character, get their log-probabilities at the end; tokens
@@ -378,6 +392,11 @@ class EventWriter:
             decode_s=now - first,
             ttft_s=0.0 if self.first_token is None else first - self.came,
         )
+
+    def _decode(self) -> None:
+        if self._bytes:
+            self._add(self._detokenizer.push(b"".join(self._bytes)))
+            self._bytes.clear()
 
     def _add(self, text: str) -> None:
         self._text += text

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import Runner
+from localllm.engine.runner import ComputesAside, Runner
 from localllm.errors import RequestError
 from localllm.measure.simulate.costs import Curve, StepTimes
 from localllm.measure.simulate.machines import Machine
@@ -195,8 +195,18 @@ class BorrowedRunner:
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[Any]:
         began = self._clock()
-        logits = self._runner.run(tokens, positions, sequences, wanted)
-        self.seconds, self.rows = self._clock() - began, (len(tokens), len(wanted))
+        return self._timed(began, (len(tokens), len(wanted)), self._runner.run(tokens, positions, sequences, wanted))
+
+    def begin(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
+    ) -> Callable[[], NDArray[Any]]:
+        assert isinstance(self._runner, ComputesAside)
+        began, rows = self._clock(), (len(tokens), len(wanted))
+        logits = self._runner.begin(tokens, positions, sequences, wanted)
+        return lambda: self._timed(began, rows, logits())
+
+    def _timed(self, began: float, rows: tuple[int, int], logits: NDArray[Any]) -> NDArray[Any]:
+        self.seconds, self.rows = self._clock() - began, rows
         return logits
 
     def free_all(self) -> None:

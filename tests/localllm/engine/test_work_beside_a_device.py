@@ -1,0 +1,105 @@
+"""A runner whose device computes by itself: texts are sent meanwhile, and answers stay the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import Completion, GenerationStream
+from tests.fakes.fake_runner import FakeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+
+PIECES = dict(enumerate([b"", "é".encode()[:1], "é".encode()[1:], b"ab", b"bc", b"a"]))
+
+
+class Device(FakeRunner):
+    """Computes when its result is waited for. meanwhile: called right before that."""
+
+    def __init__(self, **described: Any) -> None:
+        super().__init__(pages=400, computes_aside=True, **described)
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.busy = False
+
+    def begin(self, *rows: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+        """Begin a step, and let nothing else use the runner until its end."""
+        self.busy = True
+
+        def wait() -> NDArray[np.float32]:
+            self.meanwhile()
+            self.busy = False
+            return FakeRunner.run(self, *rows)
+
+        return wait
+
+    def truncate_sequence(self, sequence: int, length: int) -> None:
+        assert not self.busy
+        super().truncate_sequence(sequence, length)
+
+    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
+        assert not self.busy
+        return super().export_kv(sequence, start, stop)
+
+
+def request(number: int, **others: Any) -> GenerationRequest:
+    sampling = SamplingParams(temperature=number % 3, seed=number)
+    usual = {"prompt": tuple(range(number + 1, number + 20)), "sampling": sampling, "max_tokens": 30 + number}
+    return GenerationRequest(**{**usual, **others})
+
+
+def submitted(runner: FakeRunner) -> tuple[Engine, list[GenerationStream]]:
+    engine = Engine(runner, FakeVocabulary(PIECES))
+    plain = [request(number) for number in range(4)]
+    stopped = request(4, stop=("abc", "BC"), max_tokens=400)
+    told = request(5, sampling=SamplingParams(temperature=1, seed=5, logprobs=2))
+    return engine, [engine.submit(one) for one in (*plain, stopped, told)]
+
+
+def answers(runner: FakeRunner) -> list[Completion]:
+    engine, streams = submitted(runner)
+    while engine.step():
+        engine.check_integrity()
+    return [stream.collect() for stream in streams]
+
+
+def test_answers_are_those_of_a_runner_that_computes_at_once() -> None:
+    for beside, alone in zip(answers(Device()), answers(FakeRunner(pages=400)), strict=True):
+        assert (beside.token_ids, beside.text, beside.logprobs) == (alone.token_ids, alone.text, alone.logprobs)
+        assert (beside.last.finish_reason, beside.last.counts) == (alone.last.finish_reason, alone.last.counts)
+
+
+def test_the_text_of_a_step_is_sent_while_the_next_one_is_computed() -> None:
+    runner = Device()
+    engine = Engine(runner, FakeVocabulary())
+    stream = engine.submit(request(1))
+    came: list[int] = []
+
+    def read() -> None:
+        came.append(sum(len(event.token_ids) for event in stream.poll()))
+
+    runner.meanwhile = read
+    while engine.step():
+        assert not any(event.token_ids for event in stream.poll() if event.finish_reason is None)
+    assert [count for count in came if count] == [1] * 30
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_text_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Device()
+    engine, streams = submitted(runner)
+    for _ in range(12):
+        engine.step()
+
+    def fail(*_: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+        raise RuntimeError("the device is lost")
+
+    read = [sum(len(event.token_ids) for event in stream.poll()) for stream in streams]
+    monkeypatch.setattr(runner, "begin", fail)
+    with pytest.raises(RuntimeError, match="lost"):
+        engine.step()
+    engine.close()
+    for before, stream in zip(read, streams, strict=True):
+        rest = stream.collect()
+        assert before + len(rest.token_ids) == rest.last.counts.generated
