@@ -14,6 +14,7 @@ from gguf_io.chat_template import load_chat_template
 from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
+from localllm.answer.late_tools import name_of, ordered
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import RenderedChat, render, trunk_length
@@ -111,7 +112,7 @@ class LocalModel:
         if not self.loaded.sees_images:
             messages = without_images(messages)
         options = {
-            "tools": [_ordered(tool) for tool in request.tools],
+            "tools": [ordered(tool) for tool in request.tools if name_of(tool) not in request.described],
             "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
             **self._today(),
@@ -330,14 +331,6 @@ class LocalPrompt:
 
 def _scope_of(splitter: Callable[[], Splitter]) -> AnswerScope:
     return AnswerScope(splitter())
-
-
-def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with its keys in OpenAI's order: the prompt must not depend on the key order of the client's JSON."""
-    function = tool["function"]
-    known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
-    others = {key: value for key, value in function.items() if key != "strict"}
-    return {"type": "function", "function": {**known, **others}}
 
 
 def _text_of(message: Message) -> str:

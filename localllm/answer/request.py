@@ -1,6 +1,6 @@
 """Requests to a model: answer a conversation, or continue a text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,7 +26,8 @@ class AnswerRequest:
     prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
         token ids before the prompt or the messages.
     template: a Jinja chat template for this request, instead of the model's.
-    tools: in OpenAI's format. tool_choice: the name of the tool that must be called, "" for any of them.
+    tools: in OpenAI's format. described: the names of those that the messages define, so that the prompt's list does
+        not. tool_choice: the name of the tool that must be called, "" for any of them.
     one_call: the answer ends with its first tool call.
     format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
         source, instead.
@@ -49,6 +50,7 @@ class AnswerRequest:
     before: Sequence[int] = ()
     template: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    described: Collection[str] = ()
     tool_choice: str | None = None
     one_call: bool = False
     format: Any = None

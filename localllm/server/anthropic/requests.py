@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from localllm.answer.late_tools import definition
 from localllm.answer.request import AnswerRequest
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
@@ -30,6 +31,11 @@ _string = partial(text_field, "a block")
 # Prefix of Claude Code's first system block, which changes from session to session and means nothing to a model.
 BILLING = "x-anthropic-billing-header:"
 
+# A tool of Claude Code's that is never to be called: it stands for deferred tools that are not there yet.
+PLACEHOLDER = "DeferredToolPlaceholder"
+
+_HOSTED_SEARCH = "tool_search_tool_"
+
 
 class Message(Body):
     """A message. content: text or blocks. role: also "system", in place."""
@@ -39,13 +45,17 @@ class Message(Body):
 
 
 class Tool(Body):
-    """A tool that the model may call. type: other than "custom" for tools that Anthropic defines."""
+    """A tool that the model may call. type: other than "custom" for tools that Anthropic defines.
+
+    defer_loading: the model knows it only once a tool_reference names it.
+    """
 
     name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: Object | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class OutputConfig(Body):
@@ -94,11 +104,52 @@ def conversation(body: CountBody) -> Object:
     """The fields of an AnswerRequest that messages and count_tokens share."""
     system = _system(body.system)
     found: list[Object] = [{"role": "system", "content": system}] if system else []
+    listed, deferred = _tools(body)
+    loading = _Loading(deferred)
     for message in body.messages:
-        found += _messages(message)
-    offers = (body.tool_choice or {}).get("type") != "none"
-    tools = [_tool(tool) for tool in body.tools or [] if _is_described(tool)] if offers else []
-    return {"messages": found, "tools": tools, **_thinking(body)}
+        found += _messages(message, loading)
+    described = list(loading.loaded)
+    return {"messages": found, "tools": [*listed, *loading.loaded.values()], "described": described, **_thinking(body)}
+
+
+def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
+    """The tools to list at the beginning of the prompt, and the deferred ones by name.
+
+    A tool that must be called is listed. If Anthropic's own search is to find the deferred ones, which cannot run here,
+    all are.
+    """
+    choice = body.tool_choice or {}
+    offered = [tool for tool in body.tools or [] if tool.name != PLACEHOLDER and choice.get("type") != "none"]
+    searched = any((tool.type or "").startswith(_HOSTED_SEARCH) for tool in offered)
+    listed: list[Object] = []
+    deferred: dict[str, Object] = {}
+    for tool in filter(_is_described, offered):
+        if tool.defer_loading and not searched and tool.name != choice.get("name"):
+            deferred[tool.name] = _tool(tool)
+        else:
+            listed.append(_tool(tool))
+    return listed, deferred
+
+
+class _Loading:
+    """Writes the definitions of deferred tools where a conversation first refers to them. loaded: by name, in order."""
+
+    def __init__(self, deferred: Mapping[str, Object]) -> None:
+        self._deferred = deferred
+        self.loaded: dict[str, Object] = {}
+
+    def block(self, block: Object) -> Object:
+        """A block with the references in it as text. A further reference to the same tool is only its name."""
+        if block.get("type") == "tool_reference":
+            name = str(block.get("tool_name") or "")
+            if name not in self._deferred or name in self.loaded:
+                return text_part(name)
+            self.loaded[name] = self._deferred[name]
+            return text_part(definition(self.loaded[name]))
+        content = block.get("content")
+        if not isinstance(content, list):
+            return block
+        return {**block, "content": [self.block(one) if isinstance(one, dict) else one for one in content]}
 
 
 def _thinking(body: CountBody) -> Object:
@@ -153,7 +204,7 @@ def _tool_choice(choice: Object) -> str | None:
     return name
 
 
-def _messages(message: Message) -> list[Object]:
+def _messages(message: Message, loading: _Loading) -> list[Object]:
     """A message as chat templates expect it. Tool results become messages of their own, before the rest."""
     role = message.role
     if isinstance(message.content, str):
@@ -162,7 +213,7 @@ def _messages(message: Message) -> list[Object]:
     results: list[Object] = []
     thoughts: list[str] = []
     calls: list[Object] = []
-    for block in message.content:
+    for block in map(loading.block, message.content):
         kind = block.get("type")
         if kind == "thinking":
             thoughts.append(_string(block, "thinking"))
@@ -227,8 +278,6 @@ def _text(block: Mapping[str, Any]) -> str:
         return "\n".join([*head, *([source] if isinstance(source, str) else []), _joined(block.get("content"))])
     if kind == "document":
         return "\n".join([*head, _document(block.get("source"))])
-    if kind == "tool_reference":
-        return str(block.get("tool_name") or "")
     note_ignored(f"block of type {shown(kind)}")
     return left_out(str(kind)[:64])
 
