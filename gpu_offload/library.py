@@ -21,13 +21,17 @@ logger = logging.getLogger("localllm.llama_cpp")
 # ggml_log_level; its info messages are verbose, so they are logged as debug. 5 continues the line before.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# Warnings about intended states: more cells than one sequence may have, and interrupted steps.
+# Messages about intended states: more cells than one sequence may have, interrupted steps, operations that a device
+# cannot fuse, and a build for GPUs on a machine without a driver (doctor tells of a GPU that lies idle).
 _NO_WARNING = (
     "n_ctx_train",
     "removing memory module entries",
     "compute_async failed with error 1",
     "compute status: 1",
     "failed to decode, ret = 2",
+    "resolve_fused_ops",
+    "ggml_cuda_init: failed to initialize",
+    "ggml_vulkan: No devices found",
 )
 _RECENT_ERRORS = 8
 _TRIED = "llama_cpp"

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from importlib.metadata import version
 
-from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError, install_command
+from gpu_offload.builds import compile_command
+from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from gpu_offload.library import ABORTED, ggml, llama
 
 _ADDRESS = re.compile(r"(?P<host>[^\s,:/\[\]]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -50,7 +51,7 @@ def add_workers(addresses: Sequence[str]) -> None:
             here = version("llama_cpp_python")
             raise LlamaCppMissingError(
                 f"the installed llama-cpp-python {here} was built without RPC, which workers need",
-                f"{install_command('rpc', here)}\n"
+                f"{compile_command('RPC', version=here)}\n"
                 "Add what your own device needs to CMAKE_ARGS, such as -DGGML_CUDA=on.",
             )
         for address in fresh:

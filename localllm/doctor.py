@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -113,21 +112,24 @@ def check_speed() -> Check:
 
 
 def check_gpu() -> Check:
-    """GPUs that llama.cpp can use."""
+    """GPUs that llama.cpp can use; and if there are none, GPUs that it could use with another build."""
+    from gpu_offload.builds import processor_command
     from gpu_offload.devices import gpus
-    from gpu_offload.errors import LlamaCppMissingError, install_commands
+    from gpu_offload.errors import LlamaCppMissingError
+    from gpu_offload.found_gpus import found_gpus
 
+    why, without = "the installed llama.cpp was not built for it", ""
     try:
-        found = gpus()
+        if used := gpus():
+            shown = (f"{gpu.description}, {gpu.free_bytes / 2**30:.1f} GiB free ({gpu.backend})" for gpu in used)
+            return Check("GPU", State.GOOD, "; ".join(shown))
     except LlamaCppMissingError as error:
-        advice = f"A GPU and rarer architectures need llama.cpp. Install it for your device:\n{install_commands()}"
-        found_why = f"llama.cpp is not available ({error.reason}); the CPU engine is used"
-        return Check("GPU", State.GOOD, found_why, advice)
-    if not found:
-        advice = f"If there is one, reinstall llama.cpp for it:\n{install_commands(version('llama_cpp_python'))}"
-        return Check("GPU", State.GOOD, "none that the installed llama.cpp can use", advice)
-    shown = (f"{gpu.description}, {gpu.free_bytes / 2**30:.1f} GiB free ({gpu.backend})" for gpu in found)
-    return Check("GPU", State.GOOD, "; ".join(shown))
+        why = f"llama.cpp is not available ({error.reason})"
+        without = f"Rarer architectures need llama.cpp: {processor_command()}"
+    if idle := found_gpus():
+        names = ", ".join(gpu.label for gpu in idle)
+        return Check("GPU", State.ADVICE, f"{names} lies idle: {why}", "Run: localllm gpu install")
+    return Check("GPU", State.GOOD, f"none; {why}; the CPU engine is used" if without else "none", without)
 
 
 def check_written_folders(settings: Settings) -> Iterator[Check]:

@@ -65,6 +65,8 @@ class Settings(CommonSampling):
     main_gpu: int | None = None
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
+    # An index of wheels of llama-cpp-python that `localllm gpu install` trusts, in place of the package's own.
+    gpu_index: str | None = None
     # LoRA adapters, FILE or FILE:WEIGHT, with commas; the projector for images, or "none"; workers, host:port with
     # commas; a server that computes instead, and its key or the file that holds it.
     lora: str = ""

@@ -76,6 +76,7 @@ EXAMPLES = {
     "stop": ("localllm stop qwen3:0.6b",),
     "config": ("localllm config", "localllm config --json"),
     "completion": ("localllm completion bash",),
+    "gpu": ("localllm gpu", "localllm gpu install"),
     "doctor": ("localllm doctor",),
 }
 

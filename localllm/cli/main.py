@@ -43,6 +43,7 @@ COMMANDS = {
     "stop": "localllm.cli.resident:stop",
     "config": "localllm.cli.machine:config",
     "completion": "localllm.cli.completion:completion",
+    "gpu": "localllm.cli.gpu:gpu",
     "doctor": "localllm.cli.machine:doctor",
 }
 """Each command's function, in the order of the help."""
