@@ -33,7 +33,7 @@ CHILD = """
 import json, os, sys, threading, time
 stages = []
 def stage(name):
-    stages.append((name, time.time(), sum(os.times()[:4])))
+    stages.append((name, time.monotonic(), sum(os.times()[:4])))
 stage("interpreter")
 import localllm.cli.main
 stage("command line")
@@ -81,7 +81,7 @@ def start(
     run += ["--no-cache", *(["--threads", *given] if given else [])]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     variables |= {} if packed else {"LOCALLLM_PACKED_MIB": "0"}
-    began = time.time()
+    began = time.monotonic()
     with _cache(cold) as places:
         output = subprocess.run(command, check=True, capture_output=True, text=True, env=variables | places).stdout
     spent = {}
@@ -103,13 +103,13 @@ def _cache(cold: bool) -> Iterator[dict[str, str]]:
 
 def _first_character(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
     """Wall seconds until a process's first output, and processor seconds of it and its children until it ends."""
-    began, before = time.time(), os.times()
+    began, before = time.monotonic(), os.times()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
-        wall = time.time() - began
+        wall = time.monotonic() - began
         process.stdout.read()
     after = os.times()
     if process.returncode:

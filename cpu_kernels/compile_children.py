@@ -39,7 +39,11 @@ log = logging.getLogger("localllm.kernels")
 
 
 class KernelError(Exception):
-    """A kernel that could not be compiled, or of which every build gives wrong results."""
+    """A kernel that could not be compiled, or of which every build gives wrong results. remedy: as in LocalLLMError."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message, self.remedy = message, remedy
+        super().__init__(f"{message} {remedy}".strip())
 
 
 class _CrashError(Exception):
@@ -83,7 +87,7 @@ class _Child:
                 log.warning("compiling the kernel %s failed: %s. A portable build is tried.", name, crash)
                 reply, code = self._ask(module, name, _PORTABLE)
         except _CrashError as crash:
-            raise KernelError(f"compiling the kernel {name} failed: {crash}. {_ADVICE}") from None
+            raise KernelError(f"compiling the kernel {name} failed: {crash}.", _ADVICE) from None
         for warning in reply["warnings"]:
             log.warning(warning)
         if reply["cache"] != cache_directory().name:
@@ -92,7 +96,7 @@ class _Child:
                 "Start localllm again."
             )
         if "error" in reply:
-            raise KernelError(f"{reply['error']} {_ADVICE}")
+            raise KernelError(reply["error"], _ADVICE)
         return CachedKernel(code, reply["portable"])
 
     def _ask(self, *words: str) -> tuple[dict[str, Any], bytes]:

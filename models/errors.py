@@ -35,7 +35,7 @@ def kernels_needed() -> Iterator[None]:
     try:
         yield
     except KernelError as error:
-        raise UnsupportedModelError(str(error)) from error
+        raise UnsupportedModelError(error.message, remedy=error.remedy) from error
 
 
 def refuse_unread(file: ModelFile) -> None:

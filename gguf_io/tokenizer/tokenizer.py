@@ -219,9 +219,9 @@ class Tokenizer:
             end = found.end() if found else len(text)
             if end - start > _LONGEST_PIECE:
                 raise TokenizerError(
-                    f"the text, of {len(text):,} characters, has {end - start:,} from character {start:,} on without a "
-                    f"place where it can be divided, and at most {_LONGEST_PIECE:,} are tokenised as one. Shorten it: "
-                    "it is longer than a model's context; or break it into lines of words."
+                    f"the text, of {len(text):,} characters, is too long to be tokenised: from character {start:,} on "
+                    f"it has {end - start:,} without a word to divide it at, and at most {_LONGEST_PIECE:,} may be. "
+                    "Shorten it, or break it into lines of words."
                 )
             yield text[start:end]
             start = end

@@ -73,9 +73,9 @@ _Measured = tuple["Mapping[str, Tokens]", float, float | None, str]
 
 def _since_start(server: LocalServer) -> _Measured:
     reading = _read(server)
-    if reading.started is None:
-        raise RequestError(f"{server.url} does not say when it started; measure from now on with --for.")
-    return reading.models, max(time.time() - reading.started, 0.0), None, "RAPL needs --for"
+    if reading.seconds is None:
+        raise RequestError(f"{server.url} does not say how long it has run; measure from now on with --for.")
+    return reading.models, reading.seconds, None, "RAPL needs --for"
 
 
 def _watched(server: LocalServer, watch: float, watts: float | None) -> _Measured:

@@ -56,7 +56,7 @@ class ModelName:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a name and fill in the defaults. Raises LibraryError, also for parts that would leave their folder."""
-        if text.startswith(("/", ".", "~")):
+        if text.startswith(("/", ".", "~")) or "\\" in text:
             raise LibraryError(
                 f"{shortened(text)} is a path, not a model's name, which is like qwen3:0.6b or hf.co/user/repo:Q4_K_M. "
                 f'A model file needs no name: localllm run {shortened(text)} "Hello".'

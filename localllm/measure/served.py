@@ -32,10 +32,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Tokens by model. started: when the server began to count, in seconds since the epoch; None if unknown."""
+    """Tokens by model. seconds: how long the server has been counting; None if unknown."""
 
     models: Mapping[str, Tokens]
-    started: float | None
+    seconds: float | None
 
 
 def read_metrics(text: str) -> Reading:
@@ -43,14 +43,14 @@ def read_metrics(text: str) -> Reading:
     from prometheus_client.parser import text_string_to_metric_families
 
     counts: dict[str, dict[str, int]] = {}
-    created: list[float] = []
+    seconds: float | None = None
     ours = False
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 ours = ours or sample.name.startswith("localllm_")
-                if sample.name.startswith("localllm_") and sample.name.endswith("_created"):
-                    created.append(sample.value)
+                if sample.name == "localllm_uptime_seconds":
+                    seconds = sample.value
                 elif (field := _COUNTERS.get(sample.name)) is not None:
                     model = counts.setdefault(sample.labels.get("model", ""), {})
                     model[field] = model.get(field, 0) + int(sample.value)
@@ -58,7 +58,7 @@ def read_metrics(text: str) -> Reading:
         raise RequestError(f"The metrics are not in Prometheus' text format ({error}).") from error
     if not ours:
         raise RequestError("The metrics are not those of a localllm server: no localllm_ counters.")
-    return Reading({name: Tokens(**fields) for name, fields in counts.items()}, min(created, default=None))
+    return Reading({name: Tokens(**fields) for name, fields in counts.items()}, seconds)
 
 
 class Tally:

@@ -371,7 +371,7 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     try:
         native_needs(file, native_kv_types(file, settings), settings.threads, native_drafts(settings, draft))
     except UnsupportedModelError as error:
-        return f"the native engine cannot: {error}"
+        return f"the native engine cannot: {error.message}"
     projector = projector_of(file, settings)
     return f"{projector.name} is its image projector, which needs llama.cpp" if projector else ""
 
@@ -401,9 +401,9 @@ def open_placed(
     """Load the weights where they were placed; return the runner and where they are.
 
     draft: as for place; a head is loaded too, a draft model is the caller's to load, before this. With backend "auto",
-    a model that the native engine turns out not to support goes to llama.cpp. If a GPU has less memory than it
-    reported, less is placed there, a warning is logged and the notes say so. progress is called on this thread; an
-    exception in it ends the load. Raises OutOfMemoryError or LlamaCppMemoryError if memory does not suffice;
+    a model that the native engine turns out not to support goes to llama.cpp, with a warning. If a GPU has less memory
+    than it reported, less is placed there, a warning is logged and the notes say so. progress is called on this thread;
+    an exception in it ends the load. Raises OutOfMemoryError or LlamaCppMemoryError if memory does not suffice;
     UnsupportedModelError, LlamaCppError.
     """
     from models.errors import UnsupportedModelError, kernels_needed
@@ -419,16 +419,22 @@ def open_placed(
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
-            reason = f"the native engine cannot: {error}"
+            reason = f"the native engine cannot: {error.message}"
             refuse_head_on_llama(draft, reason)
             room, beside = placed.uses[0].available, placed.draft
             placed = place_on_gpus(file, settings, reason, room, gpus_here(), beside, dry_run=True)
+            log_fallback(file, placed)
     if runner is None:
         runner, placed = _open_llama(file, placed, progress)
     if KEPT_KEYS in placed.notes:
         log.warning("%s: %s", file.path.name, KEPT_KEYS)
     log.info("%s: %s", file.path.name, placed)
     return runner, placed
+
+
+def log_fallback(file: ModelFile, placed: Placement) -> None:
+    """Warn that llama.cpp computes what was placed on the native engine."""
+    log.warning("%s: %s llama.cpp computes it instead.", file.path.name, placed.reason)
 
 
 def _open_native(

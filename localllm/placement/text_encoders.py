@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,14 @@ from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
 from gguf_io.runner_info import LoadProgress
 from gpu_offload.options import LlamaOptions, Use
-from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here
+from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here, log_fallback
 from localllm.placement.companions import WITHOUT
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from models.errors import UnsupportedModelError
 
 _LLAMA_CONTEXT_BYTES = 256 << 20  # an estimate
 
@@ -79,9 +82,9 @@ def open_text_encoder(
 ) -> tuple[TextEncoder, Placement]:
     """Load a model to pool its states.
 
-    With backend "auto", a model that the native engine turns out not to support goes to llama.cpp. progress is called
-    on this thread; an exception from it aborts the load and is propagated. Raises OutOfMemoryError, ModelFileError and
-    its subclasses, also for a reranker without a head, and LlamaCppError.
+    With backend "auto", a model that the native engine turns out not to support goes to llama.cpp, with a warning.
+    progress is called on this thread; an exception from it aborts the load and is propagated. Raises OutOfMemoryError,
+    ModelFileError and its subclasses, also for a reranker without a head, and LlamaCppError.
     """
     from models.errors import UnsupportedModelError, kernels_needed
     from models.text_encoder import TextEncoder as NativeTextEncoder
@@ -93,16 +96,18 @@ def open_text_encoder(
                 return NativeTextEncoder(file, settings.threads, progress), placed
         except UnsupportedModelError as error:
             placed = _to_llama(file, placed, error, placed.uses[0].available, gpus_here)
+            log_fallback(file, placed)
     from gpu_offload.text_encoder import LlamaTextEncoder
 
     return LlamaTextEncoder(file, placed.options, progress), placed
 
 
-def _to_llama(file: ModelFile, chosen: Placement, error: Exception, room: int, gpus: Gpus) -> Placement:
+def _to_llama(file: ModelFile, chosen: Placement, error: "UnsupportedModelError", room: int, gpus: Gpus) -> Placement:
     """llama.cpp's placement of what the native engine turned out not to support; raises the error if not allowed."""
     if chosen.settings.backend == "native" or not llama_is_here():
         raise error
-    return _on_llama(file, replace(chosen, backend="llama", reason=f"the native engine cannot: {error}"), room, gpus)
+    reason = f"the native engine cannot: {error.message}"
+    return _on_llama(file, replace(chosen, backend="llama", reason=reason), room, gpus)
 
 
 def _on_llama(file: ModelFile, chosen: Placement, room: int, gpus: Gpus) -> Placement:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +34,9 @@ class Metrics:
 
     def __init__(self, slo: Slo | None = None) -> None:
         self.registry = CollectorRegistry()
+        began = time.monotonic()
+        uptime = Gauge("localllm_uptime_seconds", "How long the server has run.", registry=self.registry)
+        uptime.set_function(lambda: time.monotonic() - began)
         self.requests = Counter(
             "localllm_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
         )

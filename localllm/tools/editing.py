@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from localllm.tools.action import Action, FileChange, Tool, ToolError, schema_of
-from localllm.tools.folder import Folder, read_bytes
+from localllm.tools.folder import PATH, Folder, read_bytes
 from localllm.tools.journal import Journal
 
 
@@ -19,7 +19,7 @@ def editing_tool(folder: Folder, journal: Journal) -> Tool:
         "edit_file",
         "Change a text file: old_text, which must occur exactly once, is replaced by new_text. "
         "An empty old_text creates a new file with new_text. The user sees the change and decides.",
-        schema_of({"path": text, "old_text": text, "new_text": text}, "path", "old_text", "new_text"),
+        schema_of({"path": PATH, "old_text": text, "new_text": text}, "path", "old_text", "new_text"),
         lambda arguments: _plan(folder, journal, arguments),
     )
 

@@ -8,6 +8,7 @@ from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
 MAX_FILE_BYTES = 4 * 2**20  # of a file to read or edit
+PATH = {"type": "string", "description": "relative to the user's folder, which is ."}  # the schema of a path
 
 
 class Folder:

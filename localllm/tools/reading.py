@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.files import walked
 from localllm.tools.action import Action, Tool, ToolError, schema_of
-from localllm.tools.folder import Folder, read_text
+from localllm.tools.folder import PATH, Folder, read_text
 
 LINES = 400  # returned per call
 MAX_NAMES = 500
@@ -27,20 +27,20 @@ def reading_tools(folder: Folder) -> list[Tool]:
         Tool(
             "read_file",
             f"Read a text file. Long files come in parts of {LINES} lines; `start` is the first line, from 1.",
-            schema_of({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
+            schema_of({"path": PATH, "start": {"type": "integer", "minimum": 1}}, "path"),
             lambda arguments: _plan_read(folder, arguments),
         ),
         Tool(
             "list_files",
             "List the files below a folder. `pattern` limits them, for example *.py. Hidden files are left out.",
-            schema_of({"path": _TEXT, "pattern": _TEXT}),
+            schema_of({"path": PATH, "pattern": _TEXT}),
             lambda arguments: _plan_list(folder, arguments),
         ),
         Tool(
             "search_files",
             "Find the lines that contain a text, whatever its case, in the files below a folder. "
             "`pattern` limits the files, for example *.py. Hidden files are left out.",
-            schema_of({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
+            schema_of({"text": {"type": "string", "minLength": 1}, "path": PATH, "pattern": _TEXT}, "text"),
             lambda arguments: _plan_search(folder, arguments),
         ),
     ]
@@ -74,7 +74,7 @@ def _plan_read(folder: Folder, arguments: dict[str, Any]) -> Action:
 
 
 def _plan_list(folder: Folder, arguments: dict[str, Any]) -> Action:
-    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
+    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern") or "*"
 
     def read(stop: threading.Event) -> str:
         found: list[str] = []
@@ -88,7 +88,7 @@ def _plan_list(folder: Folder, arguments: dict[str, Any]) -> Action:
 
 
 def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
-    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
+    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern") or "*"
     wanted = arguments["text"].casefold()
 
     def read(stop: threading.Event) -> str:

@@ -12,7 +12,9 @@ from localllm import files
 from localllm.documents.index import DocumentIndex
 from localllm.engine.file_digest import FileDigest
 from localllm.files import STALE_S, stale, unsettled_s
+from localllm.measure.served import read_metrics
 from localllm.server.catalog import _moment
+from localllm.server.metrics import Metrics
 from localllm.tools.journal import Journal
 from tests.waiting import PATIENCE_S
 
@@ -47,6 +49,11 @@ def test_files_written_before_a_jump_are_settled(tmp_path: Path, jumped: int) ->
     parts = hashlib.sha256(b"weights").hexdigest()
     assert digest.value == hashlib.sha256(parts.encode()).hexdigest()
     assert FileDigest([state], store).value == digest.value, "it was not kept"
+
+
+def test_a_server_says_how_long_it_has_run(jumped: int) -> None:
+    seconds = read_metrics(Metrics().text().decode()).seconds
+    assert seconds is not None and 0 <= seconds < PATIENCE_S
 
 
 def test_an_index_reads_files_of_another_time_once(

@@ -7,11 +7,53 @@ import pytest
 
 from localllm.engine.request import FinishReason
 from localllm.settings import Settings
-from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.fakes.scripted_model import write_scripted_model
+from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.engine_backend import EngineBackend
+from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
-from tui.sessions import SessionStore
+from tui.sessions import Role, SessionStore
+
+
+def test_calls_without_markers_run_once_they_are_allowed(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {
+        "0": 'I look first.\n```json\n{"name": "read_file", "arguments": {"path": "a.txt", "start": 1}}\n```',
+        "1": '{"name": "run_command", "arguments": {"command": "echo made > b.txt"}}',
+        "2": '```json\n{"name": "delete_file", "arguments": {"path": "b.txt"}}\n```\nThat is no tool.',
+    }
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    model = write_scripted_model(tmp_path / "scripted.gguf", scripts)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.txt").write_text("words of a\n")
+    monkeypatch.chdir(folder)
+    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, threads=1, backend="native"))
+
+    async def flow() -> None:
+        async with make_app(backend, str(model)).run_test(size=(120, 40)) as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "/tools on")
+            await until(pilot, lambda: chat.query(".note"))
+            await say(pilot, "Make b.txt")
+            await until(pilot, lambda: isinstance(pilot.app.screen, ApprovalScreen) and pilot.app.focused)
+            assert not (folder / "b.txt").exists()
+            await pilot.press("down", "enter")
+            await until(pilot, lambda: len(chat.conversation.messages) == 6)
+            last = await answered(pilot)
+            found = [(message.role, message.content) for message in chat.conversation.messages]
+            assert found[1:3] == [(Role.ASSISTANT, "I look first."), (Role.TOOL, "words of a\n")]
+            assert [role for role, _ in found[3:]] == [Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+            assert (folder / "b.txt").read_text() == "made\n"
+            assert last.content == scripts["2"] and not last.calls
+
+    try:
+        asyncio.run(flow())
+    finally:
+        backend.close()
 
 
 @pytest.mark.slow

@@ -74,8 +74,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return called
 
 
-def test_since_the_start(server: Metrics, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.time, "time", lambda: 1.7e9 + 7200)
+def test_since_the_start(server: Metrics, call: Call) -> None:
     arguments = ["--watts", "500", "--kwh-price", "0.30", "--api-prompt", "1000", "--api-generated", "4000"]
     code, out, err = call(server.url, *arguments)
     assert (code, err) == (0, "")
@@ -95,13 +94,12 @@ def test_since_the_start(server: Metrics, call: Call, monkeypatch: pytest.Monkey
 
 
 def test_json(server: Metrics, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.time, "time", lambda: 1.7e9 + 3600)
     monkeypatch.setenv("LOCALLLM_REMOTE_KEY", "secret")
     code, out, _ = call(server.url, "--watts", "100", "--json")
     report = json.loads(out)
     assert code == 0
     assert report["models"]["a"] == {"prompt": 100, "cached": 25, "generated": 40}
-    assert (report["seconds"], report["kwh"], report["energy_source"], report["api"]) == (3600, 0.1, "stated", None)
+    assert (report["seconds"], report["kwh"], report["energy_source"], report["api"]) == (7200, 0.2, "stated", None)
     assert server.keys == ["Bearer secret"]
 
 
@@ -161,7 +159,7 @@ def test_why_there_are_no_counters(
     [
         (METRICS, 401, [], "/metrics refuses with 401"),
         ("nothing 1.0\n", 200, [], "not those of a localllm server"),
-        ("localllm_tasks 1.0\n", 200, [], "does not say when it started; measure from now on with --for"),
+        ("localllm_tasks 1.0\n", 200, [], "does not say how long it has run; measure from now on with --for"),
         (METRICS, 200, ["--api-prompt", "1"], "needs both --api-prompt and --api-generated"),
         (METRICS, 200, ["--api-cached", "1"], "needs both --api-prompt and --api-generated"),
     ],

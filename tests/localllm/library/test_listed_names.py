@@ -126,7 +126,7 @@ def test_requests_never_name_paths(home: Path, tiny_gguf: bytes, name: str) -> N
         Catalog([], Settings()).find(name)
 
 
-@pytest.mark.parametrize("name", ["./text.gguf", "/models/m.gguf", "~/m", "../m.gguf"])
+@pytest.mark.parametrize("name", ["./text.gguf", "/models/m.gguf", "~/m", "../m.gguf", r"C:\m.gguf", r"a\b"])
 def test_a_path_is_not_taken_for_a_name(name: str) -> None:
     with pytest.raises(LibraryError, match="is a path, not a model's name"):
         ModelName.parse(name)

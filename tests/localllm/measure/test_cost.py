@@ -14,8 +14,8 @@ localllm_ttft_seconds_count 3.0
 localllm_ttft_seconds_sum 0.5
 # TYPE localllm_ttft_seconds_created gauge
 localllm_ttft_seconds_created 1.7e+09
-# TYPE localllm_requests_created gauge
-localllm_requests_created{route="/health",status="200"} 1.8e+09
+# TYPE localllm_uptime_seconds gauge
+localllm_uptime_seconds 7200.0
 # TYPE localllm_prompt_tokens_total counter
 localllm_prompt_tokens_total{model="a"} 100.0
 localllm_prompt_tokens_total{model="b"} 7.0
@@ -28,7 +28,7 @@ localllm_prefix_hit_tokens_total{model="a",tier="disk"} 5.0
 
 
 def test_counters_are_added_up_by_model() -> None:
-    assert read_metrics(METRICS) == Reading({"a": Tokens(100, 25, 40), "b": Tokens(prompt=7)}, 1.7e9)
+    assert read_metrics(METRICS) == Reading({"a": Tokens(100, 25, 40), "b": Tokens(prompt=7)}, 7200)
 
 
 def test_a_server_that_has_served_nothing() -> None:

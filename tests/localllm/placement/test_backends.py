@@ -160,10 +160,10 @@ def test_llama_cpp_tells_where_the_model_lies(data_dir: Path) -> None:
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("error", [UnsupportedModelError, KernelError])
 def test_what_the_native_engine_turns_out_not_to_compute_goes_to_llama_cpp(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise error("its rope is of another kind.")
+        raise error("its rope is of another kind.", remedy="Use --backend llama.")
 
     monkeypatch.setattr("models.native_runner.NativeRunner", refuse)
     see(monkeypatch)
@@ -172,6 +172,11 @@ def test_what_the_native_engine_turns_out_not_to_compute_goes_to_llama_cpp(
         runner.close()
         assert runner.info.backend == choice.name == "llama.cpp"
         assert "its rope is of another kind" in choice.why
+        (told,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        assert told == (
+            "stories260K-F32.gguf: the native engine cannot: its rope is of another kind. "
+            "llama.cpp computes it instead."
+        )
         with pytest.raises(UnsupportedModelError):
             open_runner(file, Settings(backend="native"), None)
 
