@@ -14,7 +14,7 @@ from gguf_io.chat_template import load_chat_template
 from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
-from localllm.answer.late_tools import name_of, ordered
+from localllm.answer.late_tools import history_of, name_of, ordered
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import RenderedChat, render, trunk_length
@@ -111,8 +111,12 @@ class LocalModel:
         messages = list(request.messages) if request.before else self.conversation(request.messages)
         if not self.loaded.sees_images:
             messages = without_images(messages)
+        listed: Sequence[Mapping[str, Any]] = [tool for tool in request.tools if name_of(tool) not in request.described]
+        if listed and not request.before:
+            history = history_of(self.loaded.tool_histories, messages, listed, request.namespace)
+            messages, listed = history.told(messages), history.listed
         options = {
-            "tools": [ordered(tool) for tool in request.tools if name_of(tool) not in request.described],
+            "tools": [ordered(tool) for tool in listed],
             "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
             **self._today(),
@@ -157,11 +161,11 @@ class LocalModel:
     def _parameters(self, request: AnswerRequest) -> Mapping[str, Schema]:
         """The schemas of the tools that may be called, by name, in plain form. Raises RequestError."""
         chosen = request.chosen_tools
-        if not request.tools:
+        if not request.offered_tools:
             return {}
         from localllm.answer.call_constraints import checked
 
-        found = checked(parameters_of(request.tools))
+        found = checked(parameters_of(request.offered_tools))
         return {name: found[name] for name in parameters_of(chosen)} if chosen else found
 
     def _today(self) -> Mapping[str, str]:

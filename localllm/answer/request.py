@@ -27,7 +27,8 @@ class AnswerRequest:
         token ids before the prompt or the messages.
     template: a Jinja chat template for this request, instead of the model's.
     tools: in OpenAI's format. described: the names of those that the messages define, so that the prompt's list does
-        not. tool_choice: the name of the tool that must be called, "" for any of them.
+        not. allowed: the names of those that may be called; None for all.
+    tool_choice: the name of the tool that must be called, "" for any of them.
     one_call: the answer ends with its first tool call.
     format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
         source, instead.
@@ -51,6 +52,7 @@ class AnswerRequest:
     template: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     described: Collection[str] = ()
+    allowed: Collection[str] | None = None
     tool_choice: str | None = None
     one_call: bool = False
     format: Any = None
@@ -92,11 +94,16 @@ class AnswerRequest:
         return self.has_format or self.grammar is not None or self.tool_choice is not None
 
     @property
+    def offered_tools(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called."""
+        return [tool for tool in self.tools if self.allowed is None or tool["function"]["name"] in self.allowed]
+
+    @property
     def chosen_tools(self) -> list[Mapping[str, Any]]:
         """The tools, one of which must be called; [] if none must. Raises RequestError if the named one is missing."""
         if self.tool_choice is None:
             return []
-        found = [tool for tool in self.tools if self.tool_choice in ("", tool["function"]["name"])]
+        found = [tool for tool in self.offered_tools if self.tool_choice in ("", tool["function"]["name"])]
         if not found:
             raise RequestError(
                 f"tool_choice names {self.tool_choice[:64]!r}, which is not among the tools"

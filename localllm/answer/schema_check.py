@@ -27,7 +27,7 @@ _CHILDREN = ConfinedChildren("localllm.answer.schema_worker", MAX_MEMORY_BYTES, 
 
 def is_checked(request: AnswerRequest) -> bool:
     """Whether the answers to a request must match a schema."""
-    return isinstance(request.format, Mapping) or bool(request.tools)
+    return isinstance(request.format, Mapping) or bool(request.offered_tools)
 
 
 def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
         except ValueError:
             return ("The answer is not valid JSON.",)
         return _lacking("The answer", request.format, value)
-    parameters = parameters_of(request.tools)
+    parameters = parameters_of(request.offered_tools)
     found: list[str] = []
     for number, call in enumerate(answer.calls, start=1):
         if call.name in parameters:

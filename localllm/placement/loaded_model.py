@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cpu_kernels.cores import usable_processors
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
@@ -40,7 +40,8 @@ class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
     placement: its backend, where its bytes are, and why. adapters: the files of its LoRA adapters, each with its
-    default weight. trunks: prompts of system text and tools alone, cached by localllm.answer.rendering.
+    default weight. trunks: prompts of system text and tools alone, cached by localllm.answer.rendering. tool_histories:
+    of conversations, kept by localllm.answer.late_tools.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LoadedModel:
         self.placement = placement
         self.adapters = adapters
         self.trunks: dict[str, tuple[int, ...]] = {}
+        self.tool_histories: dict[str, Any] = {}
         self._vocabulary_lock = threading.Lock()
         self._constraint_vocabulary: ConstraintVocabulary | None = None
 

@@ -24,8 +24,8 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
     if request.tool_choice is not None:
         # llama.cpp treats a named tool as "auto", but forces a call of the only tool.
         body |= {"tools": request.chosen_tools, "tool_choice": "required"}
-    elif request.tools:
-        body["tools"] = list(request.tools)
+    elif offered := request.offered_tools:
+        body["tools"] = offered
     if request.goes_on:  # without these, vLLM and SGLang start a new message, and llama.cpp repeats the old one
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if request.has_format:

@@ -97,8 +97,8 @@ class OllamaModel:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         if request.think is not None:
             body["think"] = request.think
-        if request.tools:
-            body["tools"] = list(request.tools)
+        if offered := request.offered_tools:
+            body["tools"] = offered
         if request.has_format:
             body["format"] = request.format
         return RemotePrompt(self.server.endpoint, "/api/chat", body, partial(_read, most=logprobs or 0))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from localllm.answer.late_tools import definition
+from localllm.answer.late_tools import definitions
 from localllm.answer.request import AnswerRequest
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
@@ -145,7 +145,7 @@ class _Loading:
             if name not in self._deferred or name in self.loaded:
                 return text_part(name)
             self.loaded[name] = self._deferred[name]
-            return text_part(definition(self.loaded[name]))
+            return text_part(definitions([self.loaded[name]]))
         content = block.get("content")
         if not isinstance(content, list):
             return block

@@ -69,26 +69,28 @@ def custom_input(call: ToolCall) -> str:
 
 
 def with_choice(box: Toolbox, choice: str | Object | None) -> Object:
-    """The fields `tools` and `tool_choice` of an AnswerRequest. Raises ApiError 400."""
-    functions = list(box.functions)
+    """The fields of an AnswerRequest about tools. Raises ApiError 400.
+
+    Tools that are not allowed stay in the prompt, so that another choice does not change it.
+    """
+    fields: Object = {"tools": list(box.functions)}
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         entries = allowed.get("tools") if isinstance(allowed, dict) else None
         if not isinstance(entries, list):
             raise ApiError(400, "tool_choice of type allowed_tools needs a list of tools")
-        names = {_chosen_name(entry) for entry in entries if isinstance(entry, dict)}
-        functions = [function for function in functions if function["function"]["name"] in names]
+        fields["allowed"] = {name for entry in entries if isinstance(entry, dict) and (name := _chosen_name(entry))}
         choice = allowed.get("mode", "auto")
     if choice in (None, "auto"):
-        return {"tools": functions, "tool_choice": None}
+        return fields
     if choice == "none":
-        return {"tools": [], "tool_choice": None}
+        return {"tools": []}
     if choice == "required":
-        return {"tools": functions, "tool_choice": ""}
+        return {**fields, "tool_choice": ""}
     name = _chosen_name(choice) if isinstance(choice, dict) else None
     if name is None:
         raise ApiError(400, 'tool_choice must be "none", "auto", "required", allowed_tools or name a tool')
-    return {"tools": functions, "tool_choice": name}
+    return {**fields, "tool_choice": name}
 
 
 def _chosen_name(choice: Object) -> str | None:
