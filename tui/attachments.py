@@ -126,7 +126,7 @@ def find_attachments(
             file = named[name]
             found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
         elif os.path.isfile(path):
-            found[name] = _attached(name, path, count_tokens, picture_tokens)
+            found[name] = attached(name, path, count_tokens, picture_tokens)
         elif strict and PASTED.fullmatch(name):
             raise MissingFileError(
                 f"{name} was pasted into another chat. Paste it again; Enter sends its name as text."
@@ -157,14 +157,15 @@ def mention_of(pasted: str) -> str | None:
     return f'@"{name}"' if " " in name else f"@{name}"
 
 
-def _attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
+def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
+    """A file as an attachment. Raises RequestError if it cannot be read, is too large or of another type."""
     data = _read(path)
     try:
         text = decoded(data)
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
         if data.startswith(_PICTURES) or kind.startswith("image/"):
-            return _picture(name, data, picture_tokens)
+            return picture(name, data, picture_tokens)
         raise RequestError(
             f"{path}: is not UTF-8 text (byte {error.start}). Only text, PNG and JPEG can be attached."
         ) from error
@@ -173,7 +174,8 @@ def _attached(name: str, path: Path, count_tokens: Counter, picture_tokens: Pict
     return text_file(name, text, count_tokens)
 
 
-def _picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
+def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
+    """A PNG or JPEG as an attachment. Raises RequestError for other data, and if the model reads text only."""
     from gpu_offload.pictures import check_picture
 
     try:

@@ -5,6 +5,9 @@ import os
 import sys
 from io import TextIOWrapper
 
+COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent"}
+"""The commands of this package, as in localllm.cli.main."""
+
 
 def main() -> None:
     """Run the command line, or the chat if no command is given. Ctrl-C exits silently, even during startup."""
@@ -29,7 +32,7 @@ def _run() -> None:
         case _:
             from localllm.cli import main as command_line
 
-            command_line.main({"chat": "tui.command:chat", **command_line.COMMANDS})  # first in the help
+            command_line.main({**COMMANDS, **command_line.COMMANDS})  # first in the help
 
 
 def _prepare_streams() -> None:

@@ -18,6 +18,7 @@ EXAMPLES = {
         'localllm run model.gguf "What is in it?" --image picture.png',
         'localllm run --remote http://host:8000 Qwen/Qwen3-8B "Hello"',
     ),
+    "agent": ("localllm agent qwen3:8b", "localllm agent --host 127.0.0.1"),
     "chat": ("localllm chat", "localllm chat hf.co/user/repo-GGUF:Q4_K_M", "localllm chat --remote http://host:8000"),
     "ask": (
         'localllm ask notes "Which ports does the firewall open?"',

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from localllm.cli.help import EXAMPLES
 from localllm.cli.main import COMMANDS, application
+from tui.main import COMMANDS as CHAT_COMMANDS
 
-ALL = application({"chat": "tui.command:chat", **COMMANDS})
+ALL = application({**CHAT_COMMANDS, **COMMANDS})
 PROGRAM: Any = typer.main.get_command(ALL)
 
 

@@ -11,12 +11,13 @@ from models.builtin.training.corpus import TITLE_PROMPT
 from models.builtin.training.tables import table
 from tui import conversation
 from tui.commands.table import COMMANDS, find_command
+from tui.main import COMMANDS as CHAT_COMMANDS
 
 ANSWERS = [row["answer"] for row in table("help")["help"]] + [
     row["answer"] for row in table("small_talk")["talk"] if "answer" in row
 ]
 CODE = re.compile(r"`([^`]+)`")
-CLI = typer.main.get_command(command_line.application({"chat": "tui.command:chat", **command_line.COMMANDS})).commands  # type: ignore[attr-defined]
+CLI = typer.main.get_command(command_line.application({**CHAT_COMMANDS, **command_line.COMMANDS})).commands  # type: ignore[attr-defined]
 
 
 def spans() -> list[str]:
