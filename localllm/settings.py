@@ -100,7 +100,8 @@ class Settings(CommonSampling):
     # of this machine and web origins that may call (comma-separated), how long an idle model stays (such as 5m), limits
     # on requests running or waiting, on models in memory and on their MiB, seconds that requests get to finish when the
     # server stops, the latency targets of its metrics (such as ttft=2s,tpot=100ms), and names for lists of models, of
-    # which the next one answers if one cannot (such as smart=qwen3:8b,qwen3:0.6b).
+    # which the next one answers if one cannot (such as smart=qwen3:8b,qwen3:0.6b), and whether a name that no model has
+    # means the only model.
     host: str = "127.0.0.1"
     port: int = 11434
     api_key: str | None = field(default=None, repr=False)
@@ -114,6 +115,7 @@ class Settings(CommonSampling):
     grace_s: int = 30
     slo: str | None = None
     fallbacks: str = ""
+    any_name: bool = True
 
     def __post_init__(self) -> None:
         for name in _BOUNDS:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from localllm.errors import LocalLLMError, QueueFullError
 from localllm.server import operation
 from localllm.server.anthropic import messages
+from localllm.server.anthropic import models as anthropic_models
 from localllm.server.errors import RETRY_AFTER, ErrorBody, Refusal, refusal_of
 from localllm.server.json_body import ProtocolRoute, what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp_completion
@@ -36,6 +37,7 @@ _PROTOCOLS = (
     library,
     chat,
     completions,
+    anthropic_models,  # before OpenAI's: its routes take only requests of Anthropic's clients
     openai_models,
     responses,
     messages,
@@ -70,7 +72,8 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
 
 def error_body_at(path: str) -> ErrorBody:
     """The error format for a path that matches no route: that of the route with the longest common prefix."""
-    routes = [route for module in _PROTOCOLS for route in module.router.routes if isinstance(route, ProtocolRoute)]
+    modules = [module for module in _PROTOCOLS if module is not anthropic_models]
+    routes = [route for module in modules for route in module.router.routes if isinstance(route, ProtocolRoute)]
     steps = path.split("/")
 
     def common(route: ProtocolRoute) -> int:

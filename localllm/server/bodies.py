@@ -182,7 +182,7 @@ class AppliedAdapter(Body):
 class ModelBody(Body):
     """A request about a model; the only one if it names none."""
 
-    model: str = ""
+    model: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
 
 
 class ComputedBody(ModelBody):

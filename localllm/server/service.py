@@ -24,7 +24,7 @@ from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
 from localllm.library.names import BUILT_IN, plain
 from localllm.remote.connection import RemoteError
 from localllm.server.contents import with_few_images
-from localllm.server.errors import ApiError
+from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import goes_to_the_next
 from localllm.server.keys import CLIENT, namespace_of
 from localllm.server.limits import MAX_PREPARING
@@ -222,9 +222,34 @@ class Service:
                 found.append((models, entry, replace(models.about(entry), name=name)))
         return found
 
+    async def rows(self) -> list[tuple[ModelAbout, int]]:
+        """The rows of `listed`, each with the model's context."""
+        found = [about for *_, about in await to_thread.run_sync(self.listed)]
+        return list(zip(found, await self.contexts(found), strict=True))
+
+    async def contexts(self, models: Sequence[ModelAbout]) -> list[int]:
+        """The most tokens of prompt and answer together: those of loaded models, else what a load would ask for.
+
+        0 is unknown.
+        """
+        loaded = {one.about.name: one.context for one in await self.models.resident()}
+        most = self.options.settings.ctx or math.inf
+        return [loaded.get(one.name) or (int(min(one.context, most)) if one.context else 0) for one in models]
+
     async def model_or_only(self, name: str) -> str:
-        """The name; if empty, the only model in memory, else the only one besides the built-in. Raises ApiError 400."""
+        """The model that a request means; `name` may be empty.
+
+        Without a name, it is the only model in memory, else the only one besides the built-in. A name that no model has
+        means the only one besides the built-in, unless the settings say otherwise. Raises ApiError 400 or 404.
+        """
         if name:
+            try:
+                await self.find(name)
+            except ModelNotFoundError:
+                names = [about.name for *_, about in await to_thread.run_sync(self.listed) if about.name != BUILT_IN]
+                if len(names) != 1 or not self.options.settings.any_name:
+                    raise
+                return names[0]
             return name
         resident = [one.about.name for one in await self.models.resident()]
         listed = [about.name for *_, about in await to_thread.run_sync(self.listed)]

@@ -32,7 +32,7 @@ def test_other_programs_and_declared_variables_are_left_alone(tmp_path: Path) ->
     ("text", "words"),
     [
         ("temprature = 1.0", ["temprature", "Did you mean temperature?", "config.toml"]),
-        ("zzzzzz = 1", ["zzzzzz", "Choose from: allow_hosts, api_key"]),
+        ("zzzzzz = 1", ["zzzzzz", "Choose from: allow_hosts, any_name, api_key"]),
         ("[run]\ntop_k = 1", ["'run'"]),
         ("top_k = true", ["config.toml: top_k must be a whole number (got True)"]),
         ("top_k = 1.5", ["top_k must be a whole number (got 1.5)"]),

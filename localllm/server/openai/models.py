@@ -22,14 +22,14 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 @router.get("/models")
 async def models(service: ServiceDep) -> Object:
     """List the models that requests may name."""
-    listed = await to_thread.run_sync(service.listed)
-    return {"object": "list", "data": [_row(about) for *_, about in listed]}
+    return {"object": "list", "data": [_row(about, context) for about, context in await service.rows()]}
 
 
 @router.get("/v1/models/{model:path}")
 async def model(model: str, service: ServiceDep) -> Object:
     """Describe one model."""
-    return _row(await to_thread.run_sync(service.about, model))
+    about = await to_thread.run_sync(service.about, model)
+    return _row(about, (await service.contexts([about]))[0])
 
 
 @router.post("/v1/embeddings")
@@ -53,8 +53,12 @@ async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
     }
 
 
-def _row(about: ModelAbout) -> Object:
-    return {"id": about.name, "object": "model", "created": about.created, "owned_by": about.owner}
+def _row(about: ModelAbout, context: int) -> Object:
+    """A model in OpenAI's form, with its context as vLLM and llama.cpp name it."""
+    told: Object = {"id": about.name, "object": "model", "created": about.created, "owned_by": about.owner}
+    meta = {"n_ctx": context, "n_ctx_train": about.context, "n_embd": about.width, "size": about.size}
+    known = {name: value for name, value in meta.items() if value}
+    return told | ({"max_model_len": context} if context else {}) | ({"meta": known} if known else {})
 
 
 def _encoded(row: NDArray[np.float32], encoding: str) -> Any:
