@@ -202,19 +202,25 @@ class Engine:
         return asked
 
     def close(self) -> None:
-        """Cancel everything, finish writes to the disk tier, stop the thread and close the runner. Idempotent."""
+        """Cancel everything, stop the thread, close the runner and finish writes to the disk tier. Idempotent.
+
+        The runner is closed as soon as what is to be written has been exported: a slow disk holds no device's memory.
+        """
         with self._lock:
             self._closing = True
         self._interrupt()
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
-        if not self._closed:
-            self._kv.close(finish=not self._failure)
+        if self._closed:
+            return
+        self._closed = True
+        self._kv.close(finish=not self._failure, release=self._close_runner)
+
+    def _close_runner(self) -> None:
         self.runner.close()
         if self._drafter is not None:
             self._drafter.close()
-        self._closed = True
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if the bookkeeping is inconsistent. Between steps only; takes some milliseconds."""

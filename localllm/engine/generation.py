@@ -187,7 +187,9 @@ class Generation:
     def fail(self, error: Exception) -> None:
         """End with an error, which the last event reports. Logs it unless it is a LocalLLMError."""
         self.finish_reason, self._error = FinishReason.ERROR, error
-        if not isinstance(error, LocalLLMError):
+        if isinstance(error, LocalLLMError):
+            log.debug("A generation failed", exc_info=error)
+        else:
             log.error("A generation failed with an unexpected error", exc_info=error)
 
     def abort(self, reason: FinishReason, error: Exception | None) -> None:
@@ -226,6 +228,8 @@ class Generation:
         text = None if error is None else str(error)
         if error is not None and not isinstance(error, LocalLLMError):
             text = f"{type(error).__name__}: {error}. This is a bug in localllm; its log shows where."
+        if error is not None:
+            _remove_frames(error)
         self.writer.send_last(self.counts, self.finish_reason, self._sampler.seed, text, error)
 
     def _note_scores(self) -> None:
@@ -280,3 +284,12 @@ class Generation:
             self.finish_reason = FinishReason.STOP
         elif self.tokens_left <= 0:
             self.finish_reason = FinishReason.LENGTH
+
+
+def _remove_frames(error: BaseException) -> None:
+    """Remove an error's tracebacks, whose frames would keep the runner in memory as long as someone keeps the answer."""
+    chain: list[BaseException | None] = [error]
+    while chain:
+        if (one := chain.pop()) is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            chain += one.__cause__, one.__context__

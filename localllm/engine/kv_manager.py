@@ -184,10 +184,15 @@ class KVManager:
         if (handle := self._detached(sequence)) is not None:
             self._runner.free_sequence(handle)
 
-    def close(self, finish: bool) -> None:
-        """End the disk tier's threads; if `finish`, export and write everything that waits first."""
+    def close(self, finish: bool, release: Callable[[], None]) -> None:
+        """End the disk tier's threads; if `finish`, export and write everything that waits first.
+
+        release: called when nothing more is read from the runner, and always.
+        """
         if self.spiller is not None:
-            self.spiller.close(finish)
+            self.spiller.close(finish, release)
+        else:
+            release()
         if self._disks:
             self._disks[""].digest.stop()
 

@@ -3,10 +3,12 @@
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cpu_kernels.limits import available_memory
 from localllm.engine.disk_cache import SEGMENT_TOKENS, STATE_TOKENS, DiskCache
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.prefix_cache import PrefixCache
@@ -22,6 +24,11 @@ LEAST_TOKENS, LEAST_COPIED = 64, 16
 MOST_WAITING = 1024
 # How long closing waits for that digest, without which nothing can be written.
 DIGEST_S = 2.0
+# Segments that may wait for the disk while requests run.
+MOST_QUEUED = 2
+# Bytes that may wait for it once the engine closes, as a part of the free memory, and at most. The runner's memory is
+# free as soon as everything has been exported.
+CLOSING_SHARE, CLOSING_BYTES = 4, 1 << 30
 
 
 def told(error: Exception) -> str:
@@ -44,6 +51,21 @@ class _Prefix:
     segments: deque[tuple[int, int, bool, bool]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A segment of KV to write, tokens[start:], with the state after it; or the trunk to pin, if `kv` is None."""
+
+    disk: DiskCache
+    tokens: list[int]
+    start: int = 0
+    kv: bytes | None = None
+    state: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.kv or b"") + len(self.state)
+
+
 class Spiller:
     """Exports cached prefixes on the engine's thread, copies them, and writes them to the disk on another thread.
 
@@ -64,7 +86,10 @@ class Spiller:
         self._failed = False
         self._prefixes: deque[_Prefix] = deque(maxlen=MOST_WAITING)
         self._undigested: deque[_Prefix] = deque(maxlen=MOST_WAITING)
-        self._writes: queue.Queue[tuple[DiskCache, list[int], int, bytes, bytes] | None] = queue.Queue(maxsize=2)
+        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._room = threading.Condition()  # guards the number of bytes that wait to be written
+        self._bytes = 0
+        self._digest_due = 0.0  # until when writing waits for a digest; it is known while requests run
         self._thread = threading.Thread(target=self._write, name="kv-writer", daemon=True)
         self._thread.start()
 
@@ -95,7 +120,7 @@ class Spiller:
                 if not segments:
                     self._pin(self._prefixes.popleft())
                     continue
-                if self._writes.full() and not wait:
+                if self._writes.qsize() >= MOST_QUEUED and not wait:
                     return False
                 if self._export(prefix, *segments.popleft()):
                     return True
@@ -116,21 +141,37 @@ class Spiller:
         if copied and self._copies is not None:
             self._copies.store(prefix.space, prefix.tokens[:stop], start, kv)
         if written and prefix.disk is not None:
-            self._writes.put((prefix.disk, prefix.tokens[:stop], start, kv, state))
+            self._put(_Write(prefix.disk, prefix.tokens[:stop], start, kv, state))
         return True
 
-    def close(self, finish: bool) -> None:
-        """Finish all disk writes, of what is exported or, if `finish`, of everything that waits; end the thread."""
+    def _put(self, write: _Write) -> None:
+        """Hand a segment to the writer, once so many bytes may wait for it."""
+        most = min(CLOSING_BYTES, available_memory() // CLOSING_SHARE)
+        with self._room:
+            self._room.wait_for(lambda: not self._bytes or self._bytes + write.size <= most)
+            self._bytes += write.size
+        self._writes.put(write)
+
+    def close(self, finish: bool, release: Callable[[], None]) -> None:
+        """Finish all disk writes, of what is exported or, if `finish`, of everything that waits; end the thread.
+
+        release: called when nothing more is read from the runner, before the disk has everything.
+        """
         self._copies = None
         if not finish:
             self._prefixes.clear()
             self._undigested.clear()
-        if self._undigested and self._undigested[0].disk is not None:
-            self._undigested[0].disk.digest.wait(DIGEST_S)
-        while self.spill(wait=True):
-            pass
-        self._writes.put(None)
-        self._thread.join()
+        # Until the digest is known, every segment counts as missing.
+        self._prefixes.extend(self._undigested)
+        self._undigested.clear()
+        self._digest_due = time.monotonic() + DIGEST_S
+        try:
+            while self.spill(wait=True):
+                pass
+            release()
+        finally:
+            self._writes.put(None)
+            self._thread.join()
 
     def _state(self, prefix: _Prefix, sequence: int, stop: int) -> bytes:
         """The state to store after a segment, at ends and at STATE_TOKENS' divisors and multiples; else empty."""
@@ -146,7 +187,7 @@ class Spiller:
         if trunk and self._copies is not None:
             self._copies.pin(prefix.space, trunk)
         if trunk and prefix.disk is not None:
-            prefix.disk.pin(trunk)
+            self._writes.put(_Write(prefix.disk, trunk))
 
     def _due(self, prefix: _Prefix) -> deque[tuple[int, int, bool, bool]]:
         """The segments of a prefix still to be exported; looked up when its turn comes."""
@@ -161,10 +202,17 @@ class Spiller:
         return prefix.segments
 
     def _write(self) -> None:
-        while (job := self._writes.get()) is not None:
-            disk, tokens, start, kv, state = job
+        while (write := self._writes.get()) is not None:
             try:
-                disk.store(tokens, start, kv, state)
+                if not write.disk.ready:
+                    write.disk.digest.wait(max(self._digest_due - time.monotonic(), 0.0))
+                if write.kv is None:
+                    write.disk.pin(write.tokens)
+                else:
+                    write.disk.store(write.tokens, write.start, write.kv, write.state)
             except Exception:  # such as MemoryError; without this thread, close would wait forever
                 log.exception("A KV segment was not written")
+            with self._room:
+                self._bytes -= write.size
+                self._room.notify()
             self._wake_engine()

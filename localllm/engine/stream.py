@@ -29,6 +29,10 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+def _nothing() -> None:
+    """What a stream that has ended calls in place of its engine."""
+
+
 class StreamedEvent(Protocol):
     """The attributes of an event that a stream reads."""
 
@@ -77,6 +81,8 @@ class EventStream(Generic[EventT]):
             self._events.append(event)
             self.full = len(self._events) >= CAPACITY
             self._finished = event.finish_reason is not None
+            if self._finished:  # whoever keeps the answer's stream must not keep the engine, and its model
+                self._wake_engine = self._interrupt = _nothing
             listener = self._listener
             waiting, self._waiting = self._waiting, False
         if waiting:
