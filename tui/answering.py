@@ -52,6 +52,7 @@ def note_end(message: Message, last: AnswerEvent, unseen: Sequence[str]) -> None
     message.stats = {
         "prompt": counts.prompt,
         "cached": counts.cached,
+        "recomputed": counts.recomputed,
         "generated": counts.generated,
         "ttft_s": timings.ttft_s,
         "prefill_s": timings.prefill_s,

@@ -69,6 +69,8 @@ class Status:
             share = used / self.context
             style = "$error" if share > 0.95 else "$warning" if share > 0.8 else MUTED
             segments.append((1, f"ctx {used}/{self.context} {bar(share)}", style))
+        if self.counts.recomputed:
+            segments.append((6, f"{self.counts.recomputed} computed faster than read", MUTED))
         if self.counts.cached_memory or self.counts.cached_disk:
             kept = [f"{self.counts.cached_memory} in memory"] if self.counts.cached_memory else []
             kept += [f"{self.counts.cached_disk} on disk"] if self.counts.cached_disk else []

@@ -148,6 +148,7 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
     return {
         "prompt_tokens": last.counts.prompt,
         "cached_tokens": last.counts.cached,
+        "recomputed_tokens": last.counts.recomputed,
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
         "model": model,
@@ -164,8 +165,13 @@ def write_stats(last: AnswerEvent, placed: Placement, load_s: float) -> None:
 
     counts, timings = last.counts, last.timings
     seed = "" if last.seed is None else f", seed {last.seed}"
+    cached = f"{counts.cached} cached"
+    if counts.cached_disk:
+        cached += f", {counts.cached_disk} of them read from the disk in {timings.restore_s:.3f} s"
+    if counts.recomputed:
+        cached += f"; {counts.recomputed} stored tokens computed again, which is faster here"
     head = (
-        f"{placed}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
+        f"{placed}\nprompt {counts.prompt} tokens ({cached}), answer {counts.generated} tokens, "
         f"ended by {last.finish_reason}{seed}\n"
     )
     if placed.backend == "remote":

@@ -18,6 +18,7 @@ from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
+from localllm.engine.restore_costs import COMPUTED, RestoreCosts
 from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
@@ -64,7 +65,8 @@ class Engine:
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
     start() starts. context_limit None: the model's own. adapters: the default for requests that choose none. clock: the
-    source of all times, in seconds; a drafter must use the same one. chunk: how many rows a step may have.
+    source of all times, in seconds; a drafter must use the same one. chunk: how many rows a step may have. costs:
+    decides whether stored KV is restored or computed; None restores whatever is stored.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter for each decision of the caller
@@ -81,6 +83,7 @@ class Engine:
         adapters: AdapterSet = (),
         clock: Callable[[], float] = time.monotonic,
         chunk: ChunkSize | None = None,
+        costs: RestoreCosts | None = None,
     ) -> None:
         info = runner.info
         self._clock = clock
@@ -101,8 +104,11 @@ class Engine:
             background_pages=min(background_tokens // info.page_size, info.pages_total // 8),
             disk=disk,
             wake_engine=self._wake,
+            clock=clock,
+            costs=costs,
             adapters=adapters,
         )
+        self._costs = costs
         self._scheduler = Scheduler(runner, self._kv, max_running, drafter, clock, chunk)
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
@@ -347,7 +353,10 @@ class Engine:
         """Record a step in the journal and learn from its time. ran: when the runner finished."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
         self._later.append(partial(self._journal.note, step, began, plan.work))
-        self._scheduler.observe(plan, self._clock() - began)
+        took = self._clock() - began
+        self._scheduler.observe(plan, took)
+        if self._costs is not None and not (plan.decoded or plan.drafted or plan.images):
+            self._costs.observe(COMPUTED, len(plan), took)
 
     def _spill(self) -> bool:
         if self._kv.spiller is None:

@@ -111,6 +111,7 @@ class Generation:
             speculation.accepted if speculation else 0,
             prompt.dropped_messages,
             prompt.dropped_tokens + self._rolled,
+            sequence.recomputed,
         )
 
     @property
@@ -287,7 +288,7 @@ class Generation:
 
 
 def _remove_frames(error: BaseException) -> None:
-    """Remove an error's tracebacks, whose frames would keep the runner in memory as long as someone keeps the answer."""
+    """Remove an error's tracebacks: their frames would keep the runner in memory while someone keeps the answer."""
     chain: list[BaseException | None] = [error]
     while chain:
         if (one := chain.pop()) is not None and one.__traceback__ is not None:

@@ -1,11 +1,15 @@
 """Finds and stores each sequence's KV: prefix cache, other running sequences, copies, disk, free pages."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from localllm.engine.disk_cache import DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
+from localllm.engine.restore_costs import DISK, MEMORY, RestoreCosts
 from localllm.engine.runner import AdapterSet, KeepsStates, Runner
 from localllm.engine.sequence import TokenSequence
 from localllm.engine.spill import LEAST_TOKENS, Spiller, told
@@ -15,6 +19,26 @@ log = logging.getLogger(__name__)
 
 # Restoring fewer tokens than this does not pay.
 LEAST_RESTORED = 16
+# Segments that are read from the disk ahead of the one that is imported, and the threads that read them.
+READ_AHEAD, READERS = 3, 2
+
+
+@dataclass(slots=True)
+class _Restore:
+    """Segments of one tier that a sequence still has to import, the first next.
+
+    reads: of the first segments on disk, in order. tokens, seconds: imported so far, and the time that took.
+    """
+
+    segments: "deque[MemorySegment | Segment]"
+    last_state: Segment | None
+    reads: "deque[Future[memoryview | None]]" = field(default_factory=deque)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tier(self) -> str:
+        return DISK if isinstance(self.segments[0], Segment) else MEMORY
 
 
 class KVManager:
@@ -22,7 +46,8 @@ class KVManager:
 
     kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
     kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
-    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk.
+    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk. clock:
+    in seconds. costs: decides whether restoring pays; None restores whatever is stored.
     """
 
     def __init__(
@@ -32,9 +57,13 @@ class KVManager:
         background_pages: int,
         disk: DiskCache | None,
         wake_engine: Callable[[], None],
+        clock: Callable[[], float],
+        costs: RestoreCosts | None = None,
         adapters: AdapterSet = (),
     ) -> None:
         self._runner = runner
+        self._clock = clock
+        self._costs = costs
         self._can_truncate = runner.info.can_truncate
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
@@ -44,7 +73,8 @@ class KVManager:
         if disk is not None:
             self._disks[""] = disk if self._can_truncate else disk.of_states()
             disk.digest.when_known(wake_engine)
-        self.restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}  # to import before their next rows
+        self.restoring: dict[TokenSequence, _Restore] = {}  # to import before their next rows
+        self._readers: ThreadPoolExecutor | None = None  # made for the first segment on disk
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
         limit = runner.info.copies_bytes if self._can_truncate else 0
@@ -71,13 +101,14 @@ class KVManager:
         if coming - computed >= self._runner.info.page_size:
             return False
         try:
-            segments = self._stored(sequence, tokens) if len(tokens) - computed >= LEAST_RESTORED else []
+            segments = self._stored(sequence, tokens, computed) if len(tokens) - computed >= LEAST_RESTORED else []
         except Exception as error:
             self._note_failure("looked up", error)
             segments = []
-        if segments and segments[-1].useful - computed >= LEAST_RESTORED:
-            ahead = [segment for segment in segments if segment.stop > computed]
-            self.restoring[sequence] = ahead
+        if segments:
+            ahead = deque(segment for segment in segments if segment.stop > computed)
+            self.restoring[sequence] = restore = _Restore(ahead, self._last_state(segments))
+            self._read_ahead(restore)
             computed = min(computed, ahead[0].start)
         if computed == 0:
             handle = self._runner.create_sequence(sequence.space.adapters)
@@ -95,40 +126,60 @@ class KVManager:
     def restore(self, sequence: TokenSequence) -> bool:
         """Import one segment, if the sequence has one; return whether it had. Unreadable segments are recomputed.
 
-        After an unexpected error the sequence is computed from its first token; the first such error is logged.
+        The next ones are read from the disk meanwhile. After an unexpected error the sequence is computed from its
+        first token; the first such error is logged.
         """
-        segments = self.restoring.pop(sequence, ())
-        if not segments:
+        restore = self.restoring.pop(sequence, None)
+        if restore is None:
             return False
-        if self.make_room(sequence, segments[0].stop - segments[0].start) is not None:
+        began, before = self._clock(), sequence.computed
+        tier, segment = restore.tier, restore.segments[0]
+        if self.make_room(sequence, segment.stop - segment.start) is not None:
             try:
-                self._import(sequence, segments)
+                self._import(sequence, restore)
             except Exception as error:  # copies only save time
                 self._note_failure("restored", error)
                 assert sequence.handle is not None
                 self._runner.free_sequence(sequence.handle)
                 sequence.start_over(self._runner.create_sequence(sequence.space.adapters))
+                return True
+        seconds = self._clock() - began
+        sequence.restore_s += seconds
+        restore.seconds += seconds
+        restore.tokens += max(sequence.computed - before, 0)
+        if sequence not in self.restoring and self._costs is not None:
+            self._costs.observe(tier, restore.tokens, restore.seconds)
         return True
 
-    def _import(self, sequence: TokenSequence, segments: Sequence[MemorySegment | Segment]) -> None:
+    def _import(self, sequence: TokenSequence, restore: _Restore) -> None:
         """Import the first segment if it can be read and fits, and schedule the others."""
-        segment, *others = segments
-        handle = sequence.handle
+        segment, handle = restore.segments.popleft(), sequence.handle
         assert handle is not None
-        if (data := self._data(segment)) is None:
+        data = segment.kv if isinstance(segment, MemorySegment) else restore.reads.popleft().result()
+        if data is None:
             return
+        self._read_ahead(restore)
         try:
             self._runner.import_kv(handle, segment.start, segment.stop, data)
         except ValueError as error:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
             return
-        if segment is self._last_state(segments):
+        if segment is restore.last_state:
             self._import_state(handle, segment)
         if segment.useful < segment.stop:
             self._runner.truncate_sequence(handle, segment.useful)
         sequence.restored(segment.useful, from_disk=isinstance(segment, Segment))
-        if others:
-            self.restoring[sequence] = others
+        if restore.segments:
+            self.restoring[sequence] = restore
+
+    def _read_ahead(self, restore: _Restore) -> None:
+        """Let other threads read the next segments from the disk."""
+        while len(restore.reads) < min(READ_AHEAD, len(restore.segments)):
+            segment = restore.segments[len(restore.reads)]
+            if not isinstance(segment, Segment):
+                return
+            self._readers = self._readers or ThreadPoolExecutor(READERS, "kv-reader")
+            restore.reads.append(self._readers.submit(self._disks[""].load, segment))
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
         """Pending tokens before the next image, or before the next mark where the state is kept."""
@@ -189,6 +240,10 @@ class KVManager:
 
         release: called when nothing more is read from the runner, and always.
         """
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+        if self._costs is not None:
+            self._costs.keep()
         if self.spiller is not None:
             self.spiller.close(finish, release)
         else:
@@ -196,23 +251,39 @@ class KVManager:
         if self._disks:
             self._disks[""].digest.stop()
 
-    def _stored(self, sequence: TokenSequence, tokens: list[int]) -> Sequence[MemorySegment] | Sequence[Segment]:
-        """The stored segments that match the most tokens: copies in main memory, or on disk if those match more."""
+    def _stored(
+        self, sequence: TokenSequence, tokens: list[int], computed: int
+    ) -> Sequence[MemorySegment] | Sequence[Segment]:
+        """The stored segments to restore: copies in main memory, or on disk; none if computing is faster.
+
+        computed: tokens that are there already. Without costs, those that match the most tokens, copies first.
+        """
         copies = self.copies.find(sequence.space, tokens) if self.copies else []
         disk = self._disk_of(sequence)
         stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
-        return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
+        gains = [(one[-1].useful - computed, tier, one) for tier, one in ((MEMORY, copies), (DISK, stored)) if one]
+        gains = [one for one in gains if one[0] >= LEAST_RESTORED]
+        costs = self._costs
+        if not gains:
+            return []
+        if costs is None:
+            return max(gains, key=lambda one: one[0])[2]
+        gained, tier, best = max(gains, key=lambda one: costs.saved_s(one[1], one[0]))
+        if costs.pays(tier, gained):
+            return best
+        sequence.recomputed = max(sequence.recomputed, gained)
+        return []
 
-    def _last_state(self, segments: Sequence[MemorySegment | Segment]) -> MemorySegment | Segment | None:
+    def _last_state(self, segments: Sequence[MemorySegment | Segment]) -> Segment | None:
         """The last segment with a state from which the end of the useful tokens can be reached."""
         page = self._runner.info.page_size
         end = -(-segments[-1].useful // page) * page
         known = (one for one in reversed(segments) if isinstance(one, Segment) and one.state_bytes and one.stop <= end)
         return next(known, None)
 
-    def _import_state(self, handle: int, segment: MemorySegment | Segment) -> None:
+    def _import_state(self, handle: int, segment: Segment) -> None:
         """Import the state after a segment. Without it, the runner computes rows since the last known state again."""
-        assert isinstance(segment, Segment) and isinstance(self._runner, KeepsStates)
+        assert isinstance(self._runner, KeepsStates)
         if (state := self._disks[""].load_state(segment)) is None:
             return
         try:
@@ -225,9 +296,6 @@ class KVManager:
         if not self._failed:
             log.warning("Copies of keys and values could not be %s: %s. They are computed again.", what, told(error))
         self._failed = True
-
-    def _data(self, segment: MemorySegment | Segment) -> bytes | memoryview | None:
-        return segment.kv if isinstance(segment, MemorySegment) else self._disks[""].load(segment)
 
     def _detached(self, sequence: TokenSequence) -> int | None:
         self.restoring.pop(sequence, None)

@@ -142,7 +142,8 @@ class Counts:
     """Numbers of tokens. prompt: after dropping.
 
     cached_memory and cached_disk are the parts of prompt whose KV was reused from that tier. drafted and accepted count
-    speculative tokens. dropped_messages and dropped_tokens were dropped by ContextPolicy.
+    speculative tokens. dropped_messages and dropped_tokens were dropped by ContextPolicy. recomputed: tokens whose KV
+    is stored in main memory or on disk, and was computed because that is faster on this machine.
     """
 
     prompt: int = 0
@@ -153,6 +154,7 @@ class Counts:
     accepted: int = 0
     dropped_messages: int = 0
     dropped_tokens: int = 0
+    recomputed: int = 0
 
     @property
     def cached(self) -> int:
@@ -162,12 +164,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds, from a monotonic clock. ttft_s runs from submission to the first token."""
+    """Seconds, from a monotonic clock. ttft_s runs from submission to the first token.
+
+    restore_s: the part of prefill_s in which KV was copied from main memory or the disk.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     ttft_s: float = 0.0
+    restore_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ class Scheduler:
         if self._kv.restoring:
             for generation in ready:
                 plan.again |= self._kv.restore(generation.sequence)
+                generation.writer.restore_s = generation.sequence.restore_s
         decoding: list[Generation] = []
         prefilling: list[Generation] = []
         for generation in ready:

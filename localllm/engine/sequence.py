@@ -55,7 +55,8 @@ class TokenSequence:
     The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
     drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
     it share KV. background, persist and trunk are the request's. from_memory, from_disk: prompt tokens whose KV was
-    reused from memory, and from disk. reusable: how many first tokens may be reused, if the logits of the others are
+    reused from memory, and from disk. restore_s: seconds that restoring took. recomputed: stored tokens that are
+    computed because that is faster. reusable: how many first tokens may be reused, if the logits of the others are
     needed; else None.
     """
 
@@ -79,6 +80,8 @@ class TokenSequence:
         self.reusable: int | None = None
         self.from_memory: int | None = None
         self.from_disk = 0
+        self.restore_s = 0.0
+        self.recomputed = 0
         self._prompt = len(self.tokens)
         self._counts = True  # whether reused tokens are counted: not after a preemption, which would count them twice
 

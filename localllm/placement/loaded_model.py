@@ -19,6 +19,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
+from localllm.engine.restore_costs import costs_of
 from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
@@ -180,6 +181,7 @@ def load_model(
             disk=disk,
             drafter=drafter,
             adapters=adapters,
+            costs=costs_of(runner.info, repr(placed.options)),
         )
         opened.pop_all()
     engine.start()
