@@ -40,7 +40,9 @@ class TupleOf:
     count: int
 
 
-none, int32, int64, float32, address = (Kind(name) for name in ("none", "int32", "int64", "float32", "intp"))
+none, int32, int64, float32, float64, address = (
+    Kind(name) for name in ("none", "int32", "int64", "float32", "float64", "intp")
+)
 
 Result = Kind | int | Callable[..., TupleOf] | None
 

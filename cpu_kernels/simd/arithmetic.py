@@ -128,7 +128,7 @@ shift_left = _with_literal("shift_left", "shl", lambda x, bits: x << np.int32(bi
 shift_right_signed = _with_literal("shift_right_signed", "ashr", lambda x, bits: x >> np.int32(bits))
 
 
-def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
+def tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
     """Reduce a vector by halves: lane i with lane i + n/2, so that the order of additions is the same everywhere."""
     lanes = x.type.count
     undefined = ir.Constant(x.type, ir.Undefined)
@@ -140,7 +140,7 @@ def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
 
 
 def sum_of_halves(x: NDArray[Any]) -> Any:
-    """The sum that `_tree` computes, in Python."""
+    """The sum that `tree` computes, in Python."""
     while len(x) > 1:
         x = x[: len(x) // 2] + x[len(x) // 2 :]
     return x[0]
@@ -149,12 +149,12 @@ def sum_of_halves(x: NDArray[Any]) -> Any:
 def _first_pairs(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     first = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane % 4 < 2 for lane in range(LANES)])
     some = builder.select(first, x, constant(_VECTOR_I, 0))
-    return builder.sext(_tree(builder, some, builder.add), I64)
+    return builder.sext(tree(builder, some, builder.add), I64)
 
 
-sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: _tree(b, x, b.fadd), sum_of_halves)
+sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: tree(b, x, b.fadd), sum_of_halves)
 sum_i32 = define(
-    "sum_i32", [i32x16], int64, lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(sum_of_halves(x))
+    "sum_i32", [i32x16], int64, lambda b, x: b.sext(tree(b, x, b.add), I64), lambda x: int(sum_of_halves(x))
 )
 # The sum of the first two of every four lanes.
 sum_first_pairs = define(
@@ -164,7 +164,7 @@ largest_f32 = define(
     "largest_f32",
     [f32x16],
     float32,
-    lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
+    lambda b, x: tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
     lambda x: np.float32(max(x.tolist())),
 )
 # The largest lane of a result of `magnitude`, as a float.
@@ -172,7 +172,7 @@ largest_magnitude = define(
     "largest_magnitude",
     [i32x16],
     float32,
-    lambda b, x: b.bitcast(_tree(b, x, lambda p, q: _larger(b, p, q)), ir.FloatType()),
+    lambda b, x: b.bitcast(tree(b, x, lambda p, q: _larger(b, p, q)), ir.FloatType()),
     lambda x: x.max().view(np.float32),
 )
 

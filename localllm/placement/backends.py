@@ -440,6 +440,7 @@ def log_fallback(file: ModelFile, placed: Placement) -> None:
 def _open_native(
     file: ModelFile, placed: Placement, progress: LoadProgress | None, draft: ModelFile | None
 ) -> "tuple[NativeRunner, Placement]":
+    from cpu_kernels.choosing import choose
     from cpu_kernels.kernel import compile_all
     from localllm.packed import find_packed, is_kept, open_from_disk, open_with_packed
     from models.native_runner import NativeRunner
@@ -449,7 +450,7 @@ def _open_native(
     assert needs is not None
     ready = find_packed(file, settings.packed_mib) if is_kept(file, settings.packed_mib) else None
     # All at once, so that no core idles.
-    compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
+    compile_all([*needs.kernels, choose, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
         return NativeRunner(
@@ -480,9 +481,13 @@ def _open_native(
 
 
 def _open_llama(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[Runner, Placement]:
+    from cpu_kernels.choosing import choose
+    from cpu_kernels.kernel import compile_all
     from gpu_offload.errors import LlamaCppMemoryError
     from gpu_offload.runner import LlamaCppRunner
+    from models.steps import compiling
 
+    compile_all([choose], compiling(progress))  # tokens are chosen on the CPU
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             runner = LlamaCppRunner(file, placed.options, progress)

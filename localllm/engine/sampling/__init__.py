@@ -1,6 +1,6 @@
-"""Sampling: logits in, one token out. Filters are plain functions in a list; greedy leaves early."""
+"""Sampling: penalties on logits, then the compiled choice of a token."""
 
-from localllm.engine.sampling.filters import LogitsError, check_model
+from localllm.engine.sampling.choice import Candidates, LogitsError, check_model
 from localllm.engine.sampling.sampler import Sampler, token_logprob
 
-__all__ = ["LogitsError", "Sampler", "check_model", "token_logprob"]
+__all__ = ["Candidates", "LogitsError", "Sampler", "check_model", "token_logprob"]

@@ -12,5 +12,5 @@ def distribution(
     """Probabilities of all tokens, float64[vocab_size]; for a temperature above 0."""
     result = np.zeros(logits.size)
     candidates = sampler.candidates(logits, allowed)
-    result[candidates.ids] = candidates.probabilities()
+    result[candidates.ids] = candidates.probabilities
     return result

@@ -1,4 +1,4 @@
-"""Each filter against a naive reference in plain Python floats, on logits of every kind."""
+"""Each filter's definition in NumPy against a naive reference in plain Python floats, on logits of every kind."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from localllm.engine.request import SamplingParams
-from localllm.engine.sampling import filters
-from localllm.engine.sampling.filters import Candidates, largest
 from localllm.engine.sampling.penalties import DryPenalty, penalise_repeats, repeat_lengths
+from tests.localllm.engine import sampling_oracle as filters
+from tests.localllm.engine.sampling_oracle import Candidates, largest
 
 Logits = dict[int, float]
 MARGIN = 1e-9

@@ -1,4 +1,4 @@
-"""Candidate tokens, a fast search for their largest logits, and the filters that narrow them.
+"""The choice of a token in NumPy, to compare the compiled one with: candidates, and the filters that narrow them.
 
 Filters are plain functions from candidates to fewer candidates, with llama.cpp's meaning and neutral values. Each is
 applied only when its parameter is not neutral, in llama.cpp's order; temperature comes last. A filter leaves at least
@@ -14,10 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams
-from localllm.errors import LocalLLMError, RequestError
-
-# No sound model computes a logit this high; below it, bias and penalties cannot overflow float32.
-HIGHEST_LOGIT = 1e30
 
 # Values per column in the search for the largest.
 STACKED = 64
@@ -27,10 +23,6 @@ USUAL_NUCLEUS = 1024
 COLDEST = 1e-9
 # Lower temperatures change nothing: already here, all but the highest of different float32 logits have no chance.
 LEAST_TEMPERATURE = 1e-200
-
-
-class LogitsError(LocalLLMError):
-    """Logits that no token can be chosen from, NaN or absurdly high: a fault of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +50,6 @@ class Candidates:
         """Return the id where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
         cumulative = self.probabilities().cumsum()
         return int(self.ids[cumulative.searchsorted(uniform * cumulative[-1], side="right")])
-
-
-def check_model(highest: float) -> None:
-    """Raise LogitsError if the model's own logits are invalid. highest: NumPy's maximum of them, NaN if any is NaN."""
-    if not highest < HIGHEST_LOGIT:
-        raise LogitsError(
-            f"The model computed a logit that is {highest}. The model file may be damaged or its quantisation "
-            "unsuitable; check the file's hash or try another quantisation."
-        )
-
-
-def check_choice(highest: float) -> None:
-    """Raise RequestError when no token is left to choose. highest: the logit of the best one."""
-    if highest == -np.inf:
-        raise RequestError(
-            "No token is allowed next: the constraint, the logit bias and the model together exclude all of them. "
-            "Loosen the constraint or the bias."
-        )
 
 
 def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -150,14 +124,10 @@ def build_filters(params: SamplingParams, coin: Callable[[], float]) -> list[Fil
 
 
 def narrow(candidates: Candidates, filters: Sequence[Filter], top_k_first: bool) -> Candidates:
-    """Return what the filters leave of the candidates that are possible. top_k_first: the first of them is top_k.
-
-    Raises RequestError where no candidate is possible.
-    """
+    """Return what the filters leave of the candidates that are possible. top_k_first: the first of them is top_k."""
     if top_k_first:  # leaves few, and impossible ones only where there are no others
         candidates, filters = filters[0](candidates), filters[1:]
     if candidates.logits.min() == -np.inf:
-        check_choice(float(candidates.logits.max()))
         candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
     for step in filters:
         candidates = step(candidates)
@@ -275,3 +245,14 @@ class Mirostat:
         if position < candidates.ids.size and candidates.ids[position] == token_id:
             surprise = -float(np.log2(candidates.probabilities()[position]))
             self._mu -= self._eta * (surprise - self._tau)
+
+
+def expected(
+    params: SamplingParams, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, coin: float
+) -> Candidates:
+    """What a token is drawn from, above temperature 0. At least one token must be possible."""
+    if allowed is not None:
+        logits = np.where(allowed, logits, np.float32(-np.inf))
+    candidates = Candidates(np.arange(logits.size), logits)
+    top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and not params.mirostat
+    return narrow(candidates, build_filters(params, lambda: coin), top_k_first)

@@ -1,0 +1,83 @@
+"""Processor time of choosing a token: each sampling option alone, over vocabularies of several sizes.
+
+    python -m benchmarks.sampling [--size 262144] [--rounds 40]
+
+Logits are random: flat ones (normal, deviation 1), where most tokens stay candidates, and peaked ones (deviation 4), as
+trained models' are. Each figure is the median of the thread's processor time in milliseconds.
+"""
+
+import argparse
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.request import SamplingParams
+from localllm.engine.sampling import Sampler
+
+NONE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+WAYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "greedy": {"temperature": 0.0},
+    "temperature 1": NONE,
+    "temperature 0.7": NONE | {"temperature": 0.7},
+    "dynamic temperature": NONE | {"dynatemp_range": 0.3},
+    "top-p 0.95": NONE | {"top_p": 0.95},
+    "top-p 0.95, temperature 0.7": NONE | {"top_p": 0.95, "temperature": 0.7},
+    "top-p 0.5": NONE | {"top_p": 0.5},
+    "top-k 1000": NONE | {"top_k": 1000},
+    "min-p 0.05": NONE | {"min_p": 0.05},
+    "typical 0.9": NONE | {"typical_p": 0.9},
+    "top-n-sigma 1": NONE | {"top_n_sigma": 1.0},
+    "XTC": NONE | {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+    "Mirostat": NONE | {"mirostat": 2},
+    "repeat penalty": NONE | {"repeat_penalty": 1.1, "repeat_last_n": -1},
+    "DRY": NONE | {"dry_multiplier": 0.8},
+    "logit bias of 300": NONE | {"logit_bias": {7 * i: -1.0 for i in range(300)}},
+    "mask": NONE,
+    "mask, defaults": {},
+    "banned": NONE,
+    "log-probabilities": NONE | {"logprobs": 20},
+}
+HISTORY = 2000
+
+
+def milliseconds(way: str, logits: np.ndarray, rounds: int) -> float:
+    """Median processor time of a token."""
+    size = logits.shape[1]
+    random = np.random.default_rng(5)
+    history = random.integers(0, min(size, 500), HISTORY).tolist()
+    sampler = Sampler(SamplingParams(**WAYS[way], seed=1), size, history, lambda token: b"t%d " % token)
+    allowed = random.random(size) < 0.5 if way.startswith("mask") else None
+    banned = np.arange(3) if way == "banned" else None
+    taken = []
+    for number in range(rounds):
+        began = time.thread_time()
+        token, _ = sampler.sample(logits[number % len(logits)], allowed, banned)
+        sampler.accept(token)
+        taken.append(time.thread_time() - began)
+    return 1000 * median(taken)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, nargs="*", default=[32_000, 151_936, 262_144])
+    parser.add_argument("--rounds", type=int, default=40)
+    arguments = parser.parse_args()
+    random = np.random.default_rng(1)
+    rows = {
+        (size, kind): (random.normal(size=(2, size)) * deviation).astype(np.float32)
+        for size in arguments.size
+        for kind, deviation in (("flat", 1.0), ("peaked", 4.0))
+    }
+    sys.stdout.write(f"{'ms a token':28}" + "".join(f"{f'{size} {kind}':>15}" for size, kind in rows) + "\n")
+    for way in WAYS:
+        figures = [milliseconds(way, logits, arguments.rounds) for logits in rows.values()]
+        sys.stdout.write(f"{way:28}" + "".join(f"{figure:15.3f}" for figure in figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()
