@@ -7,6 +7,7 @@ from pathlib import Path
 EXAMINED_BYTES = 4096
 MOST_NAMED = 5
 
+_CHOOSE = "Choose a .gguf model."
 _UNPACK = "Unpack it, and choose a .gguf file in it."
 _CONVERT = "Use the model's GGUF version, or its safetensors: localllm create NAME --from FOLDER."
 _SAFETENSORS = "localllm create NAME --from FOLDER converts the folder that it is in."
@@ -24,6 +25,11 @@ _MAGICS = (
     (b"\x80\x02", "a PyTorch checkpoint", _CONVERT),
     (b"\x80\x04", "a PyTorch checkpoint", _CONVERT),
     (b"\x93NUMPY", "a NumPy array", _CONVERT),
+    (b"\x89HDF", "an HDF5 file", _CONVERT),
+    (b"MZqFpD", "a llamafile", "It has the model inside: unpack it with unzip, and choose the .gguf file."),
+    (b"%PDF-", "a PDF document", _CHOOSE),
+    (b"\x89PNG", "a picture", _CHOOSE),
+    (b"\xff\xd8\xff", "a picture", _CHOOSE),
     # Four letters of a little-endian number, so that they are stored in reverse.
     *(
         (magic[::-1], f"a model in the format {magic.decode()}, older than GGUF", _NEWER)
@@ -42,28 +48,40 @@ def described_file(start: bytes) -> str:
     return f"{what}. {advice}"
 
 
+def described_binary(start: bytes) -> str:
+    """What a file is that is not text, as in "it is a picture"; "" if that is not known."""
+    if start.startswith(b"GGUF"):
+        return "it is a GGUF model"
+    return (_of_magic(start) or ("", ""))[0]
+
+
 def _of_file(start: bytes) -> tuple[str, str]:
     if not start:
         return "it is empty", "Download it again."
     if not any(start):
         return "its beginning was never written", "Download it again: an interrupted download leaves such files."
+    if _PAGE.match(start):
+        return "it is a web page", "Download the file itself, not the page about it (with /resolve/)."
+    return _of_magic(start) or _of_text(start)
+
+
+def _of_magic(start: bytes) -> tuple[str, str] | None:
     for is_so, what, advice in (
         (start.startswith(b"PK\3\4") and b".pkl" in start, "it is a PyTorch checkpoint", _CONVERT),
         (start[257:262] == b"ustar", "it is a tar archive", _UNPACK),
         *((start.startswith(magic), f"it is {what}", advice) for magic, what, advice in _MAGICS),
         (start[8:9] == b"{" and not any(start[4:8]), "it is a safetensors file", _SAFETENSORS),
-        (_PAGE.match(start), "it is a web page", "Download the file itself, not the page about it (with /resolve/)."),
     ):
         if is_so:
             return what, advice
-    return _of_text(start)
+    return None
 
 
 def _of_text(start: bytes) -> tuple[str, str]:
     text = start.decode(errors="ignore")
     if len(text.encode()) >= len(start) - 3 and _TEXT.fullmatch(text):  # a character may be cut at the end
-        return f"it is {'JSON' if text.lstrip()[:1] in ('{', '[') else 'text'}", "Choose a .gguf model."
-    return f"it starts with {start[:4].hex(' ')}", "Choose a .gguf model."
+        return f"it is {'JSON' if text.lstrip()[:1] in ('{', '[') else 'text'}", _CHOOSE
+    return f"it starts with {start[:4].hex(' ')}", _CHOOSE
 
 
 def described_folder(folder: Path) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gguf_io.system import open_own, read_file, replace, sync_file, sync_folder
+from gguf_io.wrong_files import EXAMINED_BYTES, described_binary
 from localllm.errors import LocalLLMError, RequestError
 
 # Every temporary file begins with this, so that files left by a killed process are known to be ours.
@@ -100,6 +101,8 @@ def text_of(data: bytes, source: str, kind: type[LocalLLMError] = RequestError, 
     try:
         return decoded(data, utf_16)
     except UnicodeDecodeError as error:
+        if what := described_binary(data[:EXAMINED_BYTES]):
+            raise kind(f"{source}: is not text: {what}. Choose another file.") from error
         raise kind(f"{source}: is not UTF-8 text (byte {error.start}). Convert it first.") from error
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 LARGEST_LORA_WEIGHT = 1e3
+_MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,43 @@ class CommonSampling:
     mirostat_eta: float = 0.1
     seed: int | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A parameter's valid range, both ends included. The ends are finite, so NaN and infinity are outside."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"between {self.low} and {self.high}"
+
+
+RANGES: dict[str, Range] = {
+    "temperature": Range(0, 100),
+    "dynatemp_range": Range(0, 100),
+    "dynatemp_exponent": Range(0, 100),
+    "top_k": Range(-1, _MAX_COUNT),
+    "top_p": Range(0, 1),
+    "min_p": Range(0, 1),
+    "typical_p": Range(0, 1),
+    "top_n_sigma": Range(-1, 1000),
+    "xtc_probability": Range(0, 1),
+    "xtc_threshold": Range(0, 1),
+    "min_keep": Range(0, _MAX_COUNT),
+    "repeat_penalty": Range(0.01, 100),
+    "repeat_last_n": Range(-1, _MAX_COUNT),
+    "presence_penalty": Range(-100, 100),
+    "frequency_penalty": Range(-100, 100),
+    "dry_multiplier": Range(0, 100),
+    "dry_base": Range(1, 100),
+    "dry_allowed_length": Range(1, _MAX_COUNT),
+    "dry_penalty_last_n": Range(-1, _MAX_COUNT),
+    "mirostat": Range(0, 2),
+    "mirostat_tau": Range(0, 100),
+    "mirostat_eta": Range(0, 1),
+    "seed": Range(-(2**63), 2**64 - 1),
+}
 
 COMMON = tuple(field.name for field in fields(CommonSampling))
 ALIASES = {"repetition_penalty": "repeat_penalty"}

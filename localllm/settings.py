@@ -18,8 +18,8 @@ import platformdirs
 from gpu_offload.options import SplitMode
 from localllm.errors import LocalLLMError, SettingsError
 from localllm.files import read_text, user_path
-from localllm.sampling import LARGEST_LORA_WEIGHT, CommonSampling
-from localllm.text import nearest, shortened
+from localllm.sampling import LARGEST_LORA_WEIGHT, RANGES, CommonSampling, Range
+from localllm.text import BOOLEANS, nearest, shortened
 
 PREFIX = "LOCALLLM_"
 
@@ -28,29 +28,28 @@ OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_
 
 SECRETS = frozenset({"api_key", "remote_key"})  # never shown
 
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _FLAGS = "command line"
 _MODEL = "the model's parameters"
 
 Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0", "q4_0"]
 
-# Lowest and highest values of numbers; sampling parameters are checked with requests.
-_BOUNDS = {
-    "gpu_layers": (0, 2**16),
-    "main_gpu": (0, 2**16),
-    "n_cpu_moe": (0, 2**16),
-    "ctx": (1, 2**24),
-    "threads": (1, 2**16),
-    "kv_mib": (1, 2**40),
-    "packed_mib": (0, 2**40),
-    "parallel": (1, 2**16),
-    "max_tokens": (0, 2**31),
-    "port": (0, 2**16 - 1),
-    "max_queue": (1, 2**31),
-    "max_models": (1, 2**16),
-    "memory_mib": (1, 2**40),
-    "grace_s": (0, 2**31),
+BOUNDS = {
+    **RANGES,
+    "gpu_layers": Range(0, 2**16),
+    "main_gpu": Range(0, 2**16),
+    "n_cpu_moe": Range(0, 2**16),
+    "ctx": Range(1, 2**24),
+    "threads": Range(1, 2**16),
+    "kv_mib": Range(1, 2**40),
+    "packed_mib": Range(0, 2**40),
+    "parallel": Range(1, 2**16),
+    "max_tokens": Range(0, 2**31),
+    "port": Range(0, 2**16 - 1),
+    "max_queue": Range(1, 2**31),
+    "max_models": Range(1, 2**16),
+    "memory_mib": Range(1, 2**40),
+    "grace_s": Range(0, 2**31),
 }
 
 
@@ -118,7 +117,7 @@ class Settings(CommonSampling):
     any_name: bool = True
 
     def __post_init__(self) -> None:
-        for name in _BOUNDS:
+        for name in BOUNDS:
             if (value := getattr(self, name)) is not None:
                 _check_bounds(name, value, name)
 
@@ -251,8 +250,8 @@ def _unknown(name: str, where: str) -> SettingsError:
 def _parsed(name: str, text: str) -> object:
     """A variable's text as the field's type; the text itself if it cannot be parsed, which _checked then rejects."""
     for kind in _TYPES[name]:
-        if kind is bool and text.lower() in _BOOLEANS:
-            return _BOOLEANS[text.lower()]
+        if kind is bool and text.lower() in BOOLEANS:
+            return BOOLEANS[text.lower()]
         if kind in (int, float):
             try:
                 return kind(text)
@@ -275,6 +274,8 @@ def _checked(name: str, value: object, where: str) -> Any:
         _check_bounds(name, value, subject)
         return value if int in allowed else float(value)
     if type(value) in allowed and not (isinstance(value, str) and "\0" in value):
+        if isinstance(value, float):
+            _check_bounds(name, value, subject)
         return value
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     *others, last = [names.get(kind, kind) for kind in allowed]
@@ -283,10 +284,10 @@ def _checked(name: str, value: object, where: str) -> Any:
     raise SettingsError(f"{subject} must be {wanted}{got}.")
 
 
-def _check_bounds(name: str, value: int, subject: str) -> None:
-    least, most = _BOUNDS.get(name, (value, value))
-    if not least <= value <= most:
-        limit = f"at least {least}" if value < least else f"at most {most}"
+def _check_bounds(name: str, value: float, subject: str) -> None:
+    bounds = BOUNDS.get(name)
+    if bounds is not None and not bounds.low <= value <= bounds.high:
+        limit = f"at least {bounds.low}" if value < bounds.low else f"at most {bounds.high}"
         raise SettingsError(f"{subject} must be {limit} (got {value}).")
 
 

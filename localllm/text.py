@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
+BOOLEANS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 LEAST_PART = 3  # characters of a name that is looked for inside of others
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
 
-from localllm.engine.request import RANGES, Range, SamplingParams
+from localllm.engine.request import MAX_LOGPROBS, SamplingParams
 from localllm.errors import RequestError
-from localllm.sampling import CommonSampling
-from localllm.settings import Settings
-from localllm.text import nearest
+from localllm.sampling import CommonSampling, Range
+from localllm.settings import BOUNDS, Settings
+from localllm.text import BOOLEANS, nearest
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +93,7 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
 }
 
-# The accepted values: requests' for sampling, the settings' for limits.
-_RANGES = {
-    **RANGES,
-    "max_tokens": Range(0, 2**31),
-    "ctx": Range(1, 2**24),
-    "rivals": RANGES["logprobs"],
-}
+_RANGES = {**BOUNDS, "rivals": Range(0, MAX_LOGPROBS)}
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -108,10 +102,8 @@ def _parsed(name: str, text: str) -> Any:
     if kind is str:
         return text
     if kind is bool:
-        if text.lower() in ("true", "on", "yes", "1"):
-            return True
-        if text.lower() in ("false", "off", "no", "0"):
-            return False
+        if text.lower() in BOOLEANS:
+            return BOOLEANS[text.lower()]
         raise RequestError(f"{name} must be on, off or default, not {text!r}.")
     assert kind in (int, float)
     try:

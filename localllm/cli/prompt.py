@@ -47,11 +47,15 @@ def read_format(argument: str) -> Any:
 
 
 def read_image(file: Path) -> bytes:
-    """Read an image. Raises RequestError if the file cannot be read, PictureError if the image is not acceptable."""
+    """Read an image. Raises RequestError if the file cannot be read, or has no acceptable image."""
+    from gpu_offload.errors import PictureError
     from gpu_offload.pictures import check_picture
 
     data = _read(file)
-    check_picture(data)
+    try:
+        check_picture(data)
+    except PictureError as error:
+        raise RequestError(f"{file}: {error}") from error
     return data
 
 

@@ -102,12 +102,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
-    from localllm.engine.request import FinishReason, SamplingParams, check_ranges
+    from localllm.engine.request import FinishReason
     from localllm.settings import load_settings
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
     settings = load_settings(flags)
-    check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)

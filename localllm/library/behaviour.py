@@ -58,10 +58,10 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
         settings["lora"] = lora_text(defaults.adapters)
     if defaults.projectors:
         settings["mmproj"] = str(defaults.projectors[0])
-    # Ollama writes "no limit" and "random" as negative numbers; here that is None.
-    for name in ("max_tokens", "seed"):
+    # Ollama writes "no limit", "random" and "automatic" as numbers below these; here that is None.
+    for name, least in (("max_tokens", 0), ("seed", 0), ("ctx", 1), ("threads", 1)):
         value = settings.get(name)
-        if isinstance(value, int) and value < 0:
+        if isinstance(value, int) and value < least:
             del settings[name]
     return Behaviour(
         template=_template(model, defaults.template),

@@ -14,8 +14,8 @@ from io import StringIO
 from typing import Any
 
 from localllm.library.errors import LibraryError
-from localllm.sampling import ALIASES, CommonSampling
-from localllm.text import nearest, shortened
+from localllm.sampling import ALIASES, RANGES, CommonSampling
+from localllm.text import BOOLEANS, nearest, shortened
 
 # Supported parameters, and the type of their values. `stop` may occur many times.
 SUPPORTED: dict[str, type] = {
@@ -29,10 +29,18 @@ SUPPORTED: dict[str, type] = {
 # Ollama's other parameters: accepted so that its recipes work unchanged, and reported as unused when the model runs.
 _UNUSED: dict[str, type] = {
     "draft_num_predict": int,
+    "f16_kv": bool,
+    "logits_all": bool,
+    "low_vram": bool,
     "main_gpu": int,
     "num_batch": int,
     "num_gpu": int,
+    "numa": bool,
+    "penalize_newline": bool,
     "tfs_z": float,
+    "use_mlock": bool,
+    "use_mmap": bool,
+    "vocab_only": bool,
 }
 PARAMETERS = SUPPORTED | _UNUSED
 MAX_NUMBER = 2**63  # JSON parsers agree on integers up to this
@@ -91,14 +99,22 @@ def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
             texts = value if isinstance(value, list) else [value]
             if kind not in (str, None) or not all(isinstance(text, str) for text in texts):
                 raise LibraryError(f"{shown} must be text, not {shortened(str(value))!r}.")
-        elif isinstance(value, str | bool | None) and kind is None:
+        elif (kind is None and isinstance(value, str | bool | None)) or (kind is bool and isinstance(value, bool)):
             continue
+        elif kind is bool:
+            raise LibraryError(f"{shown} must be true or false, not {shortened(str(value))!r}.")
         elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
             what = "a whole number" if kind is int else "a number"
             raise LibraryError(f"{shown} must be {what}, not {shortened(str(value))!r}.")
         elif not -MAX_NUMBER < value < MAX_NUMBER:  # also NaN
             raise LibraryError(f"{shown} is out of range: {shortened(str(value))}.")
     return dict(values)
+
+
+def check_range(name: str, value: Any) -> None:
+    """Raise LibraryError for a parameter that no request may have."""
+    if name in RANGES and not RANGES[name].low <= value <= RANGES[name].high:
+        raise LibraryError(f"{name} is {value}; it must be {RANGES[name]}.")
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
@@ -168,10 +184,18 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)
         return
+    kind = PARAMETERS[name]
+    if kind is bool:
+        if value.lower() not in BOOLEANS:
+            raise LibraryError(f"{name} must be true or false, not {shortened(value)!r}.")
+        recipe.parameters[name] = BOOLEANS[value.lower()]
+        return
     try:
-        recipe.parameters[name] = PARAMETERS[name](value)
+        number = kind(value)
     except ValueError:
         raise LibraryError(f"{name} must be a number, not {shortened(value)!r}.") from None
+    check_range(name, number)
+    recipe.parameters[name] = number
 
 
 def _first_word(text: str) -> tuple[str, str]:

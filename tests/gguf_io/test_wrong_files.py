@@ -18,6 +18,7 @@ from gguf_io.errors import ModelFileError
 from localllm.cli.prompt import read_format
 from localllm.cli.run import _thought
 from localllm.errors import RequestError
+from localllm.files import read_text
 from tests.closed_folders import closed
 
 
@@ -62,6 +63,10 @@ FILES = {
     "safetensors": (safetensors(), "a safetensors file. localllm create NAME --from FOLDER"),
     "json": (b'{"error": "Repository not found"}', "it is JSON"),
     "text": ("Zugriff verweigert: Schlüssel fehlt\n".encode(), "it is text"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(60), "an HDF5 file. Use the model's GGUF version"),
+    "llamafile": (b"MZqFpD='\n" + bytes(60), "a llamafile. It has the model inside"),
+    "pdf": (b"%PDF-1.7\n", "a PDF document. Choose a .gguf model"),
+    "jpeg": (b"\xff\xd8\xff\xe0" + bytes(60), "a picture"),
     "noise": (b"\x13\x37\xff\xfe" * 20, "it starts with 13 37 ff fe"),
     "cut": (b"GGUF\3\0\0\0", "ends after 8 bytes. The file is damaged"),
     "big-endian": (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(60), "big-endian"),
@@ -78,6 +83,14 @@ def test_files(tmp_path: Path, name: str) -> None:
         open_model(path)
     assert words in str(refused.value)
     assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", ["zip", "gzip", "hdf5", "jpeg", "model"])
+def test_where_text_is_wanted(tmp_path: Path, name: str) -> None:
+    data = FILES[name][0] if name in FILES else b"GGUF\3\0\0\0\xff"
+    (tmp_path / "Modelfile").write_bytes(data + b"\xff")
+    with pytest.raises(RequestError, match=r"Modelfile: is not text: it is a.*\. Choose another file\."):
+        read_text(tmp_path / "Modelfile")
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, words: list
         ("LOCALLLM_THREDS", "4", ["LOCALLLM_THREDS", "Did you mean threads?"]),
         ("LOCALLLM_THREADS", "four", ["LOCALLLM_THREADS must be a whole number (got 'four')"]),
         ("LOCALLLM_TOP_P", "", ["LOCALLLM_TOP_P", "a number"]),
+        ("LOCALLLM_TOP_P", "2", ["LOCALLLM_TOP_P must be at most 1 (got 2.0)"]),
         ("LOCALLLM_BACKEND", "gpu", ["LOCALLLM_BACKEND must be auto, native or llama"]),
     ],
 )
@@ -77,9 +78,13 @@ def test_a_wrong_variable_is_refused_in_words(tmp_path: Path, variable: str, val
         ("threads", -1, "at least 1"),
         ("max_tokens", -1, "at least 0"),
         ("port", 99999, "at most 65535"),
+        ("min_p", 1.5, "at most 1"),
+        ("temperature", float("nan"), "at most 100"),
+        ("mirostat", 3, "at most 2"),
+        ("repeat_penalty", 0.0, "at least 0.01"),
     ],
 )
-def test_numbers_out_of_bounds_are_refused(tmp_path: Path, name: str, value: int, limit: str) -> None:
+def test_numbers_out_of_bounds_are_refused(tmp_path: Path, name: str, value: float, limit: str) -> None:
     words = rf"^--{name.replace('_', '-')} must be {limit} \(got {value}\)\.$"
     with pytest.raises(SettingsError, match=words):
         load_settings({name: value}, {}, tmp_path / "absent.toml")

@@ -25,7 +25,7 @@ from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.go_templates import is_jinja
 from localllm.library.manifest import Layer, blob_name, check_digest
-from localllm.library.modelfile import PARAMETERS, Modelfile
+from localllm.library.modelfile import PARAMETERS, Modelfile, check_range
 from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
@@ -196,8 +196,9 @@ def _recipe(body: CreateBody) -> Modelfile:
     for name, value in (body.parameters or {}).items():
         kind = PARAMETERS.get(name)
         allowed = (int, float) if kind is float else kind if kind is not str else (str, list)
-        if kind is None or not isinstance(value, allowed or ()) or isinstance(value, bool):
+        if kind is None or not isinstance(value, allowed or ()) or isinstance(value, bool) != (kind is bool):
             raise ApiError(400, f"parameter {name[:64]!r} is unknown or of the wrong type")
+        check_range(name, value)
     messages = [{"role": message.role, "content": message.content or ""} for message in body.messages or []]
     return Modelfile(
         source=body.from_ or "",

@@ -64,7 +64,7 @@ def _limit(name: str, value: int) -> dict[str, int | None]:
     if name == "num_keep":
         return {"keep": value}
     if name == "num_ctx":
-        return {"context_limit": max(value, 4) if value else None}
+        return {"context_limit": max(value, 4) if value > 0 else None}
     return {"max_tokens": UNLIMITED if value < 0 else value}
 
 

@@ -303,7 +303,7 @@ def test_a_bad_sampling_value_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(model, "load", lambda *_: pytest.fail("the model was loaded"))
     assert run(model, "Hi", f"--{name.replace('_', '-')}=-7") == 2
     out, err = capsys.readouterr()
-    assert (out, err.startswith(f"error: {name} is -7")) == ("", True), err
+    assert (out, err.startswith(f"error: --{name.replace('_', '-')} must be at least ")) == ("", True), err
 
 
 def test_system_needs_a_template(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,28 +5,31 @@ from dataclasses import fields
 
 import pytest
 
-from localllm.engine.request import RANGES, SamplingParams, validate
+from localllm.engine.request import MAX_LOGPROBS, SamplingParams, validate
 from localllm.errors import RequestError
+from localllm.sampling import RANGES, Range
 from localllm.settings import Settings
+
+BOUNDS = {**RANGES, "logprobs": Range(0, MAX_LOGPROBS)}
 
 
 def test_the_defaults_and_the_ends_of_each_range_are_valid() -> None:
     validate(SamplingParams(), 10)
     validate(SamplingParams(logit_bias={0: -math.inf, 9: 1000}), 10)
-    for name, bounds in RANGES.items():
+    for name, bounds in BOUNDS.items():
         validate(SamplingParams(**{name: bounds.low}), 10)
         validate(SamplingParams(**{name: bounds.high}), 10)
 
 
 def test_every_number_has_a_range() -> None:
     others = {"logit_bias", "dry_sequence_breakers"}
-    assert {field.name for field in fields(SamplingParams)} == RANGES.keys() | others
+    assert {field.name for field in fields(SamplingParams)} == BOUNDS.keys() | others
 
 
-@pytest.mark.parametrize("name", sorted(RANGES))
+@pytest.mark.parametrize("name", sorted(BOUNDS))
 @pytest.mark.parametrize("beyond", ["below", "above", "nan", "infinite", "huge"])
 def test_values_outside_are_refused_with_the_name_and_range(name: str, beyond: str) -> None:
-    bounds = RANGES[name]
+    bounds = BOUNDS[name]
     value = {
         "below": bounds.low - 1,
         "above": bounds.high + 1,

@@ -101,6 +101,10 @@ def test_quotation_marks_may_span_lines(system: str, meant: str) -> None:
         ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
         ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is not a role"),
         ("FROM a\nPARAMETER temperature true", "line 2: temperature must be a number"),
+        ("FROM a\nPARAMETER min_p 2", "line 2: min_p is 2.0; it must be between 0 and 1"),
+        ("FROM a\nPARAMETER temperature nan", "line 2: temperature is nan; it must be between 0 and 100"),
+        ("FROM a\nPARAMETER mirostat 3", "line 2: mirostat is 3"),
+        ("FROM a\nPARAMETER use_mmap maybe", "line 2: use_mmap must be true or false, not 'maybe'"),
         ("FROM", "line 1: 'FROM' is not an instruction and a value"),
         ("FROM a\n" + "x" * (1 << 20), "characters, more than"),
     ],
@@ -129,9 +133,9 @@ def test_every_parameter_of_the_sampler_is_followed(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {
-        name: 2 if name == "mirostat" else 7 if name == "seed" else value + 1
+        name: value / 2 + 0.25 if isinstance(value, float) else (value or 0) + 1
         for name, value in asdict(CommonSampling()).items()
-    }
+    } | {"mirostat": 2}
     write_file(home / "tiny.gguf", tiny_gguf)
     lines = [f"PARAMETER {name} {value}" for name, value in given.items()]
     write_file(home / "Modelfile", "\n".join(["FROM ./tiny.gguf", *lines, "PARAMETER num_keep 24"]).encode())
@@ -151,10 +155,20 @@ def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(home / "tiny.gguf", tiny_gguf)
-    write_file(home / "Modelfile", b"FROM ./tiny.gguf\nPARAMETER num_gpu 20\nPARAMETER top_k 9")
+    write_file(home / "Modelfile", b"FROM ./tiny.gguf\nPARAMETER num_gpu 20\nPARAMETER top_k 9\nPARAMETER use_mmap no")
     assert command("create", "mine") == 0
     assert behaviour_of(find("mine", SETTINGS)).settings == {"top_k": 9}
-    assert "unsupported parameters are ignored: num_gpu" in capsys.readouterr().err
+    assert "unsupported parameters are ignored: num_gpu, use_mmap" in capsys.readouterr().err
+
+
+def test_numbers_that_leave_the_choice_to_us(home: Path, tiny_gguf: bytes, command: Callable[..., int]) -> None:
+    write_file(home / "tiny.gguf", tiny_gguf)
+    lines = [f"PARAMETER {line}" for line in ("num_ctx 0", "num_thread 0", "num_predict -2", "seed -1", "top_k 0")]
+    write_file(home / "Modelfile", "\n".join(["FROM ./tiny.gguf", *lines]).encode())
+    assert command("create", "mine") == 0
+    behaviour = behaviour_of(find("mine", SETTINGS))
+    assert behaviour.settings == {"top_k": 0}
+    assert load_settings({}, {}, model=behaviour.settings).ctx is None
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from localllm.engine.request import RANGES, SamplingParams
+from localllm.engine.request import SamplingParams
 from localllm.library.modelfile import SUPPORTED
 from localllm.remote.fields import chat_fields
-from localllm.sampling import ALIASES, COMMON
+from localllm.sampling import ALIASES, COMMON, RANGES
 from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.bodies import Body, note_ignored
 from localllm.server.json_body import what_is_wrong
@@ -30,7 +30,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 def values() -> dict[str, Any]:
     """A value for each parameter that differs from all defaults."""
     usual = asdict(SamplingParams())
-    given = {name: usual[name] for name in RANGES if name not in ("logprobs", "seed")}
+    given = {name: usual[name] for name in RANGES if name != "seed"}
     changed = {name: value / 2 + 0.25 if isinstance(value, float) else value + 3 for name, value in given.items()}
     return {**changed, "mirostat": 2, "seed": 7, "dry_sequence_breakers": ("\n", "x")}
 
