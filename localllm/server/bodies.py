@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -80,12 +81,21 @@ def shown(name: object) -> str:
     return repr(text) if _NAME.fullmatch(text) else "of another name"
 
 
-@lru_cache(maxsize=1000)
-def note_ignored(what: str, level: int = logging.WARNING) -> None:
-    """Log that a part of a request is ignored, at most MAX_NOTES times a minute.
+IGNORED: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
+"""What is ignored of the current request, for its answer's warnings."""
 
-    Logged once while it is among the last thousand such notes.
-    """
+
+def note_ignored(what: str, level: int = logging.WARNING) -> None:
+    """Log that a part of a request is ignored, and name it in the answer's warnings if the level is a warning's."""
+    found = IGNORED.get()
+    if found is not None and level >= logging.WARNING and what not in found and len(found) < MAX_NAMED:
+        found.append(what)
+    log_ignored(what, level)
+
+
+@lru_cache(maxsize=1000)
+def log_ignored(what: str, level: int) -> None:
+    """Log at most MAX_NOTES lines a minute, each once while it is among the last thousand."""
     if _NOTES.allows():
         log.log(level, "ignored: %s", what)
 

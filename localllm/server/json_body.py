@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from localllm.server.bodies import IGNORED
 from localllm.server.errors import TOO_LONG_OLLAMA, Refusal
 from localllm.server.limits import (
     MAX_JSON_CONTAINERS,
@@ -151,6 +152,7 @@ class ProtocolRoute(APIRoute):
             request = _JsonRequest(request.scope, request.receive)
             if self.path.startswith(UPLOADS):  # the route receives its body itself
                 return await handler(request)
+            IGNORED.set([])
             await request.body()  # any message received after the body means that the client has left
             return await connected(request, handler(request))
 

@@ -23,6 +23,7 @@ from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
 from localllm.library.names import BUILT_IN, plain
 from localllm.remote.connection import RemoteError
+from localllm.server.bodies import IGNORED
 from localllm.server.contents import with_few_images
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import goes_to_the_next
@@ -116,7 +117,10 @@ class Run:
                     warnings = await interruptible(partial(unmet, request, answer), MAX_PREPARING)
                     if warnings:
                         log.warning("an answer does not fit a JSON Schema that is not enforced in full")
-                    answer.last = replace(event, warnings=warnings)
+                    event = replace(event, warnings=warnings)  # noqa: PLW2901
+                if event.finish_reason is not None:
+                    ignored = tuple(f"Ignored: {what}." for what in IGNORED.get() or ())
+                    answer.last = replace(event, warnings=(*ignored, *event.warnings))
                 yield answer.last
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from localllm.answer.late_tools import definitions
 from localllm.answer.request import AnswerRequest
+from localllm.server.anthropic.client_tools import known
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
     Part,
@@ -178,16 +179,18 @@ def _system(system: str | Objects | None) -> str:
 
 
 def _is_described(tool: Tool) -> bool:
-    """Whether a tool describes its arguments. Anthropic's own tools without a schema are known only to its models."""
-    if tool.type in (None, "custom") or tool.input_schema is not None:
+    """Whether a tool's arguments are known: from its schema, or by its type. Others run only at Anthropic's."""
+    if tool.type in (None, "custom") or tool.input_schema is not None or known(tool.type):
         return True
     note_ignored(f"tool of type {shown(tool.type)}, which has no input_schema")
     return False
 
 
 def _tool(tool: Tool) -> Object:
-    about: Object = {"description": tool.description} if tool.description else {}
-    about |= {"parameters": tool.input_schema or {}, **({"strict": True} if tool.strict else {})}
+    description, schema = known(tool.type) or (None, {})
+    said = tool.description or description
+    about: Object = {"description": said} if said else {}
+    about |= {"parameters": tool.input_schema or schema, **({"strict": True} if tool.strict else {})}
     return {"type": "function", "function": {"name": tool.name, **about}}
 
 

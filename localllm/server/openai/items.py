@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from localllm.answer.late_tools import definitions
 from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.contents import as_arguments, left_out, openai_content, text_field
 from localllm.server.errors import ApiError
-from localllm.server.openai.tools import INPUT, full_name
+from localllm.server.openai.client_tools import KINDS
+from localllm.server.openai.tools import INPUT, full_name, toolbox
 
 _string = partial(text_field, "an item")
 _SAID = ("content", "reasoning_content", "tool_calls")
@@ -56,15 +58,40 @@ def _message(item: Object) -> Object | None:
     if kind in ("function_call", "custom_tool_call"):
         is_custom = kind == "custom_tool_call"
         return _call(item, {INPUT: _string(item, "input")} if is_custom else as_arguments(_string(item, "arguments")))
+    if (base := _base(kind)) in KINDS and not kind.endswith("_output"):
+        return _call(item | {"name": base}, KINDS[base].arguments(item))
     if kind == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind.endswith("_output"):
-        return {"role": "tool", "tool_call_id": _string(item, "call_id"), "content": _output(item)}
+        named = item if "call_id" in item else item | {"call_id": item.get("id")}
+        return {"role": "tool", "tool_call_id": _string(named, "call_id"), "content": _output(item)}
     note_ignored(f"input item of type {shown(kind)}")
     return None
 
 
+def loaded_tools(items: Sequence[Object]) -> list[Object]:
+    """The tools that searches in a conversation have found. Raises ApiError 400."""
+    found: list[Object] = []
+    for item in items:
+        if item.get("type") == "tool_search_output":
+            tools = item.get("tools")
+            if not isinstance(tools, list):
+                raise ApiError(400, "an item of type tool_search_output needs tools as a list")
+            found += tools
+    return found
+
+
+def _base(kind: str) -> str:
+    """The tool's type in the type of a call's or result's item."""
+    return kind.removesuffix("_output").removesuffix("_call")
+
+
 def _output(item: Object) -> Any:
+    kind = _base(item["type"])
+    if kind == "tool_search" and item.get("tools"):
+        return definitions(toolbox(item["tools"]).functions)
+    if kind in KINDS:
+        return KINDS[kind].told(item)
     output = item.get("output")
     if isinstance(output, str | list):
         return openai_content(output, "tool")

@@ -18,7 +18,8 @@ from localllm.server import answering
 from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
-from localllm.server.openai.items import StoredItems, conversation_of, sealed
+from localllm.server.openai.client_tools import KINDS
+from localllm.server.openai.items import StoredItems, conversation_of, loaded_tools, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import OpenAIRoute, format_of, think_of
@@ -67,7 +68,8 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
             stored: StoredItems = http.app.state.stored_items
             stored.keep(namespace_of(http.scope), response["id"], items, response["output"])
 
-    return await answering.answer(http, service, body, [request], _Writer(body, keep))
+    tools = toolbox(body.tools or [], loaded_tools(items))
+    return await answering.answer(http, service, body, [request], _Writer(body, tools, keep))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -112,7 +114,7 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
         fields["policy"] = ContextPolicy.DROP_MESSAGES
     return AnswerRequest(
         messages=messages,
-        **with_choice(toolbox(body.tools or []), body.tool_choice),
+        **with_choice(toolbox(body.tools or [], loaded_tools(items)), body.tool_choice),
         one_call=body.parallel_tool_calls is False,
         think=think_of(body.reasoning.effort if body.reasoning else None),
         may_skip_thinking=True,
@@ -127,12 +129,12 @@ class _Writer(answering.Writer):
 
     route = OpenAIRoute
 
-    def __init__(self, body: ResponsesBody, keep: Callable[[Object], None]) -> None:
+    def __init__(self, body: ResponsesBody, tools: Toolbox, keep: Callable[[Object], None]) -> None:
         """keep: called with the response when it is complete."""
         self._keep = keep
         self._body = body
         self._fixed = _begun(body)
-        self._tools: Toolbox = toolbox(body.tools or [])
+        self._tools = tools
         is_summary = body.reasoning is not None and bool(body.reasoning.summary)
         self._kinds = {PartKind.CONTENT: _MESSAGE, PartKind.REASONING: _SUMMARY if is_summary else _REASONING}
         self._seals = "reasoning.encrypted_content" in (body.include or ())
@@ -226,7 +228,7 @@ class _Writer(answering.Writer):
             return []
         item = self._items[-1]
         if part_kind is PartKind.TOOL_CALLS:
-            item |= {"status": "incomplete"} | ({"arguments": self._text} if "arguments" in item else {})
+            item |= {"status": "incomplete"} | ({"arguments": self._text} if item["type"] == _FUNCTION_CALL[0] else {})
             return [self._item_event("done")]
         kind = self._kinds[part_kind]
         part = _content_part(kind, self._text)
@@ -256,22 +258,25 @@ class _Writer(answering.Writer):
 
     def _begin_call(self, name: str) -> bytes:
         tool = self._tools.client_tool(name)
-        kind, prefix, field, _ = _CUSTOM_CALL if tool.is_custom else _FUNCTION_CALL
-        item: Object = {
-            "type": kind,
-            "id": f"{prefix}_{secrets.token_hex(12)}",
-            "call_id": f"call_{secrets.token_hex(12)}",
-            "name": tool.name,
-            **({"namespace": tool.namespace} if tool.namespace else {}),
-            field: "",
-            "status": "in_progress",
-        }
+        identity = {"call_id": f"call_{secrets.token_hex(12)}", "status": "in_progress"}
+        if tool.kind in KINDS:
+            own = KINDS[tool.kind]
+            kind, prefix, fields = f"{tool.kind}_call", own.prefix, own.call({}) | own.fixed
+        else:
+            kind, prefix, field, _ = _CUSTOM_CALL if tool.is_custom else _FUNCTION_CALL
+            named = {"namespace": tool.namespace} if tool.namespace else {}
+            fields = {"name": tool.name, **named, field: ""}
+        item: Object = {"type": kind, "id": f"{prefix}_{secrets.token_hex(12)}", **identity, **fields}
         self._items.append(item)
         self._open, self._text = PartKind.TOOL_CALLS, ""
         return self._item_event("added")
 
     def _end_call(self, call: ToolCall) -> list[bytes]:
         item, at = self._items[-1], self._at_item()
+        if own := KINDS.get(item["type"].removesuffix("_call")):
+            self._open = None
+            item |= {**own.call(call.arguments), "status": "completed"}
+            return [self._item_event("done")]
         is_custom = item["type"] == _CUSTOM_CALL[0]
         _, _, field, delta = _CUSTOM_CALL if is_custom else _FUNCTION_CALL
         text = custom_input(call) if is_custom else self._text

@@ -1,7 +1,8 @@
 """Tools of OpenAI's requests as functions, the only kind of tool that chat templates support.
 
 A custom tool, whose input is free text, is offered as a function with one string argument. A namespace is flattened
-into its tools. Tools that OpenAI runs itself, such as web search, are left out and logged once.
+into its tools. Tools that the client runs have known arguments (client_tools.py). Tools that OpenAI runs itself, such
+as web search, are left out, logged once, and named in the answer's warnings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from localllm.answer.tool_calls import ToolCall
 from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.errors import ApiError
+from localllm.server.openai.client_tools import KINDS, function_of, runs_on_client
 
 INPUT = "input"  # the argument of a custom tool
 _INPUT_SCHEMA = {
@@ -24,35 +26,52 @@ _KEPT = ("description", "parameters", "strict")
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """A tool under the client's name for it."""
+    """A tool under the client's name for it. kind: "function", "custom" or one of KINDS. is_deferred: see toolbox."""
 
     name: str
     namespace: str | None = None
-    is_custom: bool = False
+    kind: str = "function"
+    is_deferred: bool = False
+
+    @property
+    def is_custom(self) -> bool:
+        return self.kind == "custom"
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of a request. functions: for chat templates, in the request's order. known: by function name."""
+    """The tools of a request. functions: for chat templates, in the request's order. known: by function name.
+
+    described: the names of functions that the conversation defines.
+    """
 
     functions: Sequence[Object]
     known: Mapping[str, ClientTool]
+    described: Sequence[str] = ()
 
     def client_tool(self, name: str) -> ClientTool:
         """The tool that a model has called by this name, whether or not it exists."""
         return self.known.get(name) or ClientTool(name)
 
 
-def toolbox(tools: Sequence[Object]) -> Toolbox:
-    """The tools of /v1/responses, or of chat completions, whose definitions are one level deeper."""
+def toolbox(tools: Sequence[Object], loaded: Sequence[Object] = ()) -> Toolbox:
+    """The tools of /v1/responses, or of chat completions, whose definitions are one level deeper.
+
+    loaded: those that the client's search for tools has found, which the conversation defines. If the client searches,
+    deferred tools are offered only once they are loaded.
+    """
     functions: list[Object] = []
     known: dict[str, ClientTool] = {}
-    for tool, function in _flattened(tools, None):
+    flat = list(_flattened(tools, None))
+    searches = any(tool.kind == "tool_search" for tool, _ in flat)
+    listed = [(tool, function) for tool, function in flat if not (searches and tool.is_deferred)]
+    for tool, function in [*listed, *_flattened(loaded, None)]:
         name = function["function"]["name"]
         if name not in known:
             known[name] = tool
             functions.append(function)
-    return Toolbox(functions, known)
+    names = {function["function"]["name"] for _, function in listed}
+    return Toolbox(functions, known, [name for name in known if name not in names])
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -73,7 +92,7 @@ def with_choice(box: Toolbox, choice: str | Object | None) -> Object:
 
     Tools that are not allowed stay in the prompt, so that another choice does not change it.
     """
-    fields: Object = {"tools": list(box.functions)}
+    fields: Object = {"tools": list(box.functions), "described": box.described}
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         entries = allowed.get("tools") if isinstance(allowed, dict) else None
@@ -94,6 +113,8 @@ def with_choice(box: Toolbox, choice: str | Object | None) -> Object:
 
 
 def _chosen_name(choice: Object) -> str | None:
+    if choice.get("type") in KINDS:
+        return str(choice["type"])
     inner = choice.get("function") or choice.get("custom") or choice
     name = inner.get("name") if isinstance(inner, dict) else None
     return full_name(name, choice.get("namespace")) if isinstance(name, str) else None
@@ -114,12 +135,15 @@ def _flattened(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[Cl
         elif kind == "function":
             fields = {key: about[key] for key in about if key not in ("type", "name")} if about is not tool else {}
             fields = fields or {key: about[key] for key in _KEPT if about.get(key)}
+        elif kind in KINDS and runs_on_client(tool):
+            fields = function_of(tool)
         else:
             note_ignored(f"tool of type {shown(kind)}, which only OpenAI runs")
             continue
-        name = _name_of(about)
+        name = kind if kind in KINDS else _name_of(about)
         function = {"name": full_name(name, namespace), **fields}
-        yield ClientTool(name, namespace, is_custom=kind == "custom"), {"type": "function", "function": function}
+        found = ClientTool(name, namespace, kind, is_deferred=tool.get("defer_loading") is True)
+        yield found, {"type": "function", "function": function}
 
 
 def _custom_description(about: Mapping[str, Any]) -> str:
