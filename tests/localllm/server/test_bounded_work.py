@@ -13,7 +13,7 @@ import pytest
 from localllm.server import bodies, security
 from localllm.server.anthropic import requests as anthropic
 from localllm.server.app import error_body_at
-from localllm.server.bodies import Body, Message, note_ignored
+from localllm.server.bodies import Body, Message, log_ignored, note_ignored
 from localllm.server.json_body import parse_json
 from localllm.server.limits import MAX_JSON_KEYS, MAX_JSON_MEMBERS, MAX_NAMED, MAX_NOTES
 from localllm.server.llama_cpp import completion as llama_cpp
@@ -65,7 +65,7 @@ def test_colons_in_strings_are_no_keys() -> None:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    note_ignored.cache_clear()
+    log_ignored.cache_clear()
     monkeypatch.setattr(bodies, "_NOTES", bodies._Notes())
     caplog.set_level(logging.INFO)
     return caplog

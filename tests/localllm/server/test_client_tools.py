@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 PATCH = {"type": "update_file", "path": "src/a.py", "diff": "@@\n-one line\n+another line\n"}
 SCRIPTS = {
     "plain": "Nothing is to be done here.",
-    "0": call("local_shell", command=["ls", "-l", "src"], working_directory="/tmp/somewhere"),
+    "0": call("local_shell", command=["ls", "-l", "src"], working_directory="/srv/somewhere"),
     "1": call("shell", commands=["make test", "git status"], timeout_ms=1000),
     "2": call("apply_patch", **PATCH),
     "3": call("tool_search", query="weather in a town"),
@@ -26,7 +26,7 @@ SCRIPTS = {
 }
 EDITS = {
     "plain": "Nothing is to be done at all.",
-    "0": call("bash", command="grep -rn TODO src"),
+    "0": call("bash", command="grep -rn later src"),
     "1": call("str_replace_based_edit_tool", command="view", path="src/main.py", view_range=[1, 9]),
     "2": call("memory", command="create", path="/memories/todo.md", file_text="Remember the milk, please."),
     "3": "All three of them were called.",
@@ -113,7 +113,7 @@ def test_shells_patches_and_searches_of_responses(http: httpx.Client, stream: bo
                     items.append(OUTPUTS[item.type](item.to_dict()))
     local, shell, patch, search, forecast = calls
     assert local.type == "local_shell_call" and local.action.command == ["ls", "-l", "src"]
-    assert (local.action.type, local.action.working_directory, local.action.env) == ("exec", "/tmp/somewhere", {})
+    assert (local.action.type, local.action.working_directory, local.action.env) == ("exec", "/srv/somewhere", {})
     assert shell.action.commands == ["make test", "git status"] and shell.action.timeout_ms == 1000
     assert patch.operation.to_dict() == PATCH and search.execution == "client"
     assert search.arguments == {"query": "weather in a town"}
@@ -123,7 +123,7 @@ def test_shells_patches_and_searches_of_responses(http: httpx.Client, stream: bo
     assert results[:3] == ["two files", "passed\nExit code 3.\nslow\nIt timed out.", "The status is completed."]
     assert "can be called now" in results[3] and "forecast__today" in results[3]
     sent = [one["function"] for message in conversation_of(items) for one in message.get("tool_calls", ())]
-    assert sent[0]["arguments"] == {"command": ["ls", "-l", "src"], "working_directory": "/tmp/somewhere"}
+    assert sent[0]["arguments"] == {"command": ["ls", "-l", "src"], "working_directory": "/srv/somewhere"}
     assert sent[1]["arguments"] == {"commands": ["make test", "git status"], "timeout_ms": 1000}
 
 
@@ -146,7 +146,7 @@ def test_anthropics_client_tools_are_offered_with_their_known_arguments(http: ht
                     result = {"type": "tool_result", "tool_use_id": block.id, "content": "done"}
                     messages.append({"role": "user", "content": [result]})
     assert seen == [
-        ("bash", {"command": "grep -rn TODO src"}),
+        ("bash", {"command": "grep -rn later src"}),
         ("str_replace_based_edit_tool", {"command": "view", "path": "src/main.py", "view_range": [1, 9]}),
         ("memory", {"command": "create", "path": "/memories/todo.md", "file_text": "Remember the milk, please."}),
     ]

@@ -12,7 +12,7 @@ from localllm.library.modelfile import SUPPORTED
 from localllm.remote.fields import chat_fields
 from localllm.sampling import ALIASES, COMMON, RANGES
 from localllm.server.anthropic.requests import MessagesBody, messages_request
-from localllm.server.bodies import Body, note_ignored
+from localllm.server.bodies import Body, log_ignored
 from localllm.server.json_body import what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp
 from localllm.server.ollama.generate import chat_request as ollama_chat
@@ -58,7 +58,7 @@ PROTOCOLS = ("ollama", "chat", "completions", "responses", "anthropic", "llama.c
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_protocol_takes_every_parameter(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
-    note_ignored.cache_clear()
+    log_ignored.cache_clear()
     given = values()
     assert given.keys() == {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
     with caplog.at_level(logging.INFO):
