@@ -37,7 +37,7 @@ from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
-from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
+from cpu_kernels.records import Op, Step, argument, field, page_table, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
@@ -117,6 +117,7 @@ class Attention(Arguments):
     turned: int = 0  # values of that part, which the rope table covers and which come last in D
     slopes: int = 0  # the heads' ALiBi slopes, floats in base 2, or 0
     numbers: int = 0  # floats 0 to 15, for ALiBi
+    of_window: int = 0  # 1 if pages are found in the table of window layers, see records.page_table
 
 
 _ATTEND = indices_of(Attention)
@@ -231,6 +232,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         padded, window = argument(op, _ATTEND.padded), argument(op, _ATTEND.window)
         ahead = argument(op, _ATTEND.behind)
         position = field(segment, 2) + first
+        table = page_table(field(segment, 3), argument(op, _ATTEND.of_window))
         columns = count * mine
         part = memory + _PART
         size = parts_bytes(1, argument(op, _ATTEND.longest))
@@ -257,7 +259,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
             add_sinks(columns, mine, argument(op, _ATTEND.sinks) + 4 * head0, state)
         for span in range(first_span, last_span):
             page = span * SPAN_PAGES
-            pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
+            pages = (table + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
             where = (span * SPAN_TOKENS, position, window, ahead, field(segment, 1) + field(segment, 2))
             to = part if parts == 0 else parts + (span - begin) * size
             score(pages, storage, columns, queries, memory, memory + _SCORES, part)
@@ -374,7 +376,7 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
         extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
         places = [layout.page_bytes for layout in layouts]
-        alibi = (0, 0, 0, 0, 0, s.array(np.linspace(0.1, 0.9, group)), s.array(range(16))) if options else ()
+        alibi = (0, 0, 0, 0, 0, s.array(np.linspace(0.1, 0.9, group)), s.array(range(16)), 1) if options else ()
         yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32, *alibi)
 
 
@@ -396,7 +398,8 @@ def _sample(
 ) -> tuple[Sample, list[int]]:
     """A sample with a segment of the last `rows` of some tokens, and its pages in each layout. split: by spans."""
     s, count = Sample(rows=rows, scratch=scratch_bytes(padded)), -(-tokens // PAGE_TOKENS)
-    table = s.array(s.random.permutation(count), np.int32)
+    places = s.random.permutation(count)
+    table = s.tables(places, places[::-1])
     pages = [_random_pages(s, layout, count) for layout in layouts]
     parts = s.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded), np.uint8) if split else 0
     s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})

@@ -10,7 +10,7 @@ from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
 from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
-from cpu_kernels.records import Step, argument, field, scratch, stage_rows
+from cpu_kernels.records import Step, argument, field, page_table, scratch, stage_rows
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
@@ -37,6 +37,7 @@ class StoreKV(Arguments):
     value_bytes: int  # between heads' pages of values
     key_place_bytes: int  # of keys between consecutive place numbers of a page table
     value_place_bytes: int  # of values between consecutive place numbers
+    of_window: int = 0  # 1 if pages are found in the table of window layers, see records.page_table
 
 
 _KV = indices_of(StoreKV)
@@ -61,7 +62,8 @@ def _store(keys: KVType, values: KVType) -> Function:
             for item in range(first, last):
                 row, head = item // heads, item % heads
                 position = get_i32(field(step, Step.POSITIONS) + 4 * row)
-                page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+                table = page_table(field(field(step, Step.ROW_TABLES), row), argument(op, _KV.of_window))
+                page = get_i32(table + position // PAGE_TOKENS * 4)
                 slot = position % PAGE_TOKENS
                 key = argument(op, _KV.keys) + item * padded * 4
                 value = argument(op, _KV.values) + item * padded * 4
@@ -89,11 +91,11 @@ def _samples(keys: KVType, values: KVType) -> Iterator[Sample]:
     for norm in (False, True):
         s = Sample(rows=5)
         s.positions(14, 32)
-        s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
+        s.step({Step.ROW_TABLES: s.array([s.tables([1, 0], [0, 1])] * 5, np.int64)})
         pages = [s.zeros(2 * 2 * each, np.uint8) for each in (key_bytes, value_bytes)]
         shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
         strides = (2 * key_bytes, 2 * value_bytes, key_bytes, value_bytes)
-        yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides)
+        yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides, int(norm))
 
 
 KERNELS = {

@@ -5,6 +5,7 @@ pages take less memory if little of it is used, or scattered parts.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
 import sys
@@ -52,6 +53,19 @@ if sys.platform == "linux":
         with contextlib.suppress(OSError):
             pages.madvise(advice)
         return np.frombuffer(pages, np.uint8)
+
+
+def give_back(array: NDArray[np.generic]) -> None:
+    """Return a contiguous array's memory to the system, as far as whole pages go; the array then has zeros there.
+
+    Only for arrays from this module. Does nothing, and leaves the values, where the system is not Linux.
+    """
+    if sys.platform != "linux":
+        return
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _zeros(size: int) -> NDArray[np.uint8]:

@@ -156,6 +156,14 @@ def stage_width(op: int, step: int) -> int:
 
 
 @inner
+def page_table(table: int, of_window: int) -> int:
+    """A sequence's page table at an address, or that of its window layers, whose address precedes it in memory."""
+    if of_window != 0:
+        return field(table, -1)
+    return table
+
+
+@inner
 def scratch(step: int, thread: int) -> int:
     """Address of this thread's scratch memory."""
     return field(step, Step.SCRATCH) + thread * field(step, Step.SCRATCH_STRIDE)

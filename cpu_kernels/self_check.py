@@ -63,6 +63,11 @@ class Sample:
         """Address of normally distributed floats."""
         return self.array(self.random.standard_normal(shape))
 
+    def tables(self, places: Any, of_window: Any) -> int:
+        """Address of a page table with these places, preceded by that of the window layers' table."""
+        before = np.array([self.array(of_window, np.int32)]).view(np.int32)
+        return self.array([*before, *places], np.int32) + before.nbytes
+
     def activations(self, k: int) -> int:
         """Address of descriptors of packed activations for rows of k values: the shared one and each thread's.
 

@@ -1,5 +1,6 @@
 """A runner's description of itself. It is defined here because this is the lowest package that both runners import."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,9 @@ class RunnerInfo:
     can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner that allocates all
     its storage at once and slows down as it fills; 0 for others. adapter_count: LoRA adapters that sequences may be
     computed with. can_draft: whether the model has a layer that drafts further tokens. computes_aside: whether a device
-    computes steps, so that the processor is free meanwhile.
+    computes steps, so that the processor is free meanwhile. window_tokens: the most tokens that a sequence keeps of
+    sliding-window layers, 0 if it keeps all tokens of all layers. window_pages: what 16 tokens of these layers take
+    besides a page of the others, in pages.
     """
 
     backend: str
@@ -41,3 +44,19 @@ class RunnerInfo:
     adapter_count: int = 0
     can_draft: bool = False
     computes_aside: bool = False
+    window_tokens: int = 0
+    window_pages: float = 0.0
+
+    def pages_of(self, tokens: int) -> int:
+        """The most pages that a sequence of this many tokens takes."""
+        pages = -(-tokens // self.page_size)
+        kept = min(pages, -(-self.window_tokens // self.page_size))
+        return pages + math.ceil(kept * self.window_pages)
+
+    def tokens_within(self, pages: int) -> int:
+        """The longest sequence that `pages` pages surely hold, in tokens."""
+        kept = -(-self.window_tokens // self.page_size)
+        whole = math.floor(pages / (1 + self.window_pages)) if kept else pages
+        if kept and whole > kept:
+            whole = pages - math.ceil(kept * self.window_pages)
+        return whole * self.page_size

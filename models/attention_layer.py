@@ -137,6 +137,7 @@ class AttentionLayers:
                     value_bytes=pages.head_bytes[1],
                     key_place_bytes=pages.place_bytes[0],
                     value_place_bytes=pages.place_bytes[1],
+                    of_window=pages.of_window,
                 ),
             )
         recording.add(
@@ -163,6 +164,7 @@ class AttentionLayers:
                 key_place_bytes=pages.place_bytes[0],
                 value_place_bytes=pages.place_bytes[1],
                 longest=config.longest_head,
+                of_window=pages.of_window,
                 **self._alibi,
             ),
         )

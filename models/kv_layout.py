@@ -1,9 +1,9 @@
 """How keys and values are stored, and how many bytes a token takes: decided by the file's header alone."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
+from models.architecture import Architecture
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
@@ -11,6 +11,8 @@ from models.weights import padded
 
 KVTypes = tuple[KVType, KVType]
 """The types in which keys and values are stored."""
+MAX_ROWS = 512
+"""The most rows of a step of the native engine, which window layers keep besides the window."""
 LEAST_SLOTS = 4
 _MOST_SLOTS = 256
 # Slots may take one _SHARE-th of the KV budget.
@@ -55,6 +57,56 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
     return types
 
 
+@dataclass(frozen=True, slots=True)
+class WindowLayers:
+    """The layers whose keys and values are only kept as long as a later token may see them.
+
+    layers: their numbers. window: tokens that a row sees of them, up to and including its own.
+    """
+
+    layers: frozenset[int]
+    window: int
+
+    @property
+    def kept(self) -> int:
+        """The most tokens of these layers that a sequence keeps: the window, a step's rows, and three pages.
+
+        A multiple of a page.
+        """
+        return -(-self.window // PAGE_TOKENS) * PAGE_TOKENS + MAX_ROWS + 3 * PAGE_TOKENS
+
+
+def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLayers | None:
+    """The sliding-window layers of a model; None if it has none, or if its context is hardly longer than a window.
+
+    Models that keep other states than keys and values, or latents, keep all tokens of all layers.
+    """
+    if config.latents or any(config.recurs) or config.causal is False or not architecture.causal:
+        return None
+    reads: dict[int, list[int]] = {}
+    for layer, source in enumerate(config.kv_layers):
+        reads.setdefault(source, []).append(architecture.window(config, layer) if config.attends[layer] else 0)
+    slides = {layer: max(widths) for layer, widths in reads.items() if min(widths) > 0 and config.stores(layer)}
+    found = WindowLayers(frozenset(slides), max(slides.values(), default=0))
+    return found if slides and found.kept < config.context else None
+
+
+def heads_stored(config: ModelConfig, windows: WindowLayers | None, of_window: bool = False) -> dict[int, Heads]:
+    """The heads of each layer that stores keys and values: of window layers, or of the others."""
+    layers = windows.layers if windows else frozenset()
+    return {
+        layer: heads
+        for layer, heads in enumerate(config.layer_heads)
+        if config.stores(layer) and (layer in layers) is of_window
+    }
+
+
+def window_page_bytes(config: ModelConfig, types: KVTypes, windows: WindowLayers | None) -> int:
+    """Bytes of a page over all window layers."""
+    heads = heads_stored(config, windows, of_window=True).values()
+    return PAGE_TOKENS * sum(layer_bytes_per_token(each, types) for each in heads)
+
+
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
 
@@ -92,9 +144,13 @@ def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
     return heads.keys * sum(layout.page_bytes for layout in page_layouts(heads, types)) // PAGE_TOKENS
 
 
-def page_bytes(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes of a page over all layers, with rows kept for convolutions, and token ids if any layer has a state."""
-    of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
+def page_bytes(config: ModelConfig, types: KVTypes, windows: WindowLayers | None = None) -> int:
+    """Bytes of a page over all layers but those of `windows`.
+
+    Includes rows kept for convolutions, and token ids if any layer has a state.
+    """
+    heads = heads_stored(config, windows).values()
+    of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(each, types) for each in heads)
     sizes = convolution_sizes(config)
     return (
         of_heads + (sizes.layers * sizes.layer_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
@@ -131,15 +187,8 @@ def kind_of(heads: Heads) -> tuple[int, int]:
     return heads.keys, heads.padded
 
 
-def places_of_layers(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
-    """For each layer, the kind of the layer whose keys and values it reads, and that layer's index within its kind."""
-    counts: Counter[tuple[int, int]] = Counter()
-    found: list[tuple[tuple[int, int], int]] = []
-    for layer, source in enumerate(config.kv_layers):
-        kind = kind_of(config.layer_heads[layer])
-        if source < layer:
-            found.append(found[source])
-            continue
-        found.append((kind, counts[kind]))
-        counts[kind] += config.attends[layer]
-    return found
+def source_of(config: ModelConfig, layer: int) -> int:
+    """The layer whose keys and values a layer reads: itself, or an earlier one."""
+    while (source := config.kv_layers[layer]) != layer:
+        layer = source
+    return layer

@@ -1,19 +1,15 @@
 """Storage of keys and values: a pool of reference-counted pages, and each sequence's page table.
 
-A page number stands for 16 tokens in all layers; cpu_kernels.kv_types defines the layout of a head's page. Within a
-group of pages each KV head of each layer has a contiguous run, so that attention reads long streams. Groups are
-contiguous too, so that a growing pool takes memory from the front, in huge pages. The lowest free page is handed out
-first, so a sequence's pages are mostly contiguous. Layers that share keys and values with an earlier one have no pages.
-If layers differ in head size or number of heads, each kind has its own arrays, and a group is one page.
+A page number stands for 16 tokens in all layers (models.page_arrays). The lowest free page is handed out first, so a
+sequence's pages are mostly contiguous. Layers that share keys and values with an earlier one have no pages. Keys and
+values of sliding-window layers are in parts of their own, which come and go with the window (models.window_pages).
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,108 +21,135 @@ from models.convolution_states import STATE_ROWS, ConvolutionStates
 from models.delta_states import DeltaStates
 from models.kv_layout import (
     KVTypes,
+    WindowLayers,
     convolution_sizes,
-    kind_of,
-    kv_bytes_per_token,
+    heads_stored,
     page_bytes,
-    page_layouts,
-    places_of_layers,
     slots_within,
+    source_of,
     state_bytes,
+    window_page_bytes,
 )
+from models.page_arrays import LayerPages, PageArrays
+from models.window_pages import WindowPages
 
-_GROUP = 8
-"""Pages of a group. More pages make longer streams, but a first token takes a whole group of memory."""
 TABLE_STEP = 64
 """Initial capacity of a page table in pages, and the least by which it grows."""
 _MOST_PAGES = 1 << 20  # for models without attention, whose pages hold only token ids
+# Bookkeeping is in units of at least this part of a page's window layers, where no other layers store anything.
+_LEAST_UNIT = 64
+# Windows are kept at multiples of this many windows, rounded up to a multiple of tokens.
+_WINDOWS_APART, _LEAST_APART = 4, 1024
 
 
 @dataclass
 class Sequence:
     """A sequence's length in tokens and its page table: table[:ceil(length / 16)], stored at table_address.
 
-    An entry is a page's place: its distance from the first page of a layer's head, in pages of one head, or of all
-    layers of a kind if there are several kinds (LayerPages.place_bytes). written: the position up to which its last
+    An entry is a page's place, see models.page_arrays. window_table has the places of the window parts of pages `tail`
+    to the last, all of which have one; other entries are those of part 0. written: the position up to which its last
     page holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the
-    position after the rows that its last page keeps for short convolutions, if the page is not full.
+    position after the rows that its last page keeps for short convolutions, if the page is not full. branches: whether
+    nothing was appended since it was forked or its window was imported.
     """
 
     length: int = 0
-    table: NDArray[np.int32] = field(default_factory=lambda: np.zeros(TABLE_STEP, np.int32))
     written: int = 0
     state: int = 0
+    tail: int = 0
+    branches: bool = False
+    table: NDArray[np.int32] = field(init=False)
+    window_table: NDArray[np.int32] = field(init=False)
     table_address: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.table_address = self.table.ctypes.data
+        self._place(TABLE_STEP)
+
+    def reserve(self, pages: int) -> None:
+        """Make room for this many pages."""
+        if pages > len(self.table):
+            table, of_window = self.table, self.window_table
+            self._place(2 * pages + TABLE_STEP)
+            self.table[: len(table)] = table
+            self.window_table[: len(of_window)] = of_window
 
     @property
     def pages(self) -> int:
         """Number of pages in use."""
         return -(-self.length // PAGE_TOKENS)
 
-
-class LayerPages(NamedTuple):
-    """Where kernels find a layer's keys and its values, which are the same pages for latents.
-
-    addresses: of page 0. head_bytes: from one head's pages to the next. place_bytes: between consecutive place numbers
-    of a page table.
-    """
-
-    addresses: tuple[int, int]
-    head_bytes: tuple[int, int]
-    place_bytes: tuple[int, int]
+    def _place(self, pages: int) -> None:
+        """Allocate empty tables; kernels find the second one by the address before the first (records.page_table)."""
+        header = np.dtype(np.int64).itemsize // np.dtype(np.int32).itemsize
+        both = np.zeros(header + 2 * pages, np.int32)
+        self.table, self.window_table = both[header : header + pages], both[header + pages :]
+        both[:header].view(np.int64)[0] = self.window_table.ctypes.data
+        self.table_address = self.table.ctypes.data
 
 
 class PageStore:
-    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
+    """The pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe.
 
-    def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
-        """budget_bytes: limits the pool, which takes memory from the system only when pages are first written."""
+    What sequences take is counted in units of bytes_per_token * 16 bytes: `total` of them, of which `free` are not in
+    use. A unit is a page of all layers, or of those without a window.
+    """
+
+    def __init__(
+        self, config: ModelConfig, budget_bytes: int, types: KVTypes, windows: WindowLayers | None = None
+    ) -> None:
+        """budget_bytes: limits the pool, which takes memory from the system only when pages are first written.
+
+        windows: the layers of which only the window is kept; None to keep all tokens of all layers.
+        """
         self.types = types
-        self.bytes_per_token = kv_bytes_per_token(config, types)
         slots = slots_within(config, budget_bytes)
-        pages = (budget_bytes - state_bytes(config, budget_bytes)) // page_bytes(config, types)
-        self.total = min(max(1, pages), _MOST_PAGES)
-        stored = config.kv_heads_of_layers
-        counts = Counter(map(kind_of, stored))
-        layouts = {kind_of(heads): page_layouts(heads, types) for heads in stored}
-        self._group = _GROUP if len(counts) == 1 else 1
-        self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
-        groups = -(-self.total // self._group)
-        # Keys and values of each kind of layer (one array for latents, which are both): [group][layer][head][page][...]
-        self._kinds = {
-            kind: tuple(
-                zeros_from_the_front((groups, counts[kind], kind[0], self._group, layout.page_bytes))
-                for layout in layouts[kind]
-            )
-            for kind in counts
-        }
-        self._places = places_of_layers(config)
-        # All arrays of pages, each with the planes of a page; the rows kept for convolutions have none.
-        self._pages: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = [
-            (pages, layout.planes)
-            for kind, both in self._kinds.items()
-            for pages, layout in zip(both, layouts[kind], strict=True)
-        ]
+        self._page_bytes = page_bytes(config, types, windows)
+        self._part_bytes = window_page_bytes(config, types, windows)
+        least = -(-self._part_bytes // _LEAST_UNIT // PAGE_TOKENS) * PAGE_TOKENS
+        self._page_bytes = max(self._page_bytes, least)
+        self.bytes_per_token = self._page_bytes // PAGE_TOKENS
+        budget = budget_bytes - state_bytes(config, budget_bytes)
+        self.total = min(max(1, budget // self._page_bytes), _MOST_PAGES)
+        self._pages = PageArrays(heads_stored(config, windows), types, self.total)
+        self._sources = [source_of(config, layer) for layer in range(config.layers)]
+        self._windows: WindowPages | None = None
+        if windows:
+            count = self.total * self._page_bytes // self._part_bytes + 1
+            arrays = PageArrays(heads_stored(config, windows, of_window=True), types, count, of_window=True)
+            self._windows = WindowPages(arrays, self.total)
+            self._window = windows.window
+            self._apart = -(-_WINDOWS_APART * windows.window // _LEAST_APART) * _LEAST_APART
+        places = self._pages.groups, self._pages.group, self._pages.group_places
         self.states: ConvolutionStates | None = None
         if sizes := convolution_sizes(config):
-            self.states = ConvolutionStates(config, sizes, groups, self._group, self._group_places)
-            self._pages.append((self.states.pages, ()))
-        self.delta = DeltaStates(config, slots, self.total, self._group, self._group_places) if slots else None
+            self.states = ConvolutionStates(config, sizes, *places)
+            self._pages.all.append((self.states.pages, ()))
+        self.delta = DeltaStates(config, slots, self.total, *places[1:]) if slots else None
         self._ids: NDArray[np.uint8] | None = None
         if self.states or self.delta:
-            self._ids = zeros_from_the_front((groups, 1, 1, self._group, 4 * PAGE_TOKENS))
-            self._pages.append((self._ids, [Plane(0, np.int32, (PAGE_TOKENS,), (0,))]))
+            self._ids = zeros_from_the_front((self._pages.groups, 1, 1, self._pages.group, 4 * PAGE_TOKENS))
+            self._pages.all.append((self._ids, [Plane(0, np.int32, (PAGE_TOKENS,), (0,))]))
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
 
     @property
     def free(self) -> int:
-        """Number of pages that no sequence holds."""
-        return self.total - self._untouched + len(self._free_again)
+        """Number of units that no sequence takes. Kept windows take none, since they go when room is needed."""
+        pages = self._pages_free
+        if self._windows is None:
+            return pages
+        return (pages * self._page_bytes - self._windows.held * self._part_bytes) // self._page_bytes
+
+    @property
+    def window(self) -> int:
+        """Tokens that a row sees of window layers; 0 if all tokens of all layers are kept."""
+        return self._window if self._windows else 0
+
+    @property
+    def window_share(self) -> float:
+        """What a page of window layers takes, in units."""
+        return self._part_bytes / self._page_bytes
 
     def holders(self) -> NDArray[np.int32]:
         """Reference counts of all pages that were ever allocated."""
@@ -134,62 +157,104 @@ class PageStore:
 
     def of_layer(self, layer: int) -> LayerPages:
         """The pages that a layer reads, which may be an earlier layer's."""
-        kind, number = self._places[layer]
-        arrays = self._kinds[kind]
-        keys, values = arrays[0], arrays[-1]
-        return LayerPages(
-            (keys[0, number].ctypes.data, values[0, number].ctypes.data),
-            (keys.strides[2], values.strides[2]),
-            (keys.strides[0] // self._group_places, values.strides[0] // self._group_places),
-        )
+        source = self._sources[layer]
+        if self._windows and source in self._windows.arrays:
+            return self._windows.arrays.of_layer(source)
+        return self._pages.of_layer(source)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
-        """Pages that appending this many tokens allocates: new ones, and a copy of a shared last page."""
+        """Units that appending this many tokens takes: for new pages, and for a copy of a shared last page."""
         if tokens == 0:
             return 0
         new = -(-(sequence.length + tokens) // PAGE_TOKENS) - sequence.pages
-        return new + self._last_is_shared(sequence)
+        new += self._last_is_shared(sequence)
+        if self._windows is None:
+            return new
+        gone = slice(sequence.tail, max(sequence.tail, self._first_held(sequence.length)))
+        freed = self._windows.going(self._pages.numbers(sequence.table[gone]))
+        return max(0, -(-(new * self._page_bytes + (new - freed) * self._part_bytes) // self._page_bytes))
 
-    def append(self, sequence: Sequence, tokens: int) -> None:
-        """Append this many positions, copying a shared last page. The caller has checked `needed` against `free`."""
+    def append(self, sequence: Sequence, tokens: int, stored: bool = False) -> None:
+        """Append this many positions, copying a shared last page. The caller has checked `needed` against `free`.
+
+        stored: `write` fills them, without window layers. Otherwise rows are computed, which see the sequence's window:
+        parts before it are freed. Raises ValueError if the window is not there, see `reusable`.
+        """
+        start, before = sequence.length, sequence.pages
+        if self._windows and not stored:
+            if self.reusable(sequence, start) < start:
+                raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
+            self._leave(sequence, min(self._first_held(start), before))
+        elif self._windows:
+            self._leave(sequence, before)
         if self._last_is_shared(sequence):
-            last = sequence.pages - 1
-            shared, copy = self._number(sequence, last), self._take()
-            sequence.table[last] = self._place(copy)
-            for pages, _ in self._pages:
-                self._page(pages, copy)[...] = self._page(pages, shared)
-            self._references[shared] -= 1
-            if self.delta:
-                self.delta.copy(shared, copy, last)
-        end = -(-(sequence.length + tokens) // PAGE_TOKENS)
-        if end > len(sequence.table):
-            longer = np.zeros(2 * end + TABLE_STEP, np.int32)
-            longer[: len(sequence.table)] = sequence.table
-            sequence.table, sequence.table_address = longer, longer.ctypes.data
-        if sequence.written > sequence.length + tokens:
-            self._clear(sequence, sequence.length + tokens)
-        for index in range(sequence.pages, end):
-            sequence.table[index] = self._place(self._take())
+            self._copy_last(sequence)
+        if stored and self._windows and start % PAGE_TOKENS:
+            self._windows.discard(self._number(sequence, before - 1))
+        end = -(-(start + tokens) // PAGE_TOKENS)
+        sequence.reserve(end)
+        if sequence.written > start + tokens:
+            self._clear(sequence, start + tokens)
+        for index in range(before, end):
+            sequence.table[index] = self._pages.place(self._take())
         sequence.length += tokens
         sequence.written = sequence.state = sequence.length
+        if self._windows and stored:
+            sequence.tail = end
+        elif self._windows:
+            self._add_parts(sequence, before, end)
+            apart = self._apart
+            points = [start] if sequence.branches else []
+            for point in (*points, *range((start // apart + 1) * apart, sequence.length + 1, apart)):
+                self.keep(sequence, point)
+            sequence.branches = False
+
+    def keep(self, sequence: Sequence, length: int) -> None:
+        """Keep the window before position `length` while there is room, if it is there, for a later fork."""
+        if self._windows and length and self.reusable(sequence, length) == length:
+            self._windows.keep(self._numbers(sequence, self._first_seen(length), -(-length // PAGE_TOKENS)))
+
+    def reusable(self, sequence: Sequence, length: int) -> int:
+        """The most of the first `length` positions after which rows can be computed: all if their window is there."""
+        if self._windows is None:
+            return length
+        end = -(-length // PAGE_TOKENS)
+        if sequence.tail <= self._first_seen(length):
+            return length
+        there = self._windows.has(self._numbers(sequence, 0, end))
+        while length:
+            first = self._first_seen(length)
+            missing = np.flatnonzero(~there[first : -(-length // PAGE_TOKENS)])
+            if not len(missing):
+                break
+            length = (first + int(missing[-1])) * PAGE_TOKENS
+        return length
 
     def fork(self, source: Sequence, length: int) -> Sequence:
         """Return a sequence of the first `length` tokens that shares the source's pages."""
-        pages = -(-length // PAGE_TOKENS)
-        table = np.zeros(pages + TABLE_STEP, np.int32)
-        table[:pages] = source.table[:pages]
-        self._references[self._numbers(table[:pages])] += 1
-        end = pages * PAGE_TOKENS
-        return Sequence(length, table, min(end, source.written), min(end, source.state))
+        end = -(-length // PAGE_TOKENS)
+        last = end * PAGE_TOKENS
+        made = Sequence(length, min(last, source.written), min(last, source.state), branches=True)
+        made.reserve(end)
+        made.table[:end] = source.table[:end]
+        self._references[self._numbers(made, 0, end)] += 1
+        self._hold_window(made)
+        return made
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget positions from `length` on and release their pages."""
-        keep = -(-length // PAGE_TOKENS)
-        for index in range(keep, sequence.pages):
+        keep, end = -(-length // PAGE_TOKENS), sequence.pages
+        whole = sequence.tail > self._first_seen(length) if self._windows else False
+        if self._windows:
+            self._windows.let_go(self._numbers(sequence, sequence.tail if whole else max(keep, sequence.tail), end))
+        for index in reversed(range(keep, end)):
             self._drop(self._number(sequence, index))
         sequence.length = length
         sequence.written = min(keep * PAGE_TOKENS, sequence.written)
         sequence.state = min(keep * PAGE_TOKENS, sequence.state)
+        if whole:
+            self._hold_window(sequence)
+        sequence.tail = min(sequence.tail, keep)
 
     def computed(self, sequence: Sequence) -> int:
         """The number of positions after which new rows can continue: all, or those that the latest state covers."""
@@ -212,7 +277,7 @@ class PageStore:
             return
         if self._last_is_shared(sequence):
             return
-        page = divmod(self._number(sequence, last), self._group)
+        page = divmod(self._number(sequence, last), self._pages.group)
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
@@ -244,7 +309,7 @@ class PageStore:
     def _ids_of(self, sequence: Sequence, page: int) -> NDArray[np.int32]:
         """A writable view of the token ids of a sequence's page: int32[16]."""
         assert self._ids is not None
-        group, slot = divmod(self._number(sequence, page), self._group)
+        group, slot = divmod(self._number(sequence, page), self._pages.group)
         ids: NDArray[np.int32] = self._ids[group, 0, 0, slot].view(np.int32)
         return ids
 
@@ -255,57 +320,40 @@ class PageStore:
         """
         slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
         page = self._number(sequence, sequence.pages - 1)
-        for pages, planes in self._pages:
-            _clear(self._page(pages, page), planes, slots)
-
-    def _pages_at(self, sequence: Sequence, start: int, stop: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The groups of the pages that hold positions start..stop-1, and their places in these."""
-        places = sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]
-        return np.divmod(self._numbers(places), self._group)
+        self._pages.clear(page, slots)
+        if self._windows:
+            self._windows.clear(page, slots)
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """The pages that hold positions start..stop-1, whole: for each array of pages [page][layer][head][bytes].
 
-        Positions after the last one are zero.
+        Positions after the last one are zero. Window layers are left out, see `read_state`.
         """
-        group, slot = self._pages_at(sequence, start, stop)
-        copies = [(pages[group, :, :, slot], planes) for pages, planes in self._pages]
-        if stop % PAGE_TOKENS:
-            slots = np.arange(stop % PAGE_TOKENS, PAGE_TOKENS)
-            for pages, planes in copies:
-                _clear(pages[-1], planes, slots)
-        return b"".join(pages.data for pages, _ in copies)
+        pages = self._numbers(sequence, start // PAGE_TOKENS, -(-stop // PAGE_TOKENS))
+        return self._pages.read(pages, _slots_after(stop))
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes | memoryview) -> None:
         """Write data from `read` to positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
-        group, slot = self._pages_at(sequence, start, stop)
-        sizes = [pages[0, :, :, 0].nbytes * len(group) for pages, _ in self._pages]
-        stored = np.frombuffer(data, np.uint8)
-        if len(stored) != sum(sizes):
-            raise ValueError(f"stored KV of {stop - start} tokens has {len(stored)} bytes instead of {sum(sizes)}")
         first = start % PAGE_TOKENS
-        slots = np.arange(first, min(PAGE_TOKENS, first + stop - start))
-        parts = np.split(stored, np.cumsum(sizes)[:-1])
-        for (pages, planes), part in zip(self._pages, parts, strict=True):
-            copies = part.reshape(len(group), *pages.shape[1:3], -1)
-            begin = 0
-            if first and planes:  # the first page also holds other tokens
-                begin = 1
-                for plane in planes:
-                    tokens = plane.tokens(np.moveaxis(copies[:1], 0, 2))[:, :, slots]
-                    plane.put(self._page(pages, self._number(sequence, start // PAGE_TOKENS)), slots, tokens)
-            pages[group[begin:], :, :, slot[begin:]] = copies[begin:]
+        slots = np.arange(first, min(PAGE_TOKENS, first + stop - start)) if first else np.zeros(0, np.intp)
+        pages = self._numbers(sequence, start // PAGE_TOKENS, -(-stop // PAGE_TOKENS))
+        self._pages.write(pages, data, slots)
         sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
         if self.delta and first:
             self.delta.cut(self._number(sequence, start // PAGE_TOKENS), first)
 
     def read_state(self, sequence: Sequence, length: int) -> bytes:
-        """The bytes of the slot with the state after the first `length` positions, empty if there is none."""
+        """The state after the first `length` positions, empty if it is not there: a slot, or the window before them."""
         last = (length - 1) // PAGE_TOKENS
+        if self._windows and self.reusable(sequence, length) == length:
+            return self._windows.read(self._numbers(sequence, self._first_seen(length), last + 1), _slots_after(length))
         return self.delta.read(self._number(sequence, last), length - last * PAGE_TOKENS) if self.delta else b""
 
     def write_state(self, sequence: Sequence, data: bytes | memoryview) -> None:
         """Restore what `read_state` returned for the sequence's length. Raises ValueError for a wrong size."""
+        if self._windows:
+            self._write_window(sequence, data)
+            return
         if self.delta is None or len(data) != self.delta.places[2]:
             raise ValueError(f"a stored state has {len(data)} bytes, which this model's states have not")
         last = sequence.pages - 1
@@ -313,46 +361,135 @@ class PageStore:
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages match exactly what these sequences hold."""
-        counts = np.zeros(self.total, np.int32)
+        counts, holders = np.zeros(self.total, np.int32), np.zeros(self.total, np.int32)
         for sequence in sequences:
-            np.add.at(counts, self._numbers(sequence.table[: sequence.pages]), 1)
+            np.add.at(counts, self._numbers(sequence, 0, sequence.pages), 1)
+            np.add.at(holders, self._numbers(sequence, sequence.tail, sequence.pages), 1)
         idle = set(self._free_again) | set(range(self._untouched, self.total))
         if not np.array_equal(counts, self._references) or idle != set(np.flatnonzero(counts == 0).tolist()):
             raise RuntimeError("KV pages: reference counts disagree with the sequences that hold them")
+        if self._windows:
+            self._windows.check_integrity(holders)
+
+    def _copy_last(self, sequence: Sequence) -> None:
+        """Replace the last page, which others share, by a copy."""
+        last = sequence.pages - 1
+        shared, copy = self._number(sequence, last), self._take()
+        sequence.table[last] = self._pages.place(copy)
+        self._pages.copy(shared, copy)
+        self._references[shared] -= 1
+        if self.delta:
+            self.delta.copy(shared, copy, last)
+        if self._windows and sequence.tail <= last:
+            self._make_room(parts=1)
+            self._windows.copy(shared, copy)
+            self._windows.let_go(np.array([shared], np.intp))
+            self._windows.hold(np.array([copy], np.intp))
+            sequence.window_table[last] = self._windows.places(np.array([copy], np.intp))[0]
+
+    def _first_seen(self, length: int) -> int:
+        """The first page with a token that a row at position `length` sees in window layers."""
+        return max(0, length - self._window + 1) // PAGE_TOKENS
+
+    def _first_held(self, length: int) -> int:
+        """The first page that a sequence holds for a row at position `length`: one more, so that some may be cut."""
+        return self._first_seen(length - PAGE_TOKENS)
+
+    def _leave(self, sequence: Sequence, first: int) -> None:
+        """Let the window parts of pages before `first` go."""
+        if self._windows and first > sequence.tail:
+            self._windows.let_go(self._numbers(sequence, sequence.tail, first))
+            sequence.window_table[sequence.tail : first] = 0
+            sequence.tail = first
+
+    def _hold_window(self, sequence: Sequence) -> None:
+        """Hold the sequence's window if it is there, and one more page before it if that is."""
+        if self._windows is None:
+            return
+        first, needed = self._first_held(sequence.length), self._first_seen(sequence.length)
+        pages = self._numbers(sequence, first, sequence.pages)
+        there = self._windows.has(pages)
+        skipped = int(not np.all(there[: needed - first])) if np.all(there[needed - first :]) else len(pages)
+        sequence.tail = first + skipped
+        self._windows.hold(pages[skipped:])
+        sequence.window_table[: first + skipped] = 0
+        sequence.window_table[sequence.tail : sequence.pages] = self._windows.places(pages[skipped:])
+
+    def _add_parts(self, sequence: Sequence, first: int, end: int) -> None:
+        """Give pages first..end-1, the last ones of a sequence, their window parts."""
+        assert self._windows is not None
+        self._make_room(parts=end - first)
+        pages = self._numbers(sequence, first, end)
+        self._give(pages)
+        self._windows.hold(pages)
+        sequence.window_table[first:end] = self._windows.places(pages)
+
+    def _write_window(self, sequence: Sequence, data: bytes | memoryview) -> None:
+        """Write the window before the sequence's end; its last page must be its own."""
+        assert self._windows is not None
+        pages = self._numbers(sequence, self._first_seen(sequence.length), sequence.pages)
+        self._windows.arrays.parts(pages, data)  # raises ValueError
+        self._leave(sequence, sequence.pages)
+        self._make_room(parts=int(np.count_nonzero(~self._windows.has(pages))))
+        self._give(pages)
+        self._windows.write(pages, data)
+        self._windows.keep(pages)
+        self._hold_window(sequence)
+        sequence.branches = True
+
+    def _give(self, pages: NDArray[np.intp]) -> None:
+        """Give pages their window parts, for which there is room."""
+        assert self._windows is not None
+        if sum(self._windows.give(page) for page in pages.tolist()):
+            self._stay_within_budget()
+
+    def _stay_within_budget(self) -> None:
+        """Return memory of free pages and parts to the system if it is now needed for others."""
+        if self._windows is None:
+            return
+        resident = self._pages.resident_bytes + self._windows.arrays.resident_bytes
+        if resident > self.total * self._page_bytes:
+            self._pages.give_back(self._free_again)
+            self._windows.give_back()
+
+    def _make_room(self, *, pages: int = 0, parts: int = 0) -> None:
+        """Give up kept windows until there is room for more pages and window parts."""
+        if self._windows is None:
+            return
+        wanted = pages * self._page_bytes + parts * self._part_bytes
+        while self._pages_free * self._page_bytes - self._windows.used * self._part_bytes < wanted:
+            if not self._windows.evict():
+                raise ValueError("no room for the keys and values of window layers")
+
+    @property
+    def _pages_free(self) -> int:
+        """Number of pages that no sequence holds."""
+        return self.total - self._untouched + len(self._free_again)
 
     def _last_is_shared(self, sequence: Sequence) -> bool:
         if sequence.length % PAGE_TOKENS == 0:
             return False
         return bool(self._references.item(self._number(sequence, sequence.pages - 1)) > 1)
 
-    def _place(self, number: int) -> int:
-        """A page's place: see Sequence."""
-        return number // self._group * self._group_places + number % self._group
-
     def _number(self, sequence: Sequence, index: int) -> int:
         """The page number at an index of a sequence's table; without NumPy, since every step calls it."""
-        group, slot = divmod(sequence.table.item(index), self._group_places)
-        return int(group * self._group + slot)
+        return self._pages.number(sequence.table.item(index))
 
-    def _numbers(self, places: NDArray[np.generic]) -> NDArray[np.intp]:
-        """The page numbers of these places."""
-        group, slot = np.divmod(np.asarray(places, np.intp), self._group_places)
-        return group * self._group + slot
-
-    def _page(self, pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
-        """A page of all layers and heads of a kind: a view [layer][head][...]."""
-        return pages[number // self._group, :, :, number % self._group]
+    def _numbers(self, sequence: Sequence, first: int, end: int) -> NDArray[np.intp]:
+        """The page numbers at indices first..end-1 of a sequence's table."""
+        return self._pages.numbers(sequence.table[first:end])
 
     def _take(self) -> int:
+        self._make_room(pages=1)
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            # Masked positions are multiplied by zero, so their values must be finite.
-            for pages, _ in self._pages:
-                self._page(pages, page)[...] = 0
+            self._pages.zero(page)  # masked positions are multiplied by zero, so their values must be finite
         else:
             page = self._untouched
             self._untouched += 1
         self._references[page] = 1
+        if self._pages.touch(page):
+            self._stay_within_budget()
         return page
 
     def _drop(self, page: int) -> None:
@@ -360,13 +497,14 @@ class PageStore:
         if self._references[page] == 0:
             if self.delta:
                 self.delta.drop(page)
+            if self._windows:
+                self._windows.forget(page)
             heapq.heappush(self._free_again, page)
 
 
-def _clear(page: NDArray[np.uint8], planes: Ordered[Plane], slots: NDArray[np.intp]) -> None:
-    """Zero the elements of tokens in these slots of a page [layer][head][bytes]."""
-    for plane in planes:
-        plane.put(page, slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
+def _slots_after(stop: int) -> NDArray[np.intp]:
+    """The slots of the page that holds position stop - 1 which come after it."""
+    return np.arange(stop % PAGE_TOKENS, PAGE_TOKENS) if stop % PAGE_TOKENS else np.zeros(0, np.intp)
 
 
 def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -23,7 +23,7 @@ from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import refusal
-from models.kv_layout import stored_types
+from models.kv_layout import MAX_ROWS, stored_types, window_layers
 from models.kv_pages import PageStore, Sequence
 from models.packed_file import PackedWeights
 from models.recording import Recording
@@ -33,7 +33,6 @@ from models.self_drafts import SelfDrafts
 from models.steps import Steps, usable_threads
 from models.weights import WeightLoader
 
-MAX_ROWS = 512
 MAX_SEQUENCES = 1024
 # Version of the KV layout; stored KV of another version is not used.
 _KV_VERSION = "native-3"
@@ -73,7 +72,8 @@ class NativeRunner:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
         types = stored_types(config, kv_types)
         chosen = choose_drafts(file, config, architecture, drafts)
-        self._store = PageStore(config, kv_bytes, types)
+        windows = window_layers(config, architecture)
+        self._store = PageStore(config, kv_bytes, types, windows)
         self._sequences: dict[int, Sequence] = {}
         self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
         self._next_handle = 0
@@ -86,9 +86,11 @@ class NativeRunner:
             page_size=PAGE_TOKENS,
             pages_total=self._store.total,
             kv_bytes_per_token=self._store.bytes_per_token,
-            kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}",
+            kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}" + (f":window {windows.window}" if windows else ""),
             kv_files=file.states,
             can_draft=chosen is not None,
+            window_tokens=windows.kept if windows else 0,
+            window_pages=self._store.window_share,
         )
         self._team = ThreadTeam(usable_threads(threads))
         try:
@@ -180,6 +182,14 @@ class NativeRunner:
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
         return self._sequences[sequence].length
+
+    def reusable(self, sequence: int, length: int) -> int:
+        """See localllm.engine.runner.KeepsWindows."""
+        return self._store.reusable(self._sequences[sequence], length)
+
+    def keep_window(self, sequence: int, length: int) -> None:
+        """See localllm.engine.runner.KeepsWindows."""
+        self._store.keep(self._sequences[sequence], length)
 
     def run(
         self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
@@ -310,7 +320,7 @@ class NativeRunner:
         self._latest.pop(sequence, None)
         if self._store.delta:
             self._store.delta.begin(1)  # a copied page takes a slot
-        self._store.append(target, stop - start)
+        self._store.append(target, stop - start, stored=True)
         try:
             self._store.write(target, start, stop, data)
         except ValueError:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.arguments import indices_of
 from cpu_kernels.kernel import Kernel
+from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.matmul import Product
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
@@ -26,9 +27,8 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import UnsupportedModelError
-from models.kv_layout import state_bytes, stored_types
+from models.kv_layout import MAX_ROWS, state_bytes, stored_types, window_layers, window_page_bytes
 from models.kv_pages import PageStore
-from models.native_runner import MAX_ROWS
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
@@ -53,7 +53,9 @@ class Needs:
 
     weights: int  # as they are stored in memory, which for the native engine is packed
     buffers: int  # everything else of fixed size, all of it used by a prompt of MAX_ROWS tokens
-    kv_per_token: int = 0  # keys, values and states of a stored token
+    kv_per_token: int = 0  # keys, values and states of a stored token; without layers of which only the window is kept
+    window_per_token: int = 0  # keys and values of those layers, for each of
+    window_tokens: int = 0  # the most tokens that a sequence keeps of them
     position_bytes: int = 0  # of tables, for each position of the longest sequence
     fixed_states: int = 0  # states of recurrent layers that take the same with every KV budget, as in llama.cpp
 
@@ -63,10 +65,18 @@ class Needs:
 
     def kv(self, tokens: int) -> int:
         """The least KV budget that holds `tokens` tokens beside the states that a budget of this size has."""
-        budget = 0
-        while budget < (needed := tokens * self.kv_per_token + self.states(budget)):
+        budget, of_tokens = 0, tokens * self.kv_per_token + min(tokens, self.window_tokens) * self.window_per_token
+        while budget < (needed := of_tokens + self.states(budget)):
             budget = needed
         return budget
+
+    def tokens(self, kv_bytes: int) -> int:
+        """The tokens of one sequence that a KV budget holds."""
+        room = max(0, kv_bytes - self.states(max(kv_bytes, 0)))
+        windows = self.window_tokens * self.window_per_token
+        if room >= self.window_tokens * self.kv_per_token + windows:
+            return (room - windows) // self.kv_per_token
+        return room // (self.kv_per_token + self.window_per_token)
 
     def total(self, tokens: int) -> int:
         """Bytes with one sequence of `tokens` tokens."""
@@ -133,7 +143,8 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
     architecture, config = find_architecture(file.architecture), read_config(file)
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
-    store = PageStore(config, 0, stored_types(config, kv_types))
+    types, windows = stored_types(config, kv_types), window_layers(config, architecture)
+    store = PageStore(config, 0, types, windows)
     recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
     ropes = Ropes(recording, config.context)
     chosen = choose_drafts(file, config, architecture, drafts)
@@ -152,6 +163,8 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         weights=loader.packed_bytes,
         buffers=touched_bytes(builder) - loader.packed_bytes + latest + 4 * logits.width + drafting,
         kv_per_token=store.bytes_per_token,
+        window_per_token=window_page_bytes(config, types, windows) // PAGE_TOKENS,
+        window_tokens=windows.kept if windows else 0,
         position_bytes=ropes.position_bytes,
         row=row,
         logits=last,

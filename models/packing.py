@@ -14,9 +14,8 @@ from gguf_io.runner_info import LoadProgress
 from models.config import read_config
 from models.decoder import DecoderRecorder
 from models.eagle_head import choose_drafts, drafting_layer
-from models.kv_layout import stored_types
+from models.kv_layout import MAX_ROWS, stored_types, window_layers
 from models.kv_pages import PageStore
-from models.native_runner import MAX_ROWS
 from models.packed_file import PackedWriter
 from models.recording import Recording
 from models.registry import find_architecture
@@ -36,7 +35,7 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
         builder = ProgramBuilder()
         loader = _WritingLoader(file, team, builder, progress)
         loader.writer = writer
-        store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
+        store = PageStore(config, 0, stored_types(config, ("f16", "f16")), window_layers(config, architecture))
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, team.threads)
         DecoderRecorder(recording, store, Ropes(recording, config.context)).record()
         if predicts := choose_drafts(file, config, architecture, drafts=True):

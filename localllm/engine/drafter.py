@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import DraftsItself, Runner
+from localllm.engine.runner import DraftsItself, Runner, reusable
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import ModelDraftLength
 from localllm.errors import RequestError
@@ -165,7 +165,7 @@ class DraftModel(Drafter):
 
     def _start(self, sequence: TokenSequence) -> _Followed:
         space, tokens = _space(sequence), sequence.tokens
-        known = self._cache.match(space, tokens[:-1])
+        known = self._cache.usable(space, tokens[:-1])
         handle = self._cache.fork(space, tokens, known) if known else self._runner.create_sequence()
         followed = self._followed[sequence] = _Followed(handle, tokens[:known], tokens, known)
         return followed
@@ -177,6 +177,7 @@ class DraftModel(Drafter):
         start = followed.agreed
         agreed = start + common_prefix(followed.tokens[start:], tokens[start:])
         agreed = min(agreed, len(tokens) - 1)
+        agreed = reusable(self._runner, followed.handle, agreed)
         if agreed < len(followed.tokens):
             self._runner.truncate_sequence(followed.handle, agreed)
             del followed.tokens[agreed:]

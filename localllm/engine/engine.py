@@ -89,9 +89,8 @@ class Engine:
         self._clock = clock
         self.runner = runner
         self.context = min(context_limit or info.max_context, info.max_context)
-        self.most_tokens = min(
-            self.context, max(info.pages_total - 1, 1) * info.page_size
-        )  # one page stays free for copying
+        # One page stays free for copying.
+        self.most_tokens = min(self.context, max(info.tokens_within(info.pages_total - 1), info.page_size))
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._drafter = drafter

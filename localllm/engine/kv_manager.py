@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from localllm.engine.disk_cache import DiskCache, Segment
+from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.restore_costs import DISK, MEMORY, RestoreCosts
-from localllm.engine.runner import AdapterSet, KeepsStates, Runner
+from localllm.engine.runner import AdapterSet, KeepsStates, KeepsWindows, Runner, reusable
 from localllm.engine.sequence import TokenSequence
 from localllm.engine.spill import LEAST_TOKENS, Spiller, told
 from localllm.engine.state_cache import StateCache, mark_places
@@ -76,6 +76,7 @@ class KVManager:
         self.restoring: dict[TokenSequence, _Restore] = {}  # to import before their next rows
         self._readers: ThreadPoolExecutor | None = None  # made for the first segment on disk
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
+        self._windows: dict[TokenSequence, list[int]] = {}  # where windows are to be kept
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
         limit = runner.info.copies_bytes if self._can_truncate else 0
         self.copies = MemoryTier(limit) if limit else None
@@ -89,15 +90,16 @@ class KVManager:
         making progress. The last token is never reused, because its logits are needed; `reusable` may exclude more.
         """
         tokens = sequence.tokens[:-1][: sequence.reusable]
-        cached = sequence.images.whole(self.cache.match(sequence.space, tokens))
+        cached = sequence.images.whole(self.cache.usable(sequence.space, tokens))
         source, computed, coming = None, cached, cached
         for other, goes_on in neighbours:
             if other.handle is None or not self._can_truncate or other.space != sequence.space:
                 continue
             common = sequence.images.whole(common_prefix(tokens, other.tokens[:-1]))
-            coming = max(coming, common if goes_on else 0)
-            if min(common, other.computed) > computed:
-                source, computed = other.handle, min(common, other.computed)
+            coming = max(coming, common if goes_on and other.computed < common else 0)
+            known = reusable(self._runner, other.handle, min(common, other.computed))
+            if known > computed:
+                source, computed = other.handle, known
         if coming - computed >= self._runner.info.page_size:
             return False
         try:
@@ -117,6 +119,10 @@ class KVManager:
         else:
             handle = self._runner.fork_sequence(source, computed)
         sequence.attach(handle, computed)
+        if self._runner.info.window_tokens and not sequence.background:
+            branch = self.cache.match(sequence.space, tokens)
+            trunk = sequence.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
+            self._windows[sequence] = sorted({branch, trunk, sequence.trunk, len(sequence.tokens)})
         if not self._can_truncate and not sequence.background:
             self._marks[sequence] = mark_places(len(sequence.tokens), sequence.trunk)
         if self.copies and isinstance(self.cache, PrefixCache):
@@ -143,6 +149,8 @@ class KVManager:
                 self._runner.free_sequence(sequence.handle)
                 sequence.start_over(self._runner.create_sequence(sequence.space.adapters))
                 return True
+        if sequence not in self.restoring:
+            self._cut_to_window(sequence)
         seconds = self._clock() - began
         sequence.restore_s += seconds
         restore.seconds += seconds
@@ -150,6 +158,14 @@ class KVManager:
         if sequence not in self.restoring and self._costs is not None:
             self._costs.observe(tier, restore.tokens, restore.seconds)
         return True
+
+    def _cut_to_window(self, sequence: TokenSequence) -> None:
+        """Truncate a restored sequence to where it can be continued."""
+        assert sequence.handle is not None
+        length = reusable(self._runner, sequence.handle, sequence.computed)
+        if length < sequence.computed:
+            self._runner.truncate_sequence(sequence.handle, length)
+            sequence.restored(length, from_disk=True)
 
     def _import(self, sequence: TokenSequence, restore: _Restore) -> None:
         """Import the first segment if it can be read and fits, and schedule the others."""
@@ -165,6 +181,7 @@ class KVManager:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
             return
         if segment is restore.last_state:
+            self.make_room(sequence, self._runner.info.window_tokens)
             self._import_state(handle, segment)
         if segment.useful < segment.stop:
             self._runner.truncate_sequence(handle, segment.useful)
@@ -190,6 +207,10 @@ class KVManager:
     def advance(self, sequence: TokenSequence, rows: int) -> None:
         """Record that rows were computed, and keep a copy of the state if the sequence has reached a mark."""
         sequence.computed += rows
+        for length in self._windows.get(sequence, ()):
+            if sequence.computed - rows < length <= sequence.computed:
+                assert sequence.handle is not None and isinstance(self._runner, KeepsWindows)
+                self._runner.keep_window(sequence.handle, length)
         if sequence.computed not in self._marks.get(sequence, ()):
             return
         assert sequence.handle is not None
@@ -261,6 +282,9 @@ class KVManager:
         copies = self.copies.find(sequence.space, tokens) if self.copies else []
         disk = self._disk_of(sequence)
         stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
+        if self._runner.info.window_tokens:  # nothing after the last window can be continued
+            ends = [at for at, one in enumerate(stored, 1) if one.state_bytes and one.useful == one.stop]
+            stored = stored[: ends[-1]] if ends else []
         gains = [(one[-1].useful - computed, tier, one) for tier, one in ((MEMORY, copies), (DISK, stored)) if one]
         gains = [one for one in gains if one[0] >= LEAST_RESTORED]
         costs = self._costs
@@ -300,6 +324,7 @@ class KVManager:
     def _detached(self, sequence: TokenSequence) -> int | None:
         self.restoring.pop(sequence, None)
         self._marks.pop(sequence, None)
+        self._windows.pop(sequence, None)
         handle, sequence.handle = sequence.handle, None
         return handle
 

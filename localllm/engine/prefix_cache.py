@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from localllm.engine.inspection import PrefixView
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Runner, reusable
 from localllm.engine.sequence import KeySpace
 
 # The maximum share of the memory, and of the disk tier, that pinned trunks may take.
@@ -57,11 +57,16 @@ class PrefixCache:
         root = self._roots.get(space)
         return _walk(root, tokens)[1] if root else 0
 
+    def usable(self, space: KeySpace, tokens: Sequence[int]) -> int:
+        """Return after how many of the leading tokens a sequence can be continued: `match`, or fewer."""
+        root = self._roots.get(space)
+        return self._holder_of(*_walk(root, tokens))[0] if root else 0
+
     def fork(self, space: KeySpace, tokens: Sequence[int], length: int) -> int:
         """Return a new sequence that holds tokens[:length]; length must be above 0 and at most match(...)."""
         node = self._split(_walk(self._roots[space], tokens[:length])[0], length)
         self._touch(node)
-        return self._runner.fork_sequence(_sequence_below(node), length)
+        return self._runner.fork_sequence(self._holder_of(node, length)[1], length)
 
     def holder(self, space: KeySpace, tokens: Sequence[int]) -> int | None:
         """Return a sequence that starts with all these tokens, or None. The cache still owns it."""
@@ -182,6 +187,16 @@ class PrefixCache:
             sharers = sum(child.sharers for child in children) or 1
             views[node] = PrefixView(node.start, node.depth, sharers, node.last_used, children)
         return tuple(views[child] for root in self._roots.values() for child in root.children.values())
+
+    def _holder_of(self, node: _Node, length: int) -> tuple[int, int]:
+        """The sequence at or below a node that can be continued after most of `length` tokens: (tokens, sequence)."""
+        if not self._runner.info.window_tokens:
+            return length, _sequence_below(node)
+        below = [node]
+        for each in below:
+            below += each.children.values()
+        owned = (each.sequence for each in below if each.sequence is not None)
+        return max(((reusable(self._runner, sequence, length), sequence) for sequence in owned), default=(0, -1))
 
     def _nodes(self) -> Iterator[_Node]:
         """All nodes but the roots, parents before their children."""

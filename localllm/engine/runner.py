@@ -153,6 +153,27 @@ class KeepsStates(Protocol):
         """Set the state that export_state returned for the stored length. Raises ValueError on a wrong size."""
 
 
+@runtime_checkable
+class KeepsWindows(Protocol):
+    """Additional interface of a Runner that keeps sliding-window layers only where later tokens see them.
+
+    A sequence cut where its window is gone cannot be continued. `run` raises ValueError for such a sequence.
+    """
+
+    def reusable(self, sequence: int, length: int) -> int:
+        """The most of the first `length` positions after which a sequence, or its fork, can be continued."""
+
+    def keep_window(self, sequence: int, length: int) -> None:
+        """Keep the window of the first `length` positions, if it is there, while there is room."""
+
+
+def reusable(runner: Runner, sequence: int, length: int) -> int:
+    """The most of the first `length` positions of a sequence after which it, or its fork, can be continued."""
+    return (
+        runner.reusable(sequence, length) if runner.info.window_tokens and isinstance(runner, KeepsWindows) else length
+    )
+
+
 class ImageRows(Protocol):
     """A run of an image's rows. sees_all: the rows attend to each other in both directions and form one batch."""
 

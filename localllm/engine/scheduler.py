@@ -230,7 +230,8 @@ class Scheduler:
         return self._fit_together(self.running, generation)
 
     def _pages(self, generation: Generation) -> int:
-        return len(generation.sequence.tokens) // self._runner.info.page_size + 2  # the page in use, and one more
+        page = self._runner.info.page_size
+        return self._runner.info.pages_of((len(generation.sequence.tokens) // page + 2) * page)  # in use, and one more
 
     def _turn_for(self, generation: Generation) -> bool:
         """Requeue running generations whose turn is over, so that this one fits; False if that is not enough."""

@@ -61,6 +61,10 @@ class StateCache:
         leading = (state for state in self._of(space) if list(tokens[: len(state.tokens)]) == state.tokens)
         return max((len(state.tokens) for state in leading), default=0)
 
+    def usable(self, space: KeySpace, tokens: Sequence[int]) -> int:
+        """The same as `match`."""
+        return self.match(space, tokens)
+
     def fork(self, space: KeySpace, tokens: Sequence[int], length: int) -> int:
         """Return a new sequence that holds tokens[:length]; length is what `match` returned, above 0."""
         state = self._exact(space, tokens[:length])

@@ -41,10 +41,10 @@ def place_in_memory(
 def _whole(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int) -> Placement:
     left = room - needs.weights - needs.buffers - other - RESERVE_BYTES
     if kv_bytes is None:
-        positions = min(context, max(left, 0) // (needs.kv_per_token + needs.position_bytes))
+        positions = min(context, needs.tokens(left), max(left, 0) // (needs.kv_per_token + needs.position_bytes))
         kv = left - positions * needs.position_bytes
     else:
-        positions, kv = min(context, kv_bytes // needs.kv_per_token), kv_bytes
+        positions, kv = min(context, needs.tokens(kv_bytes)), kv_bytes
     placed = _native(needs, positions, kv, room, other)
     if all(use.fits for use in placed.uses) and placed.tokens >= min(LEAST_TOKENS, context):
         return placed
@@ -57,7 +57,7 @@ def _whole(needs: "Needs", context: int, kv_bytes: int | None, room: int, other:
 
 def _with_disk(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int) -> Placement:
     """The pool has kv_bytes, or what DISK_TOKENS tokens need."""
-    positions = min(context, DISK_TOKENS if kv_bytes is None else kv_bytes // needs.kv_per_token)
+    positions = min(context, DISK_TOKENS if kv_bytes is None else needs.tokens(kv_bytes))
     kv = needs.kv(positions) if kv_bytes is None else kv_bytes
     fixed = needs.buffers + positions * needs.position_bytes + kv + other
     inside = min(needs.weights, room - RESERVE_BYTES - fixed)
@@ -75,8 +75,7 @@ def _native(needs: "Needs", positions: int, kv: int, room: int, other: int, on_d
     compute = needs.buffers + positions * needs.position_bytes
     use = Use("main memory", needs.weights - on_disk, kv, compute, other, RESERVE_BYTES, room)
     states = needs.states(max(kv, 0))
-    tokens = max(0, kv - states) // needs.kv_per_token
-    return Placement("native", "", (use,), measured=True, tokens=tokens, states=states, on_disk=on_disk)
+    return Placement("native", "", (use,), measured=True, tokens=needs.tokens(kv), states=states, on_disk=on_disk)
 
 
 def disk_notes(placed: Placement, needs: "NativeNeeds") -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def expected_speed(
     # Slow imports, not needed by lists without stored benchmarks.
     from localllm.roofline.work import work_in_header
     from models.errors import UnsupportedModelError
-    from models.native_runner import MAX_ROWS
+    from models.kv_layout import MAX_ROWS
     from models.needs import native_needs
 
     try:

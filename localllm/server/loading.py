@@ -90,7 +90,7 @@ class MemoryLoader:
             return granted_on_llama(placed, others_on_gpus)
         if settings.kv_mib is not None or placed.needs is None:
             return placed
-        kv, ample = placed.uses[0].kv, AMPLE_TOKENS * placed.needs.kv_per_token
+        kv, ample = placed.uses[0].kv, placed.needs.kv(AMPLE_TOKENS)
         granted = min(kv, max(kv // 2, ample)) if self._settings.max_models > 1 else kv
         if others_load and granted < ample:
             raise OutOfMemoryError(f"{placed.sums()}\nThat is too little while other models load.")

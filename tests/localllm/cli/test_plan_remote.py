@@ -13,7 +13,7 @@ from localllm.roofline.expected import main_type
 from localllm.roofline.kept import keep
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.work import work_in_header
-from models.native_runner import MAX_ROWS
+from models.kv_layout import MAX_ROWS
 from tests.localllm.library.conftest import command, home, server
 from tests.localllm.library.model_server import ModelServer
 from tests.localllm.roofline.test_expected import LIMITS

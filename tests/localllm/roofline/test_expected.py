@@ -23,7 +23,7 @@ from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_l
 from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.work import work_in_header
-from models.native_runner import MAX_ROWS
+from models.kv_layout import MAX_ROWS
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
