@@ -70,7 +70,7 @@ class Ours:
             kv_bytes = bytes_of_tokens(config, stored_types(config, kv_types), context)
             self.runner = NativeRunner(file, kv_bytes=kv_bytes, threads=threads, kv_types=kv_types)
             self._looks = looks(file, kv_types)
-        self._recurs = any(config.recurs)
+        self._recurs = any(config.recurs) or self.runner.info.window_tokens > 0
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -80,6 +80,7 @@ class Ours:
             start = self.runner.sequence_length(self._sequence)
             positions = range(start, start + len(piece))
             self.runner.run(piece, positions, [self._sequence] * len(piece), [len(piece) - 1])
+        self.runner.keep_window(self._sequence, self.runner.sequence_length(self._sequence))
 
     def cut(self, length: int) -> None:
         """Drop the sequence's tokens from `length` on."""

@@ -54,6 +54,8 @@ def _as_object(
         "weights_bytes": needs and needs.weights,
         "buffers_bytes": needs and needs.buffers,
         "kv_bytes_per_token": needs and needs.kv_per_token,
+        "window_bytes_per_token": needs and needs.window_per_token,
+        "window_tokens": needs and needs.window_tokens,
         "state_bytes": needs and needs.states(0),
         "memory_bytes": needs and needs.total(summary.context or 0),
         "metadata": {key: _json_value(value) for key, value in metadata.items()},
@@ -126,6 +128,9 @@ def _memory(needs: "Needs | None", kv_types: tuple[str, str], context: int | Non
     keys, values = kv_types
     types = keys if keys == values else f"{keys} and {values}"
     yield "keys and values", f"{human_bytes(needs.kv_per_token)} a token in {types}"
+    if needs.window_tokens:
+        of_windows = f"{human_bytes(needs.window_per_token)} for each of {needs.window_tokens} tokens at most"
+        yield "of sliding windows", of_windows
     if states := needs.states(0):
         yield "states", human_bytes(states)
     if context:
