@@ -272,3 +272,23 @@ def test_memory_of_freed_windows_goes_to_other_layers(path: Path) -> None:
         runner.free_sequence(sequence)
     assert budget // 2 < largest <= budget + 2 * group
     runner.close()
+
+
+def test_nobody_waits_for_a_running_answer_that_has_passed_the_common_part(
+    runner: Counting, reference: NativeRunner
+) -> None:
+    engine = Engine(runner, FakeVocabulary())
+    greedy = SamplingParams(temperature=0)
+    long = engine.submit(GenerationRequest(tuple(text(30, 900)), sampling=greedy, max_tokens=300, ignore_eos=True))
+    for _ in range(40):
+        engine.step()
+    prompt = text(30, 500) + text(31, 40)
+    short = engine.submit(GenerationRequest(tuple(prompt), sampling=greedy, max_tokens=2))
+    for _ in range(40):
+        engine.step()
+        engine.check_integrity()
+    assert is_greedy(reference, prompt, list(short.collect().token_ids))
+    long.cancel()
+    while engine.step():
+        pass
+    engine.close()
