@@ -22,8 +22,11 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Where real coding agents are installed, in the versions that were tried.
 CLIENTS ?= /tmp/localllm-clients
-AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 cline@3.0.65
-AIDER := aider-chat==0.86.2
+AGENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 \
+	cline@3.0.65 @earendil-works/pi-coding-agent@1.5.2 @qwen-code/qwen-code@0.24.4 @github/copilot@1.0.102 \
+	@kilocode/cli@7.7.7 openclaw@2026.9.6 @moonshot-ai/kimi-code@2.1.0
+# Each in an environment of its own. vibe needs Python 3.12.
+PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0
 
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
@@ -50,7 +53,10 @@ test-clients: $(VENV)/.installed-dev
 	@if ! command -v npm >/dev/null; then echo "Skipped: there is no npm, which installs coding agents."; exit 0; fi; set -e; \
 	mkdir -p $(CLIENTS); cd $(CLIENTS); [ -f package.json ] || echo '{"private": true}' >package.json; \
 	npm install --no-audit --no-fund $(AGENTS); \
-	[ -x aider/bin/aider ] || { $(abspath $(BIN))/python -m venv aider && aider/bin/pip install --quiet $(AIDER); }; \
+	for agent in $(PYTHON_AGENTS); do \
+		[ -x $${agent%%:*}/bin/$${agent%%:*} ] || { $(abspath $(BIN))/python -m venv $${agent%%:*}; \
+		$${agent%%:*}/bin/pip install --quiet $${agent#*:} || echo "not installed: $$agent" >&2; }; \
+	done; \
 	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 
 # Standard streams have to be pipes there.

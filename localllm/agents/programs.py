@@ -5,7 +5,7 @@ not changed.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class Program:
 
     first_prompt: approximate tokens of its first prompt. least_context: tokens that it needs to do any work.
     set_up: makes a run's Setup; the folder is for its files. asked: arguments before a prompt to start with.
-    own_path: its own configuration, below the home folder, and own_text, what to write into it; None if it has a
-    command for that.
+    own_path: its own configuration, below the home folder, "" if it reads none. own_text: what to write into it, or
+    else what the user should do, as a sentence.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Program:
     first_prompt: int
     least_context: int
     set_up: Callable[[Endpoint, Path], Setup]
+    own_text: Callable[[Endpoint], str]
     asked: tuple[str, ...] = ()
     own_path: str = ""
-    own_text: Callable[[Endpoint], str] | None = None
 
 
-def program(name: str) -> Program:
-    """A program by name. Raises RequestError."""
+def program(name: str, others: Iterable[str] = ()) -> Program:
+    """A program by name. others: further names to offer. Raises RequestError."""
     found = PROGRAMS.get(name)
     if found is None:
-        raise RequestError(f"Unknown program {name[:32]!r}; choose one of {', '.join(PROGRAMS)}.")
+        raise RequestError(f"Unknown program {name[:32]!r}; choose one of {', '.join((*PROGRAMS, *others))}.")
     return found
 
 
@@ -110,7 +110,7 @@ def _codex_text(at: Endpoint) -> str:
 
 
 def _opencode_settings(at: Endpoint) -> str:
-    model = {"name": at.model, "limit": {"context": at.context, "output": min(ANSWER_TOKENS, at.context // 4)}}
+    model = {"name": at.model, "limit": {"context": at.context, "output": answer_tokens(at)}}
     options = {"baseURL": f"{at.url}/v1", "apiKey": at.key, "timeout": False}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "localllm", "options": options, "models": {at.model: model}}
     name = f"localllm/{at.model}"
@@ -147,7 +147,7 @@ def _aider_settings(at: Endpoint) -> dict[str, Any]:
 
 def _aider(at: Endpoint, folder: Path) -> Setup:
     path = folder / "models.json"
-    limits = {"max_input_tokens": at.context, "max_output_tokens": min(ANSWER_TOKENS, at.context // 4)}
+    limits = {"max_input_tokens": at.context, "max_output_tokens": answer_tokens(at)}
     about = {**limits, "litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0}
     flags = [word for name, value in _aider_settings(at).items() for word in (f"--{name}", str(value))]
     return Setup(
@@ -173,6 +173,131 @@ def _cline(at: Endpoint, folder: Path) -> Setup:
     )
 
 
+def _cline_way(at: Endpoint) -> str:
+    return f"cline auth --provider openai-compatible --apikey KEY --baseurl {at.url}/v1 --modelid {at.model}"
+
+
+def _pi_provider(at: Endpoint) -> dict[str, Any]:
+    model = {
+        "id": at.model,
+        "name": at.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": at.context,
+        "maxTokens": answer_tokens(at),
+    }
+    return {"baseUrl": f"{at.url}/v1", "apiKey": at.key, "api": "openai-completions", "models": [model]}
+
+
+def _pi(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "localllm.ts"
+    extension = (
+        f"export default function (pi) {{\n  pi.registerProvider('localllm', {_json(_pi_provider(at)).strip()});\n}}\n"
+    )
+    return Setup(
+        {"PI_OFFLINE": "1"},
+        arguments=("-e", str(path), "--provider", "localllm", "--model", at.model),
+        files={path: extension},
+    )
+
+
+def _qwen_settings(at: Endpoint) -> str:
+    generation = {"contextWindowSize": at.context, "timeout": PATIENCE_S * 1000}
+    return _json({"model": {"generationConfig": generation}, "general": {"enableAutoUpdate": False}})
+
+
+def _qwen_variables(at: Endpoint) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": f"{at.url}/v1", "OPENAI_API_KEY": at.key, "OPENAI_MODEL": at.model}
+
+
+def _qwen(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "defaults.json"
+    return Setup(
+        {**_qwen_variables(at), "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(path)},
+        arguments=("--auth-type", "openai", "--model", at.model),
+        files={path: _qwen_settings(at)},
+    )
+
+
+def _qwen_text(at: Endpoint) -> str:
+    chosen = {"security": {"auth": {"selectedType": "openai"}}, "env": _qwen_variables(at)}
+    return _json({**json.loads(_qwen_settings(at)), **chosen})
+
+
+def _copilot_variables(at: Endpoint) -> dict[str, str]:
+    return {
+        "COPILOT_PROVIDER_BASE_URL": f"{at.url}/v1",
+        "COPILOT_PROVIDER_API_KEY": at.key,
+        "COPILOT_MODEL": at.model,
+        "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(at.context - answer_tokens(at)),
+        "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(answer_tokens(at)),
+        "COPILOT_OFFLINE": "true",
+    }
+
+
+def _kilo(at: Endpoint, _folder: Path) -> Setup:
+    return Setup({"KILO_CONFIG_CONTENT": _opencode_settings(at)})
+
+
+def _vibe_text(at: Endpoint) -> str:
+    """TOML: JSON strings and numbers are TOML too."""
+    return (
+        f"active_model = {json.dumps(at.model)}\nenable_update_checks = false\n\n"
+        f'[[providers]]\nname = "localllm"\napi_base = {json.dumps(f"{at.url}/v1")}\n'
+        'api_key_env_var = "LOCALLLM_API_KEY"\napi_style = "openai"\nbackend = "generic"\n\n'
+        f'[[models]]\nname = {json.dumps(at.model)}\nalias = {json.dumps(at.model)}\nprovider = "localllm"\n'
+        f"auto_compact_threshold = {at.context * 3 // 4}\n"
+    )
+
+
+def _vibe(at: Endpoint, folder: Path) -> Setup:
+    variables = {"VIBE_HOME": str(folder), "LOCALLLM_API_KEY": at.key}
+    return Setup(variables, files={folder / "config.toml": _vibe_text(at)})
+
+
+def _hermes_text(at: Endpoint) -> str:
+    """JSON is YAML."""
+    chosen = {"provider": "custom", "default": at.model, "base_url": f"{at.url}/v1", "api_key": at.key}
+    return _json({"model": {**chosen, "context_length": at.context}})
+
+
+def _hermes(at: Endpoint, folder: Path) -> Setup:
+    return Setup({"HERMES_HOME": str(folder)}, files={folder / "config.yaml": _hermes_text(at)})
+
+
+def _openclaw_text(at: Endpoint) -> str:
+    agents = {"defaults": {"model": {"primary": f"localllm/{at.model}"}, "skipBootstrap": True}}
+    return _json({"agents": agents, "models": {"mode": "merge", "providers": {"localllm": _pi_provider(at)}}})
+
+
+def _openclaw(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "openclaw.json"
+    variables = {"OPENCLAW_STATE_DIR": str(folder), "OPENCLAW_CONFIG_PATH": str(path)}
+    return Setup(variables, files={path: _openclaw_text(at)})
+
+
+def _kimi_variables(at: Endpoint) -> dict[str, str]:
+    return {
+        "KIMI_MODEL_NAME": at.model,
+        "KIMI_MODEL_PROVIDER_TYPE": "openai",
+        "KIMI_MODEL_BASE_URL": f"{at.url}/v1",
+        "KIMI_MODEL_API_KEY": at.key,
+        "KIMI_MODEL_MAX_CONTEXT_SIZE": str(at.context),
+        "KIMI_CODE_NO_AUTO_UPDATE": "1",
+    }
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    """What to put into a shell's profile for a program that reads variables only."""
+    return "export " + " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def answer_tokens(at: Endpoint) -> int:
+    """The most tokens of an answer that programs are told."""
+    return min(ANSWER_TOKENS, at.context // 4)
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
@@ -184,8 +309,8 @@ _ALL = (
         20600,
         32768,
         _claude,
+        lambda at: _json({"env": _claude_variables(at)}),
         own_path=".claude/settings.json",
-        own_text=lambda at: _json({"env": _claude_variables(at)}),
     ),
     Program(
         "codex",
@@ -193,9 +318,9 @@ _ALL = (
         10000,
         16384,
         _codex,
+        _codex_text,
         ("exec", "--skip-git-repo-check"),
         ".codex/config.toml",
-        _codex_text,
     ),
     Program(
         "opencode",
@@ -203,9 +328,9 @@ _ALL = (
         8000,
         16384,
         _opencode,
+        _opencode_settings,
         ("run",),
         ".config/opencode/opencode.json",
-        _opencode_settings,
     ),
     Program(
         "cn",
@@ -213,9 +338,9 @@ _ALL = (
         2500,
         8192,
         _continue,
+        _continue_settings,
         ("-p",),
         ".continue/config.yaml",
-        _continue_settings,
     ),
     Program(
         "aider",
@@ -223,10 +348,79 @@ _ALL = (
         2500,
         8192,
         _aider,
+        _aider_text,
         ("--no-git", "--yes-always", "--message"),
         ".aider.conf.yml",
-        _aider_text,
     ),
-    Program("cline", "npm install --global cline", 7500, 16384, _cline),
+    Program("cline", "npm install --global cline", 7500, 16384, _cline, _cline_way),
+    Program(
+        "pi",
+        "npm install --global @earendil-works/pi-coding-agent",
+        1500,
+        8192,
+        _pi,
+        lambda at: _json({"providers": {"localllm": _pi_provider(at)}}),
+        ("-p",),
+        ".pi/agent/models.json",
+    ),
+    Program(
+        "qwen",
+        "npm install --global @qwen-code/qwen-code",
+        14000,
+        32768,
+        _qwen,
+        _qwen_text,
+        (),
+        ".qwen/settings.json",
+    ),
+    Program(
+        "copilot",
+        "npm install --global @github/copilot",
+        11500,
+        16384,
+        lambda at, _folder: Setup(_copilot_variables(at)),
+        lambda at: _exports(_copilot_variables(at)),
+        ("-p",),
+    ),
+    Program(
+        "kilo",
+        "npm install --global @kilocode/cli",
+        10000,
+        16384,
+        _kilo,
+        _opencode_settings,
+        ("run",),
+        ".config/kilo/kilo.json",
+    ),
+    Program("vibe", "pipx install mistral-vibe", 8000, 16384, _vibe, _vibe_text, ("-p",), ".vibe/config.toml"),
+    Program(
+        "hermes",
+        "pipx install hermes-agent",
+        13500,
+        64000,
+        _hermes,
+        _hermes_text,
+        ("chat", "-q"),
+        ".hermes/config.yaml",
+    ),
+    Program(
+        "openclaw",
+        "npm install --global openclaw",
+        10000,
+        16384,
+        _openclaw,
+        _openclaw_text,
+        ("agent", "--local", "--agent", "main", "--message"),
+        ".openclaw/openclaw.json",
+    ),
+    Program(
+        "kimi",
+        "npm install --global @moonshot-ai/kimi-code",
+        21500,
+        32768,
+        lambda at, _folder: Setup(_kimi_variables(at)),
+        lambda at: _exports(_kimi_variables(at)),
+        ("-p",),
+    ),
 )
 PROGRAMS = {one.name: one for one in _ALL}

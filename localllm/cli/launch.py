@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -17,7 +18,7 @@ from gguf_io.system import make_folder, read_file
 from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.cli.options import model_names
 from localllm.cli.pull import obtain
-from localllm.cli.terminal import StatusLine, note
+from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import LocalLLMError, RequestError
 from localllm.library.names import is_gguf, plain, without_suffix
 from localllm.text import human_time
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program, Setup
 
 ProgramName = Annotated[
-    str, typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False)
+    str, typer.Argument(metavar="PROGRAM", help="A coding agent such as claude; vscode, zed, ...", show_default=False)
 ]
 ModelName = Annotated[
     str | None,
@@ -48,23 +49,32 @@ def launch(
         bool, typer.Option("--write", help="Write the program's own configuration instead, if there is none.")
     ] = False,
 ) -> None:
-    """Start a coding agent with a model on this machine.
+    """Start a coding agent with a model on this machine, or print what to enter in an editor's settings.
 
     Uses the running server of these settings, or starts one that ends with the program. Variables and arguments are set
     for this run only and are shown; the program's own files are not changed unless --write is given. Prints the
     expected time for the first prompt, from the results of `localllm bench`, and how much of it is on disk already. The
     exit status is the program's.
     """
+    from localllm.agents.editors import EDITORS
     from localllm.agents.programs import program
 
-    agent = program(name)
+    if editor := EDITORS.get(name):
+        if write or arguments:
+            raise RequestError(f"localllm prints settings for {editor.title}; it neither writes them nor starts it.")
+        with served_model(model, port, ctx) as (_, endpoint, is_ours):
+            answer(editor.steps(endpoint))
+        if is_ours:
+            note(f"the server has ended; `localllm serve --model {shlex.quote(endpoint.model)}` starts one that stays")
+        return
+    agent = program(name, EDITORS)
     path = None if write else executable(agent)
     with served_model(model, port, ctx) as (server, endpoint, _):
         check_context(agent, endpoint)
         if path is None:
             _write(agent, endpoint)
             return
-        tell_cost(agent, endpoint, model or endpoint.model)
+        tell_cost(agent, server, endpoint)
         setup = agent.set_up(endpoint, folder_of(agent.name))
         note(f"runs {_shown(setup, agent, arguments or [], server.key)}")
         status = _run([path, *setup.arguments, *(arguments or [])], setup)
@@ -123,29 +133,23 @@ def check_context(agent: "Program", endpoint: "Endpoint") -> None:
         )
 
 
-def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
-    """Report what the first prompt costs on this machine, and which prefixes are on disk already."""
-    from gguf_io import open_model
-    from localllm.engine.disk_cache import stored_trunks
-    from localllm.library.lookup import find
-    from localllm.roofline.expected import expected_prompt_s
-    from localllm.settings import load_settings
-
-    settings = load_settings({})
+def tell_cost(agent: "Program", server: LocalServer, endpoint: "Endpoint") -> None:
+    """Report what the first prompt costs, and which prefixes are on disk already. The server tells: it has the file."""
     tokens = counted_tokens(agent.name).get(endpoint.model, agent.first_prompt)
     try:
-        path = find(model, settings).path
-        with open_model(path) as file:
-            seconds = expected_prompt_s(file, tokens, settings.threads)
+        told = server.ask("GET", f"/api/inspect?model={quote(endpoint.model, safe='')}&prompt={tokens}")
+        seconds, trunks = told["seconds"], told["trunks"]
     except LocalLLMError as error:  # for example a model that runs on another machine
         note(f"the cost of the first prompt is not known: {error}")
         return
+    except KeyError:
+        note("the cost of the first prompt is not known: the server is of an older version")
+        return
     cost = f"about {human_time(seconds)} here" if seconds else "`localllm bench MODEL` measures how long that takes"
     note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
-    trunks = stored_trunks(path)
     for trunk in trunks[:3]:
-        ago = human_time(max(time.time() - trunk.used, 0))
-        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, used {ago} ago")
+        ago = human_time(max(time.time() - trunk["used"], 0))
+        note(f"on disk already: system text and tools of {trunk['tokens']:,} tokens, used {ago} ago")
     if not trunks:
         note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it in advance")
 
@@ -209,12 +213,10 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
 
 def _write(agent: "Program", endpoint: "Endpoint") -> None:
     """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
-    if agent.own_text is None:
-        raise RequestError(
-            f"{agent.name} writes its own configuration: `cline auth --provider openai-compatible --apikey KEY "
-            f"--baseurl {endpoint.url}/v1 --modelid {endpoint.model}`."
-        )
-    path, content = Path.home() / agent.own_path, agent.own_text(endpoint)
+    content = agent.own_text(endpoint)
+    if not agent.own_path:
+        raise RequestError(f"{agent.name} has no configuration file for that. Run this instead:\n{content}")
+    path = Path.home() / agent.own_path
     try:
         make_folder(path.parent)
         with path.open("x", encoding="utf-8", newline="\n") as file:

@@ -6,16 +6,18 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse
 
 from localllm.answer.request import AnswerRequest
+from localllm.engine.disk_cache import stored_trunks
 from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import costs_of
+from localllm.roofline.expected import expected_prompt_s
 from localllm.server.errors import ApiError
 from localllm.server.service import ServiceDep
 
@@ -69,10 +71,14 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 @router.get("/api/inspect")
-async def inspect(service: ServiceDep, model: str, costs: bool = False) -> dict[str, Any]:
+async def inspect(
+    service: ServiceDep, model: str, costs: bool = False, prompt: Annotated[int | None, Query(ge=1)] = None
+) -> dict[str, Any]:
     """A look inside the engine of a loaded model: its last steps, requests' timelines, prefixes and pages; no text.
 
     costs: the model's sizes and the machine's limits instead, by which steps can be predicted; null where unknown.
+    prompt: the seconds that a prompt of so many tokens should take here instead, null if unknown, and the trunks on
+    disk: tokens, and the last use in seconds since 1970.
     """
     _, entry = await service.find(model)
     loaded = service.models.loaded().get(entry.name)
@@ -81,6 +87,11 @@ async def inspect(service: ServiceDep, model: str, costs: bool = False) -> dict[
     if costs:
         found = await to_thread.run_sync(costs_of, loaded.file, service.models.settings)
         return {"costs": found and found.as_data()}
+    if prompt is not None:
+        threads = service.models.settings.threads
+        seconds = await to_thread.run_sync(expected_prompt_s, loaded.file, prompt, threads)
+        trunks = await to_thread.run_sync(stored_trunks, loaded.file.path)
+        return {"seconds": seconds, "trunks": [{"tokens": trunk.tokens, "used": trunk.used} for trunk in trunks]}
     return {"snapshot": snapshot_data(await asyncio.wrap_future(loaded.engine.inspect()))}
 
 

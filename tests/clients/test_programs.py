@@ -83,12 +83,83 @@ def _cline(folder: Path) -> Sequence[str]:
     )
 
 
+def _pi(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read", path=notes),
+        call("edit", path=notes, edits=[{"oldText": "one", "newText": "two"}]),
+        call("bash", command="cp notes.txt seen.txt"),
+    )
+
+
+def _qwen(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read_file", file_path=notes),
+        call("edit", file_path=notes, old_string="one", new_string="two"),
+        call("run_shell_command", command="cp notes.txt seen.txt", description="Copy the notes"),
+    )
+
+
+def _copilot(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("view", path=notes),
+        call("edit", path=notes, old_str="one", new_str="two"),
+        call("bash", command="cp notes.txt seen.txt", description="Copy the notes"),
+    )
+
+
+def _kimi(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("Read", path=notes),
+        call("Edit", path=notes, old_string="one", new_string="two"),
+        call("Bash", command="cp notes.txt seen.txt"),
+    )
+
+
+def _openclaw(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read", path=notes),
+        call("edit", path=notes, edits=[{"oldText": "one", "newText": "two"}]),
+        call("exec", command=f"cp {notes} {folder / 'seen.txt'}"),
+    )
+
+
+def _vibe(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read_file", path=notes),
+        call("edit", file_path=notes, old_string="one", new_string="two"),
+        call("bash", command="cp notes.txt seen.txt"),
+    )
+
+
+def _hermes(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read_file", path=notes),
+        call("patch", mode="replace", path=notes, old_string="one", new_string="two"),
+        call("terminal", command="cp notes.txt seen.txt"),
+    )
+
+
 CASES = [
     Case("claude", _claude, ("-p", TASK, "--dangerously-skip-permissions"), (("IS_SANDBOX", "1"),)),
     Case("codex", _codex, ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK)),
     Case("opencode", _opencode, ("run", TASK)),
     Case("cn", _continue, ("--auto", "-p", TASK)),
     Case("cline", _cline, (TASK,)),
+    Case("pi", _pi, ("-p", TASK)),
+    Case("qwen", _qwen, (TASK, "--approval-mode", "yolo")),
+    Case("copilot", _copilot, ("-p", TASK, "--allow-all-tools", "--allow-all-paths")),
+    Case("kilo", _opencode, ("run", "--auto", TASK)),
+    Case("vibe", _vibe, ("-p", TASK, "--auto-approve", "--trust")),
+    Case("hermes", _hermes, ("chat", "-q", TASK, "--yolo")),
+    Case("kimi", _kimi, ("-p", TASK)),
+    Case("openclaw", _openclaw, ("agent", "--local", "--agent", "main", "--message", TASK)),
 ]
 
 
@@ -100,18 +171,23 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
+def _places() -> str:
+    """PATH with the installed programs first."""
+    assert CLIENTS is not None
+    places = ("node_modules/.bin", "aider/bin", "vibe/bin", "hermes/bin")
+    return os.pathsep.join([*(str(Path(CLIENTS, place)) for place in places), os.environ["PATH"]])
+
+
 def _run(
     command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    assert CLIENTS is not None
     home = work.with_name("home")
     home.mkdir(exist_ok=True)
-    bins = [str(Path(CLIENTS) / "node_modules" / ".bin"), str(Path(CLIENTS) / "aider" / "bin")]
     environment = {
         **os.environ,
         "HOME": str(home),
         "PWD": str(work),  # some programs give this precedence over the system
-        "PATH": os.pathsep.join([*bins, os.environ["PATH"]]),
+        "PATH": _places(),
         "LOCALLLM_KV_MIB": "512",
         "LOCALLLM_THREADS": "1",
         **(variables or {}),
@@ -146,6 +222,8 @@ def _scripts(calls: Sequence[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_three_calls(case: Case, work: Path) -> None:
+    if shutil.which(case.name, path=_places()) is None:
+        pytest.skip(f"{case.name} could not be installed here")
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(case.calls(work)))
     done = _launched(case.name, model, case.arguments, work, dict(case.variables))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from gguf_io import open_model
-from localllm.agents.programs import PROGRAMS, Endpoint
+from localllm.agents.editors import EDITORS
+from localllm.agents.programs import NO_KEY, PROGRAMS, Endpoint
 from localllm.agents.recording import Recording, record, tokens_of
 from localllm.cli.launch import counted_tokens, counts_path
 from localllm.errors import RequestError
@@ -24,6 +26,7 @@ from models.config import read_config
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.forking import Nursery
+from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
@@ -109,7 +112,7 @@ def test_what_cannot_work_is_refused(localllm: Callable[..., "subprocess.Complet
     absent = localllm("launch", "codex")
     assert absent.returncode == 2 and "Install it with `npm install --global @openai/codex`" in absent.stderr
     unknown = localllm("launch", "emacs")
-    assert unknown.returncode == 2 and "choose one of claude, codex, opencode, cn, aider, cline" in unknown.stderr
+    assert unknown.returncode == 2 and "choose one of claude, codex, opencode, cn, aider, cline, pi" in unknown.stderr
 
 
 @pytest.mark.slow
@@ -142,13 +145,78 @@ def test_a_damaged_count_of_tokens_does_no_harm(tmp_path: Path, monkeypatch: pyt
         assert counted_tokens("claude") == found
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_own_configurations_name_the_server_and_the_model(name: str) -> None:
+    """JSON, YAML or TOML below the home folder, or a command to run."""
+    agent = PROGRAMS[name]
+    text = agent.own_text(AT)
+    assert AT.url in text and AT.model in text
+    path = Path(agent.own_path)
+    assert not path.is_absolute()
+    if path.suffix == ".toml":
+        assert tomllib.loads(text)
+    elif path.suffix == ".json":
+        assert json.loads(text)
+
+
+def test_contexts_that_programs_are_told_fit_the_server(tmp_path: Path) -> None:
+    short = replace(AT, context=20_000)
+    extension = next(iter(PROGRAMS["pi"].set_up(short, tmp_path).files.values()))
+    assert '"contextWindow": 20000' in extension and '"maxTokens": 5000' in extension
+    copilot = PROGRAMS["copilot"].set_up(short, tmp_path).environment
+    limits = [int(copilot[f"COPILOT_PROVIDER_MAX_{part}_TOKENS"]) for part in ("PROMPT", "OUTPUT")]
+    assert sum(limits) == 20_000
+    (vibe,) = (tomllib.loads(text) for text in PROGRAMS["vibe"].set_up(short, tmp_path).files.values())
+    assert vibe["models"][0]["auto_compact_threshold"] == 15_000
+    assert vibe["providers"][0]["name"] == vibe["models"][0]["provider"]
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_editors_are_told_where_to_enter_what(name: str) -> None:
+    for at in (AT, replace(AT, key=NO_KEY)):
+        text = EDITORS[name].steps(at)
+        assert at.url in text and (at.key in text or "any text" in text)
+        assert at.model in text or name in ("open-webui", "xcode")  # these list the server's models
+        for block in re.findall(r"(?ms)^[\[{]$.*?^[\]}]$", text):
+            assert json.loads(block)
+
+
+@pytest.mark.slow
+def test_an_editor_s_settings_are_printed_and_nothing_is_started(
+    localllm: Callable[..., "subprocess.CompletedProcess[str]"], home: Path
+) -> None:
+    told = localllm("launch", "zed")
+    assert told.returncode == 0, told.stderr
+    assert '"name": "scripted"' in told.stdout and '"max_tokens": 262144' in told.stdout
+    assert "the server has ended" in told.stderr
+    for more in (("--write",), ("--", "file.py")):
+        refused = localllm("launch", "vscode", *more)
+        assert refused.returncode == 2 and "neither writes them nor starts it" in refused.stderr
+    assert {path.name for path in home.iterdir()} <= {"bin", ".cache", ".local", ".config"}
+
+
+@pytest.mark.slow
+def test_a_running_server_tells_the_cost_for_a_model_given_as_a_file(
+    start_server: StartServer, home: Path, children: Nursery, tmp_path: Path
+) -> None:
+    """No store of the launching user has the model: only the server knows the file."""
+    (tmp_path / "elsewhere").mkdir()
+    model = write_scripted_model(tmp_path / "elsewhere" / "kept.gguf", {"plain": "A title.", "0": "Done with that."})
+    environment = {"HOME": str(home), "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])}
+    with start_server("--model", str(model), models=(), HOME=str(home), LOCALLLM_KV_MIB="64") as server:
+        port = server.url.rpartition(":")[2]
+        done = children.run("launch", "claude", "--port", port, "--model", "kept", folder=home, **environment)
+    assert done.returncode == 7, done.stderr
+    assert "the first prompt of claude has about 20,600 tokens" in done.stderr
+    assert "nothing of it is on disk yet" in done.stderr and "not known" not in done.stderr
+
+
 def test_codex_gets_settings_that_are_toml() -> None:
     made = PROGRAMS["codex"].set_up(AT, Path())
     settings = tomllib.loads("\n".join(made.arguments[1::2]))
     assert settings["model"] == AT.model and settings["model_context_window"] == AT.context
     assert settings["model_providers"]["localllm"]["base_url"] == f"{AT.url}/v1"
-    own_text = PROGRAMS["codex"].own_text
-    assert own_text is not None and tomllib.loads(own_text(AT)) == settings
+    assert tomllib.loads(PROGRAMS["codex"].own_text(AT)) == settings
 
 
 def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
