@@ -51,8 +51,17 @@ class Ours:
 class LlamaBatch(LlamaPeer):
     """Sequences on llama.cpp, computed in one batch."""
 
-    def __init__(self, path: Path, threads: int, sequences: int, context: int, *, flash_attention: bool) -> None:
-        super().__init__(path, threads, sequences * context, flash_attention=flash_attention, sequences=sequences)
+    def __init__(
+        self, path: Path, threads: int, sequences: int, context: int, *, flash_attention: bool, gpu_layers: int = 0
+    ) -> None:
+        super().__init__(
+            path,
+            threads,
+            sequences * context,
+            flash_attention=flash_attention,
+            sequences=sequences,
+            gpu_layers=gpu_layers,
+        )
         self._batch: Any = self._llama.llama_batch_init(sequences, 0, 1)
 
     def step(self, tokens: list[int], position: int) -> None:
@@ -66,6 +75,11 @@ class LlamaBatch(LlamaPeer):
         if self._llama.llama_decode(self._context, batch):
             raise RuntimeError("llama_decode failed")
         self._llama.llama_get_logits_ith(self._context, -1)[0]
+
+    def likeliest(self, rows: int) -> list[int]:
+        """The token with the largest logit in each row of the last step."""
+        logits = [self._llama.llama_get_logits_ith(self._context, row) for row in range(rows)]
+        return [int(np.ctypeslib.as_array(row, shape=(self._vocabulary,)).argmax()) for row in logits]
 
     def close(self) -> None:
         """Free the batch, the context and the model."""

@@ -1,16 +1,25 @@
-"""Measures all about a GPU in one run: speed by layers, memory against the plan, prefixes, overhead, images; the CPU.
+"""Measures all about a GPU in one run, what matters most in the first four minutes.
 
-    gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 8] [--only speed,memory,...]
+    gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 4] [--only steps,prefix,...]
 
-Every section of each model runs in a process of its own, so that one that fails or hangs does not stop the others:
+Every section of each model runs in a process of its own, so that one that fails or hangs does not stop the others.
+Their order is that of the report; `install` and `together` run once, for all models. A small model that comes first
+makes a short run useful. Eight minutes are enough for everything.
 
+- install: the GPUs that are found, and `localllm gpu install` of the llama.cpp that runs here, as a wheel from a local
+  index into a throwaway environment, with the trial against the CPU engine.
+- steps: milliseconds for a step of 1 to 16 sequences: llama.cpp's functions with argmax, our runner, our engine with
+  default sampling; then as many clients of `localllm serve`.
+- prefix: time to the first token of a prompt: computed, with its prefix in the KV cache, after other prompts have
+  evicted it, and after restarts, from the disk until computing is known to be faster. On the CPU the next prompt moves
+  it to a copy in main memory.
+- freed: memory in use before and after unloading, with a long answer, and right after a cancelled long prompt.
+- together: two models at once.
+- images: an image through a projector of random weights, encoder and model on the GPU and on the processor.
 - speed: tokens per second of a prompt and of decoding after it, with no, half and all layers on the GPUs.
 - memory: the same loads, in MiB: localllm's estimate from the file, its plan with llama.cpp's dry run, llama.cpp's
   allocations, and the memory in use according to the driver, after loading and after a prompt.
-- prefix: time to the first token of a prompt: computed, with its prefix in the KV cache, after other prompts have
-  evicted it, and from disk after a restart. On the CPU the next prompt moves it to a copy in main memory.
 - overhead: what our engine costs above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
-- images: an image through a projector of random weights, encoder and model on the GPU and on the processor.
 - cpu: the native engine and llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
 
 Without a GPU the sections run with no layers on one. The output also goes to --output as it appears. A section that
@@ -37,21 +46,31 @@ from statistics import median
 import numpy as np
 import psutil
 
+from benchmarks import servers
+from benchmarks.batched import LlamaBatch
 from benchmarks.engine_tools import answer, ask, text_tokens
+from benchmarks.steps import stream as stream_clients
 from cpu_kernels.cores import usable_processors
 from gguf_io import load_tokenizer, open_model
+from gpu_offload.builds import BUILDS, build_for
 from gpu_offload.devices import gpus
+from gpu_offload.found_gpus import found_gpus
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.memory import projector_bytes
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from localllm.engine.restore_costs import RestoreCosts
+from localllm.engine.speculation import DraftLength
 from localllm.placement.llama import Request, plan
+from localllm.placement.loaded_model import release_memory
 from localllm.placement.placement import Placement
 
 MIB = 2**20
 CONTEXT, PROMPT, DECODE, ROUNDS = 4096, 512, 64, 3
+STEP_PROMPT, RESTARTS = 32, 4
 THREADS = (1, 2, 4, 8, 16)
 _LEAST_SECONDS = 15  # a section with less time is skipped
 # A device's buffers may be of several kinds, such as "MTL0_Mapped"; "CUDA_Host" is main memory.
@@ -143,6 +162,164 @@ def head(*cells: str) -> None:
     row(*("---" for _ in cells))
 
 
+def install(*_models: Path) -> None:
+    """`localllm gpu install`, with the llama.cpp of this environment as the wheel."""
+    from tests.localllm import throwaway
+
+    found = found_gpus()
+    build = build_for(found) or BUILDS[-1]
+    sys.stdout.write(f"Found: {', '.join(gpu.label for gpu in found) or 'no GPU'}; the build {build.name}.\n\n")
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as folder, throwaway.Index().running() as index:
+        assert isinstance(index, throwaway.Index)
+        index.offer(*throwaway.wheel(throwaway.installed_files()))
+        made = throwaway.Environment(Path(folder) / "venv")
+        began = time.perf_counter()
+        done = made.install("--build", build.name, "--gpu-index", index.url)
+        sys.stdout.write(
+            f"{done.stdout}{done.stderr}exit status {done.returncode}, {time.perf_counter() - began:.0f} s\n"
+        )
+
+
+def steps(path: Path) -> None:
+    """A step of several sequences: llama.cpp's functions, our runner, our engine; then clients of the server."""
+    DraftLength.choose = lambda *_: 0  # type: ignore[method-assign] # random weights repeat themselves
+    layers, threads = layer_counts(path)[-1], min(usable_processors(), 8)
+    counts, answer_tokens = ((1, 4, 8, 16), 96) if layers else ((1, 4), 16)
+    most = max(counts)
+    with open_model(path) as file:
+        tokenizer = load_tokenizer(file)
+    words = min(tokenizer.vocab_size, 9000)
+    ids = np.random.default_rng(1).integers(100, words, (STEP_PROMPT + answer_tokens, most)).tolist()
+    peer = LlamaBatch(path, threads, most, 2 * len(ids), flash_attention=True, gpu_layers=layers)
+    theirs = {
+        count: _step_ms(lambda tokens, at: (peer.step(tokens, at), peer.likeliest(len(tokens))), ids, count, peer.clear)
+        for count in counts
+    }
+    peer.close()
+    wishes = LlamaOptions(max_sequences=2 * most, threads=threads)
+    runner = opened(path, planned(path, None if layers else 0, base=wishes, context_tokens=CONTEXT))
+    sequences = [runner.create_sequence() for _ in range(most)]
+
+    def step(tokens: list[int], at: int) -> None:
+        runner.run(tokens, [at] * len(tokens), sequences[: len(tokens)], range(len(tokens)))
+
+    def clear() -> None:
+        for one in sequences:
+            runner.truncate_sequence(one, 0)
+
+    ours = {count: _step_ms(step, ids, count, clear) for count in counts}
+    for one in sequences:
+        runner.free_sequence(one)
+    engine = Engine(runner, tokenizer, max_running=most)
+    engine.start()
+    head("sequences", "llama.cpp's functions, ms", "our runner", "our engine", "engine above llama.cpp", "tok/s")
+    rates = {}
+    for count in counts:
+        for _ in range(2):
+            streams = [
+                engine.submit(
+                    GenerationRequest(
+                        tuple(ids[at][one] for at in range(STEP_PROMPT)),
+                        SamplingParams(seed=1),
+                        max_tokens=answer_tokens,
+                        ignore_eos=True,
+                    )
+                )
+                for one in range(count)
+            ]
+            took = [1000 * one.collect().last.timings.decode_s / (answer_tokens - 1) for one in streams]
+        rates[count] = 1000 * count / median(took)
+        above = f"{100 * (median(took) / theirs[count] - 1):+.0f} %"
+        row(count, theirs[count], ours[count], median(took), above, rates[count])
+    engine.close()
+    sys.stdout.write("\n")
+    head("clients", "tok/s", "of the engine's", "first TTFT ms", "last TTFT ms")
+    for count in (counts[0], counts[-1]):
+        with servers.localllm(path, threads, speculates=False, parallel=count) as server:
+            stream_clients(server, count, 8, 0)
+            done = stream_clients(server, count, answer_tokens, 1)
+        rate = count * answer_tokens / done.took
+        row(count, rate, f"{100 * rate / rates[count]:.0f} %", 1000 * min(done.ttft), 1000 * max(done.ttft))
+
+
+def _step_ms(
+    step: Callable[[list[int], int], object], ids: list[list[int]], count: int, clear: Callable[[], None]
+) -> float:
+    """The median time of a step of `count` sequences after their prompts, which are computed token by token."""
+    clear()
+    times = []
+    for at, tokens in enumerate(ids):
+        began = time.perf_counter()
+        step(tokens[:count], at)
+        if at >= STEP_PROMPT:
+            times.append(1000 * (time.perf_counter() - began))
+    return median(times)
+
+
+def freed(path: Path) -> None:
+    """Memory in use around unloading: of the first GPU by its driver, or of this process without one."""
+    with open_model(path) as file:
+        tokenizer = load_tokenizer(file)
+    words = min(tokenizer.vocab_size, 9000) - 100
+    what = "GPU" if gpus() else "process"
+    head(f"MiB of the {what}", "before", "loaded", "after the answer", "close ms", "closed", "after 3 s")
+    for cancelled in (False, True):
+        before = _used_mib()
+        with tempfile.TemporaryDirectory() as folder:
+            runner = opened(path, planned(path, None if gpus() else 0, context_tokens=2 * CONTEXT))
+            engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.info.kv_layout, 2**32))
+            engine.start()
+            loaded = _used_mib()
+            length = min(6000 if gpus() else 1200, engine.context - 16)
+            prompt = tuple(100 + 7919 * at % words for at in range(length))
+            stream = engine.submit(GenerationRequest(prompt, SamplingParams(seed=1), max_tokens=8))
+            last = None
+            for last in stream:
+                if cancelled and last.progress is not None and last.progress.prefilled:
+                    stream.cancel()
+            assert last is not None
+            after, began = _used_mib(), time.perf_counter()
+            engine.close()
+            took = 1000 * (time.perf_counter() - began)
+            del engine, runner
+            release_memory()
+            closed = _used_mib()
+            time.sleep(3)
+        how = "cancelled within the prompt" if cancelled else "answered"
+        row(f"{how} ({last.finish_reason})", before, loaded, after, took, closed, _used_mib())
+
+
+def _used_mib() -> float:
+    return driver_mib() if gpus() else psutil.Process().memory_info().rss / MIB
+
+
+def together(*models: Path) -> None:
+    """Two models in memory: each alone, then both at once."""
+    engines, before = [], _used_mib()
+    head("model", "MiB after loading", "alone, tok/s", "beside the other, tok/s")
+    for path in (models[0], models[-1]):
+        with open_model(path) as file:
+            tokenizer = load_tokenizer(file)
+        engine = Engine(opened(path, planned(path, None if gpus() else 0)), tokenizer)
+        engine.start()
+        engines.append((path, engine, _used_mib() - before))
+    tokens = 128 if gpus() else 16
+    request = GenerationRequest(tuple(range(100, 164)), SamplingParams(seed=1), max_tokens=tokens, ignore_eos=True)
+
+    def rate(last: TokenEvent) -> float:
+        return (tokens - 1) / last.timings.decode_s
+
+    for _, engine, _ in engines:
+        engine.submit(request).collect()
+    alone = [rate(engine.submit(request).collect().last) for _, engine, _ in engines]
+    streams = [engine.submit(request) for _, engine, _ in engines]
+    both = [rate(stream.collect().last) for stream in streams]
+    for (path, engine, used), one, beside in zip(engines, alone, both, strict=True):
+        row(path.stem, used, one, beside)
+        engine.close()
+
+
 def speed(path: Path) -> None:
     """Prefill and decode speed by layers on GPUs."""
     head("layers on GPUs", f"prefill {PROMPT}, tok/s", "decode, tok/s")
@@ -184,17 +361,19 @@ def prefix(path: Path) -> None:
     length = 1500 if gpus() else 600
     prompts = [list(text_tokens(tokenizer, text, length, start=30_000 * number)) for number in range(4)]
     warm = text_tokens(tokenizer, text, 40, start=200_000)
-    head("prefix", "prompt", "cached, memory", "cached, disk", "TTFT ms")
+    head("prefix", "prompt", "cached, memory", "cached, disk", "stored, computed", "restoring ms", "TTFT ms")
 
     def note(engine: Engine, where: str, tokens: list[int]) -> tuple[int, ...]:
         last, said = answer(engine, tokens, 8)
-        counts = last.counts
-        row(where, counts.prompt, counts.cached_memory, counts.cached_disk, 1000 * last.timings.ttft_s)
+        counts, times = last.counts, (1000 * last.timings.restore_s, 1000 * last.timings.ttft_s)
+        row(where, counts.prompt, counts.cached_memory, counts.cached_disk, counts.recomputed, *times)
         return said
+
+    costs = RestoreCosts()  # as load_model keeps them between processes
 
     def engine_on(folder: str) -> Engine:
         runner = opened(path, planned(path, None if gpus() else 0, base=LlamaOptions(max_sequences=12)))
-        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.info.kv_layout, 2**32))
+        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.info.kv_layout, 2**32), costs=costs)
         engine.start()
         ask(engine, warm, 4)
         return engine
@@ -211,9 +390,10 @@ def prefix(path: Path) -> None:
             ask(engine, other, 2)
         note(engine, "after two more", [*turn, *warm[:25]])
         engine.close()
-        engine = engine_on(folder)
-        note(engine, "from the disk", [*turn, *warm[:30]])
-        engine.close()
+        for start in range(1, RESTARTS + 1):
+            engine = engine_on(folder)
+            note(engine, f"after restart {start}", [*turn, *warm[: 25 + start]])
+            engine.close()
 
 
 def overhead(path: Path) -> None:
@@ -269,7 +449,10 @@ def cpu(path: Path) -> None:
         _child("benchmarks.compare_llama_cpp", str(path), *flags)
 
 
-SECTIONS = {one.__name__: one for one in (speed, memory, prefix, overhead, images, cpu)}
+ONCE = {one.__name__: one for one in (install, together)}
+SECTIONS: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (steps, prefix, freed, together, images, install, speed, memory, overhead, cpu)
+}
 
 
 def _child(module: str, *arguments: str) -> None:
@@ -278,11 +461,10 @@ def _child(module: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 
 
-def run_section(name: str, path: Path, seconds: float, tell: Callable[[str], None]) -> None:
+def run_section(name: str, paths: list[Path], seconds: float, tell: Callable[[str], None]) -> None:
     """Run a section as a process, which is killed with its children after `seconds`."""
     began = time.monotonic()
-    tell(f"\n## {name}, {path.stem}\n\n")
-    command = [sys.executable, "-m", "benchmarks.gpu", str(path), "--section", name]
+    command = [sys.executable, "-m", "benchmarks.gpu", *map(str, paths), "--section", name]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
     ) as process:
@@ -302,12 +484,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, default=Path("gpu-report.md"))
-    parser.add_argument("--minutes", type=float, default=8.0, help="no section runs on after these")
+    parser.add_argument("--minutes", type=float, default=4.0, help="no section runs on after these")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.section:
-        SECTIONS[arguments.section](arguments.models[0])
+        SECTIONS[arguments.section](*arguments.models)
         return
     deadline = time.monotonic() + 60 * arguments.minutes
     with arguments.output.open("w", encoding="utf-8") as report:
@@ -321,12 +503,13 @@ def main() -> None:
         tell(f"GPUs: {found or 'none'}. {usable_processors()} processors, load {os.getloadavg()[0]:.1f}.\n")
         # By section, then by model: the sections about GPUs come first, since the processor's take longest.
         for name in arguments.only.split(","):
-            for path in arguments.models:
+            for paths in [arguments.models] if name in ONCE else [[path] for path in arguments.models]:
                 left = deadline - time.monotonic()
+                tell(f"\n## {name}, {', '.join(path.stem for path in paths)}\n\n")
                 if left < _LEAST_SECONDS:
-                    tell(f"\n## {name}, {path.stem}\n\n(left out: the time is over)\n")
+                    tell("(left out: the time is over)\n")
                 else:
-                    run_section(name, path, left, tell)
+                    run_section(name, paths, left, tell)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def localllm(
     flags: Sequence[str] = (),
     speculates: bool = True,
     home: Path | None = None,
+    parallel: int | None = None,
 ) -> Iterator[Server]:
     """`localllm serve` of one file and others, isolated from this user's settings, models and cached keys and values.
 
@@ -56,6 +57,7 @@ def localllm(
         # No figure includes compiling kernels, so the kernel cache is shared.
         own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false" if home is None else "true"}
         own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
+        own |= {"LOCALLLM_PARALLEL": str(parallel)} if parallel else {}
         name = "localllm" if speculates else "localllm, no speculation"
         with _running(name, command, own, "/health", model.name.removesuffix(".gguf")) as server:
             yield server

@@ -22,7 +22,8 @@ logger = logging.getLogger("localllm.llama_cpp")
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 # Messages about intended states: more cells than one sequence may have, interrupted steps, operations that a device
-# cannot fuse, and a build for GPUs on a machine without a driver (doctor tells of a GPU that lies idle).
+# cannot fuse, files whose token types llama.cpp corrects, windows whose cells are all kept, and a build for GPUs on a
+# machine without a driver (doctor tells of a GPU that lies idle).
 _NO_WARNING = (
     "n_ctx_train",
     "removing memory module entries",
@@ -30,6 +31,8 @@ _NO_WARNING = (
     "compute status: 1",
     "failed to decode, ret = 2",
     "resolve_fused_ops",
+    "control-looking token",
+    "using full-size SWA cache",
     "ggml_cuda_init: failed to initialize",
     "ggml_vulkan: No devices found",
 )

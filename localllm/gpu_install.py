@@ -306,7 +306,7 @@ def _try(folder: Path, build: Build) -> str:
             f"differently from the CPU engine. {kept}"
         )
     where = ", ".join(devices) or "the processor"
-    return f"{where}: {found['rows']} tokens of the built-in model are the CPU engine's"
+    return f"On {where}, {found['rows']} tokens of the built-in model are those of the CPU engine"
 
 
 def _files(folder: Path) -> set[str]:

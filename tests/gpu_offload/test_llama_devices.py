@@ -138,6 +138,8 @@ def test_a_binding_that_is_too_old_is_refused(monkeypatch):
         (4, "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"),
         (4, "ggml_cuda_init: failed to initialize ROCm: no ROCm-capable device is detected"),
         (3, "ggml_vulkan: No devices found."),
+        (3, "load: control-looking token:    212 '</s>' was not control-type; this is probably a bug in the model."),
+        (3, "llama_kv_cache_iswa: using full-size SWA cache (ref: https://github.com/ggml-org/llama.cpp/pull/13194)"),
     ],
 )
 def test_what_means_nothing_to_a_user_is_no_warning(caplog, kind, line):

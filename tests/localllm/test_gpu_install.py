@@ -1,13 +1,9 @@
 """`localllm gpu install`, from a local index into a throwaway environment, never into the one that runs the tests."""
 
-import base64
-import hashlib
-import io
 import os
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -21,68 +17,12 @@ from localllm.cli.main import main
 from localllm.doctor import State
 from localllm.errors import RequestError
 from localllm.library.web import new_client
-from tests.localllm.library.model_server import Answer, ModelServer
+from tests.localllm.library.model_server import Answer
+from tests.localllm.throwaway import OLD, Environment, Index, installed_files, wheel
 from tests.oracle import llama_oracle
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = BUILDS[-1]
 H100 = FoundGpu("NVIDIA H100", "CUDA", (9, 0), 580)
-OLD = {"llama_cpp/__init__.py": b"OLD = True\n", "llama_cpp/lib/libllama.so": b"old", "llama_cpp/gone.py": b"1\n"}
-
-# In every Python of the throwaway environment, pip's included: writing fails as on a full disk where the test says.
-FULL_DISK = """
-import errno, io, os, shutil
-
-where, copy, open_file = os.environ.get("TEST_FULL"), shutil.copyfileobj, io.open
-
-def copied(source, target, *more):
-    if where == "install" and ".localllm-" not in target.name and target.name.endswith("last.py"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    return copy(source, target, *more)
-
-class Full(io.BytesIO):
-    def write(self, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-def opened(file, mode="r", *more, **options):
-    full = where == "download" and mode == "xb" and str(file).endswith(".whl")
-    return Full() if full else open_file(file, mode, *more, **options)
-
-shutil.copyfileobj, io.open = copied, opened
-"""
-
-
-def wheel(files: Mapping[str, bytes], version: str = VERSION, tag: str = "py3-none-any") -> tuple[str, bytes]:
-    """The name and the content of a wheel of llama-cpp-python with these files."""
-    info = f"llama_cpp_python-{version}.dist-info"
-    content = {
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
-    }
-    rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in content.items()]
-    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-    return f"llama_cpp_python-{version}-{tag}.whl", packed.getvalue()
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
-class Index(ModelServer):
-    """An index of wheels."""
-
-    def offer(self, name: str, data: bytes, sha256: str | None = None) -> None:
-        """Serve one wheel, with its own or another hash; "" for none."""
-        stated = hashlib.sha256(data).hexdigest() if sha256 is None else sha256
-        self.routes[f"/files/{name}"] = data
-        fragment = f"#sha256={stated}" if stated else ""
-        page = f'<html><body><a href="../files/{name}{fragment}">{name}</a><a>none</a></body></html>'
-        self.routes["/llama-cpp-python/"] = page.encode()
 
 
 @pytest.fixture
@@ -90,48 +30,6 @@ def index() -> Iterator[Index]:
     with Index().running() as server:
         assert isinstance(server, Index)
         yield server
-
-
-class Environment:
-    """A virtual environment that sees the packages of this one."""
-
-    def __init__(self, folder: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-        self.python = next(iter(folder.glob("[bS]*in*/python*")))
-        self.site = next(iter(folder.rglob("site-packages")))
-        paths = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
-        (self.site / "these.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
-        (self.site / "sitecustomize.py").write_text(FULL_DISK, encoding="utf-8")
-
-    def pip_install(self, path: Path) -> None:
-        command = [
-            str(self.python),
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-index",
-            "--no-deps",
-            "--force-reinstall",
-            str(path),
-        ]
-        subprocess.run(command, check=True, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
-
-    def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.python), "-B", "-c", "from localllm.__main__ import main; main()", "gpu", "install", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **variables},
-        )
-
-    def state(self) -> dict[str, bytes | None]:
-        """Every path in the environment with its content."""
-        found = self.site.parents[2].rglob("*")
-        return {
-            str(path): path.read_bytes() if path.is_file() else None for path in found if "__pycache__" not in str(path)
-        }
 
 
 @pytest.fixture(scope="module")
@@ -154,23 +52,21 @@ def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 @llama_oracle.needs_llama
 @pytest.mark.slow
 def test_a_wheel_that_computes_what_the_cpu_engine_does_replaces_the_old_one(tmp_path: Path, index: Index) -> None:
-    here = distribution("llama-cpp-python")
-    files = {str(file): Path(str(here.locate_file(file))).read_bytes() for file in here.files or ()}
-    own = {name: data for name, data in files.items() if name.startswith("llama_cpp/") and "__pycache__" not in name}
-    index.offer(*wheel(own))
+    here = distribution("llama-cpp-python").files
+    index.offer(*wheel(installed_files()))
     made = Environment(tmp_path / "venv")
     name, data = wheel(OLD, "0.3.35")
     (tmp_path / name).write_bytes(data)
     made.pip_install(tmp_path / name)
     done = made.install("--build", "cpu", "--gpu-index", index.url)
     assert done.returncode == 0, done.stderr
-    assert "Installed the build cpu" in done.stdout and "are the CPU engine's" in done.stdout
+    assert "Installed the build cpu" in done.stdout and "On the processor, 25 tokens" in done.stdout
     assert (made.site / f"llama_cpp_python-{VERSION}.dist-info").is_dir()
     assert (
         not (made.site / "llama_cpp_python-0.3.35.dist-info").exists()
         and not (made.site / "llama_cpp/gone.py").exists()
     )
-    assert not [*made.site.glob(".localllm-*")] and distribution("llama-cpp-python").files == here.files
+    assert not [*made.site.glob(".localllm-*")] and distribution("llama-cpp-python").files == here
 
 
 BROKEN = {
