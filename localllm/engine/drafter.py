@@ -1,53 +1,72 @@
 """Drafters: the scheduler's interface to them, the model that drafts for itself, and a separate draft model."""
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import DraftsItself, Runner, reusable
 from localllm.engine.sequence import KeySpace, TokenSequence
-from localllm.engine.speculation import ModelDraftLength
+from localllm.engine.speculation import MAX_DRAFT, ModelDraftLength
 from localllm.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 # Prompt tokens read per call, so that a long prompt does not delay other requests' next tokens much.
 CATCH_UP_ROWS = 64
+# The least text before a draft, in tokens, where reading all of it may not pay.
+LEAST_READ = 16
+# A sequence whose drafter has read all but so many tokens needs no reading before a draft.
+AT_ONCE = 2
+
+
+class Wanted(NamedTuple):
+    """A draft to make: for which sequence, of how many tokens at most, after at most so many seconds of reading."""
+
+    sequence: TokenSequence
+    most: int
+    reading_s: float
 
 
 class Drafter(ABC):
     """Drafts the next tokens of sequences. The engine's thread is the only caller.
 
-    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. name: for log messages. clock:
-    the engine's.
+    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. read_s: the part of the last
+    guess's time in which text was read. name: for log messages. clock: the engine's.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.length = ModelDraftLength()
-        self.token_s = 0.0
+        self.token_s = self.read_s = 0.0
         self._name, self._clock = name, clock
         self._broken = False
 
-    def guess(self, wanted: Sequence[tuple[TokenSequence, int]]) -> list[list[int]]:
-        """Return up to the given number of draft tokens for each sequence, which must have one pending token.
+    def guess(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Return drafts, each for a sequence that has one pending token; some may be shorter than wanted, or empty.
 
         After a failure, logs one warning and never drafts again.
         """
         guesses: dict[TokenSequence, list[int]] = {}
+        self.read_s = 0.0
         if not self._broken:
             try:
-                self._guess([(sequence, count) for sequence, count in wanted if count > 0], guesses)
+                self._guess(wanted, guesses)
             except Exception as error:  # answers continue without drafts, whatever the failure
                 self._broken = True
                 log.warning("%s is no longer used: %s", self._name, error)
-        return [guesses.get(sequence, []) for sequence, _ in wanted]
+        return [guesses.get(one.sequence, []) for one in wanted]
 
     @abstractmethod
-    def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
         """Put drafts into `guesses`, for the sequences that have one."""
+
+    @abstractmethod
+    def reading_s(self, sequence: TokenSequence) -> float:
+        """Estimated least time to read text before it can draft for a sequence."""
 
     def _learn(self, seconds: float) -> None:
         """Learn from the time that drafting one token took."""
@@ -70,30 +89,57 @@ class SelfDrafter(Drafter):
         super().__init__("The layer that drafts", clock)
         self._runner = runner
 
-    def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
-        asked = [
-            (sequence.handle, sequence.tokens[-1], count) for sequence, count in wanted if sequence.handle is not None
-        ]
+        self._read_to: dict[TokenSequence, int] = {}  # how many tokens a sequence had when it was last drafted for
+        self._slowest_s = 0.0  # of late, to read text
+
+    def reading_s(self, sequence: TokenSequence) -> float:
+        """Nothing for a sequence that was drafted for just now, else what reading took of late."""
+        return self._slowest_s if self._is_new(sequence) else 0.0
+
+    def _is_new(self, sequence: TokenSequence) -> bool:
+        return len(sequence.tokens) > self._read_to.get(sequence, 0) + MAX_DRAFT + 1
+
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
+        asked, owners = [], []
+        for sequence, count, _ in wanted:
+            if sequence.handle is not None:
+                asked.append((sequence.handle, sequence.tokens[-1], count))
+                owners.append(sequence)
         if not asked:
             return
         began = self._clock()
         self._runner.follow(asked)  # slow for new text, so not part of token_s
-        read = self._clock() - began
-        self.length.reading_s = max(read, 0.9 * self.length.reading_s)
+        self.read_s = read = self._clock() - began
+        if any(map(self._is_new, owners)):
+            self._slowest_s = max(read, 0.9 * self._slowest_s)
         began += read
         found = self._runner.draft(asked)
         self._learn((self._clock() - began) / max(count for _, _, count in asked))
-        guesses |= zip((sequence for sequence, _ in wanted if sequence.handle is not None), found, strict=True)
+        self._read_to |= {sequence: len(sequence.tokens) for sequence in owners}
+        guesses |= zip(owners, found, strict=True)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """Stop following a sequence."""
+        self._read_to.pop(sequence, None)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence's tokens in the draft model. The first `agreed` equal those of `source`."""
+    """A sequence's tokens in the draft model: those of `source` from `start` on, of which the first `agreed` are right.
+
+    start is above 0 where reading all of the text was not expected to pay.
+    """
 
     handle: int
     tokens: list[int]
     source: list[int]
     agreed: int
+    start: int = 0
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the source to read, if those that were drafted are wrong."""
+        return len(self.source) - self.start - self.agreed
 
 
 class DraftModel(Drafter):
@@ -111,23 +157,34 @@ class DraftModel(Drafter):
         self._runner = runner
         self._cache = PrefixCache(runner)
         self._followed: dict[TokenSequence, _Followed] = {}
+        self._row_s = 0.0  # to read one of many tokens; 0 until it is known
 
-    def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
+    def reading_s(self, sequence: TokenSequence) -> float:
+        """The time to read the text that is new to the model, or the end of it."""
+        followed = self._followed.get(sequence)
+        unread = followed.unread if followed and followed.source is sequence.tokens else len(sequence.tokens)
+        return min(unread, LEAST_READ) * self._row_s if unread > MAX_DRAFT + AT_ONCE else 0.0
+
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
         # The last drafted token takes no position.
         most = self._runner.info.max_context + 1
-        ready = [(each, min(count, most - len(each.tokens))) for each, count in wanted if self._follow(each)]
+        ready = [
+            (each, min(count, most - len(each.tokens)))
+            for each, count, seconds in wanted
+            if self._follow(each, seconds)
+        ]
         guesses |= {sequence: [] for sequence, _ in ready}
         for at in range(max((count for _, count in ready), default=0)):
-            began = self._clock()
             if not self._advance([sequence for sequence, count in ready if at < count], guesses):
                 return
-            if at:  # the first pass also reads accepted tokens
-                self._learn(self._clock() - began)
 
     def forget(self, sequence: TokenSequence) -> None:
         """Stop following a sequence that has ended or waits again; cache its KV for the next turn."""
         followed = self._followed.pop(sequence, None)
         if followed is None or self._broken:
+            return
+        if followed.start:
+            self._runner.free_sequence(followed.handle)
             return
         self._cache.insert(_space(sequence), followed.tokens, followed.handle)
         while len(self._cache) > self._runner.info.max_sequences // 2:
@@ -148,20 +205,35 @@ class DraftModel(Drafter):
         """Free everything."""
         self._runner.close()
 
-    def _follow(self, sequence: TokenSequence) -> bool:
-        """Read a sequence up to its last tokens; False if that takes another step, or is impossible."""
+    def _follow(self, sequence: TokenSequence, seconds: float) -> bool:
+        """Read a sequence up to its last tokens; False if that takes another step, or is impossible.
+
+        seconds: what reading may take. If all that is missing takes longer, only the end of the text is read.
+        """
         tokens = sequence.tokens
         if len(tokens) + 1 > self._runner.info.max_context:
             return False
         followed = self._followed.get(sequence) or self._start(sequence)
         self._cut_wrong(followed, tokens)
-        missing = tokens[len(followed.tokens) :]
+        self._skip(followed, seconds)
+        missing = tokens[followed.start + len(followed.tokens) :]
         ahead = missing[:CATCH_UP_ROWS]
         if max(ahead) >= self._runner.info.vocab_size:  # an image, or a token that only the large model has
             return False
         if len(missing) > len(ahead):
             self._append([(followed, ahead)], wanted=False)
         return len(missing) == len(ahead)
+
+    def _skip(self, followed: _Followed, seconds: float) -> None:
+        """Begin again nearer to the text's end if reading all takes too long, or farther from it if time allows."""
+        room = len(followed.source)
+        if seconds < math.inf:
+            room = max(int(min(seconds / self._row_s, room)), LEAST_READ) if self._row_s else LEAST_READ
+        known = len(followed.source) - followed.start
+        if (room < followed.unread and followed.unread > MAX_DRAFT + AT_ONCE) or (followed.start and room >= 2 * known):
+            self._runner.truncate_sequence(followed.handle, 0)
+            followed.tokens, followed.agreed = [], 0
+            followed.start = max(len(followed.source) - room, 0)
 
     def _start(self, sequence: TokenSequence) -> _Followed:
         space, tokens = _space(sequence), sequence.tokens
@@ -174,9 +246,11 @@ class DraftModel(Drafter):
         """Truncate rejected drafts, and the last token, which is computed again to draft its successor."""
         if followed.source is not tokens:
             followed.source, followed.agreed = tokens, 0
-        start = followed.agreed
-        agreed = start + common_prefix(followed.tokens[start:], tokens[start:])
-        agreed = min(agreed, len(tokens) - 1)
+            followed.start = min(followed.start, len(tokens) - 1)
+        first = followed.start
+        agreed = followed.agreed
+        agreed += common_prefix(followed.tokens[agreed:], tokens[first + agreed :])
+        agreed = min(agreed, len(tokens) - first - 1)
         agreed = reusable(self._runner, followed.handle, agreed)
         if agreed < len(followed.tokens):
             self._runner.truncate_sequence(followed.handle, agreed)
@@ -188,7 +262,7 @@ class DraftModel(Drafter):
         parts = []
         for sequence in active:
             followed = self._followed[sequence]
-            parts.append((followed, [*sequence.tokens, *guesses[sequence]][len(followed.tokens) :]))
+            parts.append((followed, [*sequence.tokens, *guesses[sequence]][followed.start + len(followed.tokens) :]))
         chosen = self._append(parts, wanted=True)
         if chosen is None:
             return False
@@ -213,7 +287,15 @@ class DraftModel(Drafter):
             sequences += [followed.handle] * len(tokens)
             followed.tokens += tokens
         lasts = [row for row in range(len(rows)) if row + 1 == len(rows) or sequences[row + 1] != sequences[row]]
+        began = self._clock()
         logits = runner.run(rows, positions, sequences, lasts if wanted else [])
+        took = self._clock() - began
+        if len(rows) <= AT_ONCE * len(parts):
+            self._learn(took)
+        else:
+            self.read_s += took
+        if len(rows) >= LEAST_READ * len(parts):
+            self._row_s += (took / len(rows) - self._row_s) * (0.3 if self._row_s else 1.0)
         return [int(token) for token in logits.argmax(axis=1)]
 
 

@@ -168,8 +168,9 @@ class Engine:
         began = self._clock()
         if plan.parts and (logits := self._run(plan)) is not None:
             ran = self._clock()
-            self._commit(plan, self._sample(plan, logits))
-            self._note(plan, began, ran)
+            accepted = self._sample(plan, logits)
+            self._commit(plan, accepted)
+            self._note(plan, began, ran, sum(accepted))
         ended |= self._end_finished()
         if not (plan.parts and self._aside):
             self._do_later()
@@ -348,12 +349,12 @@ class Engine:
             self._rows_unspilled = 0
             self._spill()
 
-    def _note(self, plan: Plan, began: float, ran: float) -> None:
+    def _note(self, plan: Plan, began: float, ran: float, accepted: int) -> None:
         """Record a step in the journal and learn from its time. ran: when the runner finished."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
         self._later.append(partial(self._journal.note, step, began, plan.work))
         took = self._clock() - began
-        self._scheduler.observe(plan, took)
+        self._scheduler.observe(plan, took, accepted)
         if self._costs is not None and not (plan.decoded or plan.drafted or plan.images):
             self._costs.observe(COMPUTED, len(plan), took)
 

@@ -167,6 +167,7 @@ class Timings:
     """Seconds, from a monotonic clock. ttft_s runs from submission to the first token.
 
     restore_s: the part of prefill_s in which KV was copied from main memory or the disk.
+    drafting_s: the part of decode_s in which a model or a layer drafted for this answer.
     """
 
     queue_s: float = 0.0
@@ -174,6 +175,7 @@ class Timings:
     decode_s: float = 0.0
     ttft_s: float = 0.0
     restore_s: float = 0.0
+    drafting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
-from localllm.engine.drafter import Drafter
+from localllm.engine.drafter import Drafter, Wanted
 from localllm.engine.generation import Generation
 from localllm.engine.inspection import Timeline
 from localllm.engine.kv_manager import KVManager
@@ -49,7 +49,8 @@ class Plan:
     the next one can plan, by reading stored KV or by preempting, so the engine must schedule again even if no row
     was planned. patient: the step may take long, because it is interrupted as soon as a request arrives or is
     cancelled. decoded, drafted: rows of decoding, and of drafts after them. decodes: each part has one pending token.
-    images: some part is an image. work: each part's timeline, whether it decodes, and its rows.
+    images: some part is an image. drafting_s: seconds in which a model drafted for it. work: each part's timeline,
+    whether it decodes, and its rows.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Plan:
     drafted: int = 0
     decodes: bool = True
     images: bool = False
+    drafting_s: float = 0.0
     work: list[tuple[Timeline, bool, int]] = field(default_factory=list)
     again: bool = False
     patient: bool = False
@@ -183,16 +185,25 @@ class Scheduler:
             self._preempt(plan)
         return plan
 
-    def observe(self, plan: Plan, seconds: float) -> None:
+    def observe(self, plan: Plan, seconds: float, accepted: int) -> None:
         """Learn chunk sizes and the cost of speculation from a step's time. Steps with images are ignored.
 
-        seconds: to compute, sample and commit, because drafted rows take their share of each.
+        seconds: to compute, sample and commit, because drafted rows take their share of each. accepted: drafted tokens.
         """
         if plan.images:
             return
         self.chunk.observe(len(plan), seconds)
         if plan.decodes:
             self.costs.observe(len(plan), seconds)
+        if self._drafter is not None and plan.decoded and self.costs.largest:
+            plain = self.costs.remembered(plan.decoded)
+            if not plan.drafting_s:
+                self._drafter.length.stepped(plain)
+                return
+            read = self._drafter.read_s
+            took = self.costs.remembered(plan.decoded + plan.drafted) if plan.drafted else plain
+            lost = plan.drafting_s - read + took - plain * (1 + accepted / plan.decoded)
+            self._drafter.length.stepped(plain, lost, read)
 
     def _admit(self, behind: set[Generation]) -> None:
         """Admit waiting requests, in order, while there is room.
@@ -271,7 +282,7 @@ class Scheduler:
         return True
 
     def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
-        for generation, drafts in zip(decoding, self._drafts(decoding), strict=True):
+        for generation, drafts in zip(decoding, self._drafts(plan, decoding), strict=True):
             if generation.sequence.handle is None:  # preempted for an earlier one in this step
                 continue
             room = self._runner.info.max_rows - len(plan) - 1
@@ -282,7 +293,7 @@ class Scheduler:
             while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(plan) is not generation:
                 pass
 
-    def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
+    def _drafts(self, plan: Plan, decoding: list[Generation]) -> list[list[int]]:
         """A draft for each generation: by prompt lookup, or by a model if the lookup finds nothing."""
         can_truncate = self._runner.info.can_truncate
         if not can_truncate or not (self._drafter or any(each.speculation.knows_more for each in decoding)):
@@ -294,20 +305,35 @@ class Scheduler:
             generation.speculation.look_up(limit, self.costs, others)
             for generation, limit in zip(decoding, limits, strict=True)
         ]
-        if self._drafter is None:
-            return drafts
-        token_s = self._drafter.token_s / len(decoding)
-        counts = [
-            0
-            if known
-            else generation.speculation.wanted_of_model(self._drafter.length, limit, self.costs, token_s, others)
-            for generation, limit, known in zip(decoding, limits, drafts, strict=True)
-        ]
-        if not any(counts):
-            return drafts
-        sequences = [generation.sequence for generation in decoding]
-        guesses = self._drafter.guess(list(zip(sequences, counts, strict=True)))
-        return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
+        if self._drafter is not None:
+            self._ask_drafter(plan, decoding, limits, drafts)
+        return drafts
+
+    def _ask_drafter(self, plan: Plan, decoding: list[Generation], limits: list[int], drafts: list[list[int]]) -> None:
+        """Let the drafter fill in the drafts that are empty, where that pays."""
+        drafter = self._drafter
+        assert drafter is not None
+        wanted: list[Wanted] = []
+        asked: list[int] = []
+        for at, (generation, limit) in enumerate(zip(decoding, limits, strict=True)):
+            if drafts[at] or limit <= 0:
+                continue
+            reading_s = drafter.reading_s(generation.sequence)
+            count = drafter.length.choose(
+                limit, self.costs, drafter.token_s, len(decoding) - 1, reading_s, generation.generated
+            )
+            if count:
+                asked.append(at)
+                wanted.append(Wanted(generation.sequence, count, drafter.length.affordable_s))
+        if not wanted:
+            return
+        began = self._clock()
+        guesses = drafter.guess(wanted)
+        plan.drafting_s = self._clock() - began
+        for at, guess in zip(asked, guesses, strict=True):
+            decoding[at].speculation.by_model(drafter.length)
+            decoding[at].writer.drafting_s += plan.drafting_s / len(asked)
+            drafts[at] = guess
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
         alone = len(self.running) + len(self.waiting) == 1

@@ -10,62 +10,66 @@ from collections.abc import Sequence
 from localllm.engine.step_costs import StepCosts
 
 MAX_DRAFT = 15
-# A smaller gain is not worth the risk of a wrong measurement.
-LEAST_GAIN = 1.05
 NGRAM = 3
 
 
 class DraftLength:
     """Chooses the length of the next draft from the acceptance probabilities that `chance` estimates."""
 
-    FORGET = 0.9
-
     def chance(self, at: int) -> float:
         """Estimated probability that the draft's token `at` is accepted if all before it are."""
         raise NotImplementedError
 
-    def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft, 0 to `limit`: the number with the most expected tokens per second.
+    def choose(
+        self,
+        limit: int,
+        costs: StepCosts,
+        drafting_s: float = 0.0,
+        others: int = 0,
+        reading_s: float = 0.0,
+        generated: int = 0,
+    ) -> int:
+        """Tokens to draft, 0 to `limit`.
 
-        drafting_s: time to draft one token. others: rows that the step has anyway.
+        drafting_s: time to draft one token. others: further sequences that decode in the step. reading_s: the least
+        time to read before a draft. generated: tokens of the answer so far.
         """
-        plain = 1 / costs.seconds(others + 1)
-        best, best_gain = 0, LEAST_GAIN
-        expected = likely = 1.0
-        most = min(limit, MAX_DRAFT)
-        for count in range(1, most + 1):
-            likely *= self.chance(count - 1)
-            expected += likely
-            if expected + likely * (most - count) <= best_gain:  # no longer draft can win, even if its rows were free
-                break
-            gain = expected / (costs.seconds(others + 1 + count) + count * drafting_s) / plain
-            if gain > best_gain:
-                best, best_gain = count, gain
-        return best
+        return self._choose(min(limit, MAX_DRAFT), costs, drafting_s, others, reading_s, generated) if limit > 0 else 0
+
+    def _choose(
+        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+    ) -> int:
+        raise NotImplementedError
 
 
 class ModelDraftLength(DraftLength):
     """Chooses the length of a model's next draft, for all requests that it drafts for.
 
     Later tokens of a draft are accepted less often than the first, so each position has its own statistics; a position
-    never reached has those of the one before it. When no draft pays, one token is tried now and then: trials take at
-    most TRIALS of the time, and HOPE times as much after an accepted one. Between trials the choice is not
-    reconsidered, unless the step has fewer rows or drafts may be longer. reading_s: time of a trial beside drafting, to
-    read text that is new to the model.
+    never reached has those of the one before it. A draft that is expected to pay is made. One that is not is made as a
+    trial, if the balance covers its expected loss: the balance grows by TRIALS of the decoding time, and drafts change
+    it by what they gained or lost against plain steps. So trials that nearly pay go on until the statistics are good,
+    hopeless ones cost almost nothing, and drafts that were expected to pay and do not are soon given up.
+
+    Text that is new to the model must be read before it can draft. The balance must cover that too, or, once drafts are
+    known to pay, half of the gain that is expected of the rest of the answer.
     """
 
-    FORGET = 0.85
-    TRIALS = 0.005
-    HOPE = 8
-    LONGEST_PAUSE = 1024  # tokens
-    _FIRST, _GUESSES = 0.75, 2.0  # the first position's initial chance; each one's initial weight
+    FORGET = 0.98
+    PAYS = 1.01  # the least gain: speed with drafts over speed without
+    SURE = 24.0  # observations of the first position after which a gain is believed although the balance is negative
+    TRIALS = 0.0075
+    FIRST_STEPS, LEAST_STEPS, MOST_STEPS = 2.5, -1.5, 2.5  # the balance at first, at least and at most, in plain steps
+    PLAIN_AFTER = 64  # steps, after which one without drafts is measured again
+    AHEAD = 64  # an answer is expected to have so many further tokens, or as many as it has
+    _FIRST, _GUESSES = 0.75, 6.0  # the first position's initial chance; each one's initial weight
+    _COST = 0.3  # of drafting a token, in plain steps, until it is known
 
     def __init__(self) -> None:
         self._seen: list[list[float]] = []  # accepted and rejected tokens of each position reached
-        self.reading_s = 0.0
-        self._pause = 0
-        self._paused_at = 0, 0  # the step's other rows, and the limit
-        self._tries = self._hopes = False
+        self._balance: float | None = None  # seconds; None before the first step
+        self._lost = False  # until the balance is even again
+        self.affordable_s = math.inf
 
     def chance(self, at: int) -> float:
         """Estimated probability that the draft's token `at` is accepted if all before it are."""
@@ -74,33 +78,36 @@ class ModelDraftLength(DraftLength):
         right, wrong = self._seen[min(at, len(self._seen) - 1)]
         return right / (right + wrong)
 
-    def token(self) -> None:
-        """Record that a token was generated."""
-        self._pause -= self._pause > 0
-
-    def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft. If no draft pays: none during a pause, and then one."""
-        if limit <= 0 or (self._pause and others >= self._paused_at[0] and limit <= self._paused_at[1]):
+    def _choose(
+        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+    ) -> int:
+        """The other sequences are expected to draft as many, with drafting_s for all. Sets affordable_s."""
+        sequences = others + 1
+        if not costs.largest:
             return 0
-        if best := super().choose(limit, costs, drafting_s, others):
-            self._tries = False
-            return best
-        if self._pause:
+        ahead = max(self.AHEAD, generated) if most == MAX_DRAFT else most
+        if costs.age(sequences) > self.PLAIN_AFTER:
             return 0
-        tries, self._tries = self._tries, not self._tries
-        if tries:
-            return 1
-        plain = costs.seconds(others + 1)
-        row = max(costs.seconds(others + 2) - plain, costs.PRIOR * plain)  # with few measurements it may look free
-        share = self.TRIALS * (self.HOPE if self._hopes else 1)
-        steps = math.ceil((row + drafting_s + self.reading_s) / plain / share) if plain > 0 else 0
-        self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
-        self._paused_at = others, limit
-        return 0
+        plain = costs.remembered(sequences)
+        # Costs far beyond the measured ones are guesses.
+        most = min(most, max(2 * costs.largest // sequences - 1, 1))
+        best, best_gain, best_loss = 0, 0.0, 0.0
+        expected = likely = 1.0
+        for count in range(1, most + 1):
+            likely *= self.chance(count - 1)
+            expected += likely
+            spent = costs.remembered(sequences * (1 + count)) + count * (drafting_s or self._COST * plain)
+            if plain * expected > best_gain * spent:
+                best, best_gain, best_loss = count, plain * expected / spent, spent - plain * expected
+        balance = self._balance_at(plain)
+        if best_gain >= self.PAYS and (self._is_sure or balance >= 0) and not self._lost:
+            self.affordable_s = max(balance, (1 - 1 / best_gain) * ahead * plain / 2) if self._is_sure else balance
+            return best if reading_s <= self.affordable_s else 0
+        self.affordable_s = balance - max(best_loss, 0.0)
+        return best if reading_s <= self.affordable_s else 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft."""
-        self._hopes = accepted > 0
         for at in range(min(accepted + 1, drafted)):
             right = at < accepted
             if at == len(self._seen):
@@ -108,6 +115,24 @@ class ModelDraftLength(DraftLength):
                 self._seen.append([self._GUESSES * chance, self._GUESSES * (1 - chance)])
             seen = self._seen[at]
             seen[:] = [seen[0] * self.FORGET + right, seen[1] * self.FORGET + (not right)]
+
+    def stepped(self, plain: float, lost_s: float = 0.0, read_s: float = 0.0) -> None:
+        """Record a decoding step.
+
+        plain: seconds of one without drafts. lost_s: time that drafts lost, or gained. read_s: time that reading for
+        them took, which is no loss where drafts are known to pay.
+        """
+        balance = self._balance_at(plain) + self.TRIALS * plain - lost_s - (0 if self._is_sure else read_s)
+        least = self.LEAST_STEPS * plain
+        self._balance = min(max(balance, least), self.MOST_STEPS * plain)
+        self._lost = self._balance <= least if not self._lost else self._balance < 0
+
+    @property
+    def _is_sure(self) -> bool:
+        return bool(self._seen) and sum(self._seen[0]) >= self.SURE
+
+    def _balance_at(self, plain: float) -> float:
+        return self.FIRST_STEPS * plain if self._balance is None else self._balance
 
 
 class LookupLength(DraftLength):
@@ -117,6 +142,9 @@ class LookupLength(DraftLength):
     on the current streak of right guesses, because text that is being copied usually continues to be copied.
     """
 
+    FORGET = 0.9
+    # A smaller gain is not worth the risk of a wrong measurement.
+    LEAST_GAIN = 1.05
     # For each class: the streak at which it starts, and initial counts of right and wrong guesses.
     CLASSES = ((0, 1.0, 1.0), (1, 1.2, 0.8), (4, 1.8, 0.2), (8, 1.9, 0.1))
 
@@ -128,6 +156,23 @@ class LookupLength(DraftLength):
         """Estimated probability that the draft's token `at` is accepted if all before it are."""
         right, wrong = self._class(self._streak + at)
         return right / (right + wrong)
+
+    def _choose(
+        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+    ) -> int:
+        """The number with the most expected tokens per second. The other sequences are expected to draft nothing."""
+        plain = 1 / costs.seconds(others + 1)
+        best, best_gain = 0, self.LEAST_GAIN
+        expected = likely = 1.0
+        for count in range(1, most + 1):
+            likely *= self.chance(count - 1)
+            expected += likely
+            if expected + likely * (most - count) <= best_gain:  # no longer draft can win, even if its rows were free
+                break
+            gain = expected / costs.seconds(others + 1 + count) / plain
+            if gain > best_gain:
+                best, best_gain = count, gain
+        return best
 
     def guessed(self, right: bool) -> None:
         """Learn whether the lookup's guess for a generated token was right."""
@@ -199,20 +244,15 @@ class Speculation:
             return []
         return self._lookup.draft(self._lookup_length.choose(limit, costs, 0.0, others))
 
-    def wanted_of_model(
-        self, length: ModelDraftLength, limit: int, costs: StepCosts, token_s: float, others: int
-    ) -> int:
-        """How many tokens a model should draft if `look_up` gave none. token_s: its time per drafted token."""
+    def by_model(self, length: ModelDraftLength) -> None:
+        """The next draft is a model's, whose lengths `length` chooses."""
         self._by_model = length
-        return length.choose(limit, costs, token_s, others)
 
     def token(self, token_id: int) -> None:
         """Record a generated token."""
         expected = self._lookup.append(token_id)
         if expected is not None:
             self._lookup_length.guessed(expected)
-        if self._by_model:
-            self._by_model.token()
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Record how many tokens of the latest draft were accepted."""

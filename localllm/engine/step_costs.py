@@ -68,6 +68,7 @@ class StepCosts:
     TRUST = 0.5  # weight of the interpolation, in measurements
     MOST = 8.0  # maximum weight of past measurements
     FADES = 0.99  # factor by which each step reduces the weight of older ones
+    FORGETS, DOUBT = 0.999, 0.05  # FADES and TRUST of `remembered`
 
     def __init__(self) -> None:
         self._steps = 0
@@ -81,7 +82,7 @@ class StepCosts:
         if rows > self.LARGEST:
             return
         self._steps += 1
-        weight = self._weight(rows)
+        weight = self._weight(rows, self.FADES)
         if weight > 1:
             seconds = min(seconds, 3 * self._means[rows])  # another process may have had the processor
         elif not self._weights[rows]:
@@ -90,26 +91,47 @@ class StepCosts:
         self._weights[rows] = min(weight + 1, self.MOST)
         self._noted[rows] = self._steps
 
+    @property
+    def largest(self) -> int:
+        """The most rows that were measured; 0 before the first measurement."""
+        return self._measured[-1] if self._measured else 0
+
+    def remembered(self, rows: int) -> float:
+        """Like `seconds`, but as last measured, for those who measure again on purpose what did not pay."""
+        return self._estimate(rows, self.FORGETS, self.DOUBT)
+
+    def age(self, rows: int) -> int:
+        """How many steps ago a number of rows was measured."""
+        return self._steps - self._noted[min(rows, self.LARGEST)]
+
     def seconds(self, rows: int) -> float:
         """Estimated time of a step of `rows` rows; before the first measurement, in units of a step of one row."""
+        return self._estimate(rows, self.FADES, self.TRUST)
+
+    def _estimate(self, rows: int, fades: float, trust: float) -> float:
         if not self._measured:
             return self._prior(rows)
         at = bisect_left(self._measured, rows)
         own = at < len(self._measured) and self._measured[at] == rows
         below, above = self._measured[:at], self._measured[at + own :]
-        weight = self._weight(rows) if own else 0.0
+        weight = self._weight(rows, fades) if own else 0.0
         if below and above:
             share = (rows - below[-1]) / (above[0] - below[-1])
             line = self._means[below[-1]] * (1 - share) + self._means[above[0]] * share
-        elif below or above:
-            near = below[-1] if below else above[0]
+        elif below:
+            near = below[-1]
             line = self._means[near] * self._prior(rows) / self._prior(near)
+            if len(below) > 1:
+                slope = (self._means[near] - self._means[below[-2]]) / (near - below[-2])
+                line = max(line, self._means[near] + slope * (rows - near))
+        elif above:
+            line = self._means[above[0]] * self._prior(rows) / self._prior(above[0])
         else:
             return self._means[rows]
-        return (weight * self._means[rows] + self.TRUST * line) / (weight + self.TRUST) if own else line
+        return (weight * self._means[rows] + trust * line) / (weight + trust) if own else line
 
-    def _weight(self, rows: int) -> float:
-        return self._weights[rows] * float(self.FADES ** (self._steps - self._noted[rows]))
+    def _weight(self, rows: int, fades: float) -> float:
+        return self._weights[rows] * float(fades ** (self._steps - self._noted[rows]))
 
     def _prior(self, rows: int) -> float:
         return 1 + self.PRIOR * (rows - 1)

@@ -293,8 +293,8 @@ class EventWriter:
     """Creates the events of one generation and pushes them to its stream.
 
     Create it when the request arrives; `came` is that time. detokenizer: with the request's stop strings. clock: in
-    seconds. first_token: when the first token was sampled, which ends progress reports; None until then. restore_s: see
-    Timings.
+    seconds. first_token: when the first token was sampled, which ends progress reports; None until then. restore_s,
+    drafting_s: see Timings.
     """
 
     def __init__(self, stream: GenerationStream, detokenizer: Detokenizer, clock: Callable[[], float]) -> None:
@@ -304,6 +304,7 @@ class EventWriter:
         self._admitted: float | None = None
         self.first_token: float | None = None
         self.restore_s = 0.0
+        self.drafting_s = 0.0
         self._detokenizer = detokenizer
         self._token_ids: list[int] = []  # not sent yet, like the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # with the index in the text where the token starts
@@ -400,6 +401,7 @@ class EventWriter:
             decode_s=now - first,
             ttft_s=0.0 if self.first_token is None else first - self.came,
             restore_s=self.restore_s,
+            drafting_s=self.drafting_s,
         )
 
     def _decode(self) -> None:

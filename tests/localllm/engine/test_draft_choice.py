@@ -1,0 +1,216 @@
+"""The choice of draft lengths against always drafting as many: the whole engine, in virtual time, with known costs."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+
+from localllm.engine.drafter import DraftModel, SelfDrafter
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.speculation import LookupLength, ModelDraftLength
+from localllm.engine.step_costs import StepCosts
+from localllm.engine.stream import Completion
+from localllm.measure.simulate.costs import Curve, StepTimes
+from localllm.measure.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
+
+NOTHING = Curve(((1.0, 0.0),))
+
+
+def times(*points: tuple[int, float]) -> StepTimes:
+    """Step times in milliseconds by rows."""
+    return StepTimes(Curve(tuple((float(rows), ms / 1000) for rows, ms in points)), NOTHING)
+
+
+# Measured with 1.5B and 0.5B parameters on one thread and on two; a GPU; few rows at the price of one.
+MACHINES = {
+    "one thread": (
+        times((1, 48), (2, 75), (3, 97), (4, 117), (5, 140), (8, 190), (16, 280), (64, 800)),
+        times((1, 17), (2, 24), (4, 36), (16, 70), (64, 260)),
+    ),
+    "two threads": (
+        times((1, 30), (2, 40), (3, 47), (4, 53), (5, 80), (8, 104), (16, 160), (64, 420)),
+        times((1, 10), (2, 13), (4, 18), (16, 40), (64, 140)),
+    ),
+    "cheap rows": (
+        times((1, 48), (2, 49), (3, 50), (4, 52), (5, 60), (8, 96), (16, 190), (64, 800)),
+        times((1, 17), (2, 24), (4, 36), (16, 70), (64, 260)),
+    ),
+    "GPU": (
+        times((1, 4), (4, 4.5), (8, 5), (16, 6), (64, 8), (512, 20)),
+        times((1, 1.5), (16, 1.7), (64, 2), (512, 6)),
+    ),
+}
+PROMPT, TOKENS, ANSWERS = 50, 220, 3
+
+
+class Fixed(ModelDraftLength):
+    """Always drafts as many tokens."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def _choose(self, most: int, *_: object) -> int:
+        return min(self._count, most)
+
+
+def played(
+    machine: str,
+    acceptance: float,
+    fixed: int | None = None,
+    *,
+    alone: bool = False,
+    prompt: int = PROMPT,
+    clients: int = 1,
+) -> tuple[list[float], list[Completion]]:
+    """Seconds of decoding of each answer, and all of them. fixed: tokens to draft always. alone: without a draft."""
+    clock, (own, draft) = VirtualClock(), MACHINES[machine]
+    drafter = None
+    if not alone:
+        drafter = DraftModel(SimulatedRunner(draft, clock, pages=4096, context=8192, accuracy=acceptance), clock)
+        drafter.length = drafter.length if fixed is None else Fixed(fixed)
+    runner = SimulatedRunner(own, clock, pages=4096, context=8192)
+    engine = Engine(runner, SimulatedVocabulary(), drafter=drafter, clock=clock)
+    random, spent, said = np.random.default_rng(1), [], []
+    for _ in range(ANSWERS):
+        prompts = [tuple(random.integers(1, 16_381, prompt).tolist()) for _ in range(clients)]
+        requests = [GenerationRequest(one, SamplingParams(temperature=0), TOKENS) for one in prompts]
+        streams = [engine.submit(one) for one in requests]
+        while engine.step():
+            pass
+        done = [stream.collect() for stream in streams]
+        spent.append(sum(one.last.timings.decode_s for one in done))
+        said += done
+    engine.check_integrity()
+    return spent, said
+
+
+@cache
+def without(machine: str, prompt: int = PROMPT, clients: int = 1) -> tuple[float, ...]:
+    return tuple(played(machine, 1.0, alone=True, prompt=prompt, clients=clients)[0])
+
+
+@pytest.fixture(autouse=True)
+def no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LookupLength, "_choose", lambda *_: 0)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.83, 0.95])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_drafts_cost_at_most_a_fiftieth_and_gain_what_the_best_fixed_length_gains(
+    machine: str, acceptance: float
+) -> None:
+    plain, (own, said) = without(machine), played(machine, acceptance)
+    assert all(alone / spent > 0.97 for alone, spent in zip(plain, own, strict=True))
+    assert sum(plain) / sum(own) > 0.98
+    best = min([sum(plain), *(sum(played(machine, acceptance, count)[0]) for count in (1, 3))])
+    assert best / ANSWERS / own[-1] > 0.94, "once its statistics are good"
+    for done in said:
+        assert all(next_token(token) == after for token, after in zip(done.token_ids, done.token_ids[1:], strict=False))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.9])
+@pytest.mark.parametrize("machine", ["one thread", "cheap rows"])
+def test_a_long_prompt_is_read_only_where_it_pays(machine: str, acceptance: float) -> None:
+    plain, own = without(machine, 1500), played(machine, acceptance, prompt=1500)[0]
+    assert all(alone / spent > 0.97 for alone, spent in zip(plain, own, strict=True))
+    if machine == "cheap rows" and acceptance:
+        assert sum(plain) / sum(own) > 1.3
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.95])
+def test_a_batch_does_not_lose(acceptance: float) -> None:
+    plain, own = without("GPU", PROMPT, 4), played("GPU", acceptance, clients=4)[0]
+    assert sum(plain) / sum(own) > (1.2 if acceptance else 0.98)
+
+
+def test_answers_tell_how_long_drafting_took() -> None:
+    for done in played("GPU", 0.95)[1]:
+        assert done.last.counts.accepted > 50
+        assert 0.0015 * done.last.counts.drafted <= done.last.timings.drafting_s < done.last.timings.decode_s
+    assert all(done.last.timings.drafting_s == 0 for done in played("GPU", 0.95, alone=True)[1])
+
+
+class Layer:
+    """A layer that drafts for the runner that it belongs to. The clock moves as it works."""
+
+    def __init__(self, clock: VirtualClock, acceptance: float, token_s: float, reading_s: float) -> None:
+        self._clock, self._acceptance, self._token_s, self._reading_s = clock, acceptance, token_s, reading_s
+        self._random, self._read = np.random.default_rng(1), False
+
+    def follow(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+        if not self._read:
+            self._clock.advance(self._reading_s)
+        self._read = True
+
+    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        drafts = []
+        for _, token, count in wanted:
+            guess = [token]
+            for _ in range(count):
+                guess.append(next_token(guess[-1]) if self._random.random() < self._acceptance else 1)
+                self._clock.advance(self._token_s)
+            drafts.append(guess[1:])
+        return drafts
+
+
+@pytest.mark.parametrize(("acceptance", "least"), [(0.0, 0.98), (0.3, 0.98), (0.8, 1.5)])
+def test_layers_that_draft_pay_too(acceptance: float, least: float) -> None:
+    clock = VirtualClock()
+    runner = SimulatedRunner(MACHINES["cheap rows"][0], clock, pages=4096, context=8192)
+    drafter = SelfDrafter(Layer(clock, acceptance, 0.003, 0.02), clock)
+    engine = Engine(runner, SimulatedVocabulary(), drafter=drafter, clock=clock)
+    stream = engine.submit(GenerationRequest(tuple(range(1, 60)), SamplingParams(temperature=0), TOKENS))
+    while engine.step():
+        pass
+    assert 0.048 * (TOKENS - 1) / stream.collect().last.timings.decode_s > least
+
+
+def learned(plain: float, row: float) -> StepCosts:
+    costs = StepCosts()
+    for rows in (1, 2, 4, 8, 1):
+        costs.observe(rows, plain + row * (rows - 1))
+    return costs
+
+
+def test_nearly_even_drafts_are_tried_until_tens_are_known() -> None:
+    length, costs, tried = ModelDraftLength(), learned(0.05, 0.012), 0
+    for _ in range(200):
+        count = length.choose(15, costs, 0.025)
+        tried += count
+        if count:
+            length.observe(count, 0 if tried % 3 else count)
+        length.stepped(0.05, 0.002 if count else 0.0)
+    assert tried > 20
+
+
+def test_drafts_that_lose_although_they_should_pay_are_given_up_for_a_while() -> None:
+    length, costs = ModelDraftLength(), learned(0.05, 0.0)
+    for _ in range(40):
+        length.observe(4, 4)
+    assert length.choose(15, costs, 0.0) > 3
+    for _ in range(10):
+        length.stepped(0.05, 0.03)
+    assert length.choose(15, costs, 0.0) == 0
+    for _ in range(450):
+        length.stepped(0.05, 0.0)
+    assert length.choose(15, costs, 0.0) > 3
+
+
+def test_a_step_without_drafts_is_measured_now_and_then() -> None:
+    length, costs = ModelDraftLength(), learned(0.05, 0.0)
+    for _ in range(ModelDraftLength.PLAIN_AFTER + 1):
+        costs.observe(4, 0.05)
+    assert length.choose(15, costs, 0.0) == 0
+    costs.observe(1, 0.05)
+    assert length.choose(15, costs, 0.0) > 0
+
+
+def test_costs_beyond_the_measured_ones_follow_the_last_slope() -> None:
+    costs = StepCosts()
+    for rows, seconds in ((1, 1.0), (2, 1.6), (4, 2.8)):
+        costs.observe(rows, seconds)
+    assert costs.remembered(8) == pytest.approx(5.2)
+    assert (costs.largest, costs.age(4), costs.age(1)) == (4, 0, 2)
