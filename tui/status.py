@@ -169,7 +169,10 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         "cached": first.get("cached", 0),
         "ttft_s": first.get("ttft_s", 0.0),
         "prefill_s": first.get("prefill_s", 0.0),
-        "generated": (first.get("generated") or 0) + second["generated"],
+        **{
+            name: (first.get(name) or 0) + (second.get(name) or 0)
+            for name in ("generated", "drafted", "accepted", "drafting_s")
+        },
         "decode_s": sum(seconds),
         "speed": decoded / sum(seconds) if sum(seconds) else 0.0,
     }

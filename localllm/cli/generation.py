@@ -149,6 +149,8 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
         "prompt_tokens": last.counts.prompt,
         "cached_tokens": last.counts.cached,
         "recomputed_tokens": last.counts.recomputed,
+        "drafted_tokens": last.counts.drafted,
+        "accepted_tokens": last.counts.accepted,
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
         "model": model,
@@ -181,7 +183,8 @@ def write_stats(last: AnswerEvent, placed: Placement, load_s: float) -> None:
     prefill = _speed(counts.prompt - counts.cached, timings.prefill_s)
     decode = _speed(counts.generated - 1, timings.decode_s)
     if counts.drafted:
-        decode += f" ({counts.accepted} of {counts.drafted} drafted tokens accepted)"
+        drafting = f", drafted in {timings.drafting_s:.2f} s" if timings.drafting_s else ""
+        decode += f" ({counts.accepted} of {counts.drafted} drafted tokens accepted{drafting})"
     memory = human_bytes(psutil.Process().memory_info().rss)
     note(f"{head}load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}, memory {memory}")
 

@@ -177,13 +177,15 @@ def _end(line: Mapping[str, Any], event: AnswerEvent) -> AnswerEvent:
         prompt=line.get("prompt_eval_count", 0),
         cached_memory=line.get("prompt_eval_cached_count", 0),
         generated=line.get("eval_count", 0),
+        drafted=line.get("draft_count", 0),
+        accepted=line.get("draft_accepted_count", 0),
         dropped_messages=line.get("dropped_messages", 0),
         dropped_tokens=line.get("dropped_tokens", 0),
     )
-    prefill, decode = (line.get(f"{name}_duration", 0) / 1e9 for name in ("prompt_eval", "eval"))
+    prefill, decode, drafting = (line.get(f"{name}_duration", 0) / 1e9 for name in ("prompt_eval", "eval", "draft"))
     return replace(
         event,
         counts=counts,
-        timings=Timings(prefill_s=prefill, decode_s=decode, ttft_s=event.timings.ttft_s),
+        timings=Timings(prefill_s=prefill, decode_s=decode, ttft_s=event.timings.ttft_s, drafting_s=drafting),
         finish_reason=FinishReason.LENGTH if line.get("done_reason") == "length" else FinishReason.STOP,
     )

@@ -172,6 +172,7 @@ def test_a_server_that_asks_for_a_key(backend: OllamaBackend, script: Script) ->
 def test_how_far_the_prompt_is_read_and_what_was_cached(backend: OllamaBackend, script: Script) -> None:
     reading = {"message": {"content": ""}, "progress": {"queue_position": 0, "completed": 512, "total": 2048}}
     cached = {"prompt_eval_cached_count": 7, "dropped_messages": 2}
+    drafts = {"draft_count": 8, "draft_accepted_count": 5, "draft_duration": 250_000_000}
     script.lines = [reading]
     script.hold.clear()
     backend.load("tiny:latest", lambda what, share: None)
@@ -184,9 +185,10 @@ def test_how_far_the_prompt_is_read_and_what_was_cached(backend: OllamaBackend, 
     assert update.timings.prefill_s > 0
     answer.cancel()
     script.hold.set()
-    script.lines = [reading, {"message": {"content": "Hello"}}, {"message": {}, **LAST, **cached}]
+    script.lines = [reading, {"message": {"content": "Hello"}}, {"message": {}, **LAST, **cached, **drafts}]
     last = read(backend.submit(asked()))[-1]
     assert (last.progress, last.counts.cached, last.counts.dropped_messages) == (None, 7, 2)
+    assert (last.counts.drafted, last.counts.accepted, last.timings.drafting_s) == (8, 5, 0.25)
 
 
 def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: OllamaBackend, script: Script) -> None:

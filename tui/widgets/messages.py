@@ -196,6 +196,9 @@ class AnswerView(MessageView):
             parts.append(counted(stats["generated"], "token"))
         if stats.get("speed"):
             parts.append(f"{stats['speed']:.0f} tok/s")
+        if stats.get("drafted"):
+            took = f" in {human_seconds(stats['drafting_s'])}" if stats.get("drafting_s") else ""
+            parts.append(f"{stats['accepted']} of {stats['drafted']} drafted{took}")
         if stats.get("ttft_s"):
             parts.append(f"TTFT {human_seconds(stats['ttft_s'])}")
         if stats.get("cached"):

@@ -319,6 +319,8 @@ def _timings(last: AnswerEvent) -> Object:
         "predicted_ms": made_ms,
         "predicted_per_token_ms": made_ms / max(counts.generated, 1),
         "predicted_per_second": 1000 * counts.generated / made_ms if made_ms else 0.0,
+        **({"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}),
+        **({"draft_ms": times.drafting_s * 1000} if times.drafting_s else {}),
     }
 
 

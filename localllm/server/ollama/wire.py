@@ -83,6 +83,8 @@ def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float
         "prompt_eval_duration": round(timings.prefill_s * NANOSECONDS),
         "eval_count": counts.generated,
         "eval_duration": round(timings.decode_s * NANOSECONDS),
+        **({"draft_count": counts.drafted, "draft_accepted_count": counts.accepted} if counts.drafted else {}),
+        **({"draft_duration": round(timings.drafting_s * NANOSECONDS)} if timings.drafting_s else {}),
         **dropped_of(counts),
         **warnings_of(last),
     }

@@ -22,7 +22,7 @@ from localllm.placement.placement import Placement
 from localllm.settings import Settings
 
 COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3, drafted=4, accepted=1, recomputed=2)
-TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, ttft_s=0.75, restore_s=0.125)
+TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, ttft_s=0.75, restore_s=0.125, drafting_s=0.25)
 ANSWER = [
     TokenEvent(progress=Progress(queue_position=0, prefilled=1, total=5)),
     TokenEvent(text="On", token_ids=(7,)),
@@ -209,12 +209,21 @@ def test_json_is_one_object(run: Callable[..., int], capsys: pytest.CaptureFixtu
         "prompt_tokens": 5,
         "cached_tokens": 3,
         "recomputed_tokens": 2,
+        "drafted_tokens": 4,
+        "accepted_tokens": 1,
         "completion_tokens": 3,
         "finish_reason": "stop",
         "model": "model.gguf",
         "backend": "native",
         "backend_reason": "the script says so",
-        "timings": {"queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0, "ttft_s": 0.75, "restore_s": 0.125},
+        "timings": {
+            "queue_s": 0.25,
+            "prefill_s": 0.5,
+            "decode_s": 1.0,
+            "ttft_s": 0.75,
+            "restore_s": 0.125,
+            "drafting_s": 0.25,
+        },
     }
 
 
@@ -226,7 +235,7 @@ def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixtu
     for words in (
         "TTFT 0.750 s",
         "prefill 4.0 tok/s",
-        "decode 2.0 tok/s (1 of 4 drafted tokens accepted)",
+        "decode 2.0 tok/s (1 of 4 drafted tokens accepted, drafted in 0.25 s)",
         "memory ",
         "seed 42",
         "(3 cached, 1 of them read from the disk in 0.125 s; 2 stored tokens computed again, which is faster here)",
