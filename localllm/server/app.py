@@ -21,9 +21,9 @@ from localllm.server.llama_cpp import routes as llama_cpp
 from localllm.server.metrics import Counting, Metrics
 from localllm.server.ollama import generate, library
 from localllm.server.ollama import models as ollama_models
-from localllm.server.openai import chat, completions, responses
+from localllm.server.openai import chat, completions, conversations, responses
 from localllm.server.openai import models as openai_models
-from localllm.server.openai.items import StoredItems
+from localllm.server.openai.stored import Stored
 from localllm.server.options import ServerOptions
 from localllm.server.refusals import REASON, RefusalLog
 from localllm.server.security import Gate
@@ -40,6 +40,7 @@ _PROTOCOLS = (
     anthropic_models,  # before OpenAI's: its routes take only requests of Anthropic's clients
     openai_models,
     responses,
+    conversations,
     messages,
     llama_cpp,
     llama_cpp_completion,
@@ -55,7 +56,7 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
         served = models()
         metrics.watch(lambda: {name: model.engine.stats() for name, model in served.loaded().items()})
         app.state.service = Service(options, served, metrics)
-        app.state.stored_items = StoredItems()
+        app.state.stored = Stored()
         yield
         await served.close()
 

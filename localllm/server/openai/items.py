@@ -1,9 +1,7 @@
-"""The items of /v1/responses: input items as a conversation, and items of earlier responses, kept in memory."""
+"""The items of /v1/responses as a conversation."""
 
 import base64
 import binascii
-import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +15,6 @@ from localllm.server.openai.tools import INPUT, full_name, toolbox
 
 _string = partial(text_field, "an item")
 _SAID = ("content", "reasoning_content", "tool_calls")
-MAX_CHARS = 32 * 2**20  # of all items together, as JSON
 _SEALED = "localllm:"  # prefix of our reasoning in encrypted_content
 
 
@@ -27,7 +24,7 @@ def conversation_of(items: Sequence[Object]) -> list[Object]:
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as an item's encrypted_content, for clients that send nothing else back. It is not encrypted."""
+    """Reasoning or a summary as an item's encrypted_content. It is not encrypted."""
     return base64.b64encode((_SEALED + reasoning).encode()).decode()
 
 
@@ -60,12 +57,21 @@ def _message(item: Object) -> Object | None:
         return _call(item, {INPUT: _string(item, "input")} if is_custom else as_arguments(_string(item, "arguments")))
     if (base := _base(kind)) in KINDS and not kind.endswith("_output"):
         return _call(item | {"name": base}, KINDS[base].arguments(item))
-    if kind == "reasoning":
-        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
+    if (told := _earlier(kind, item)) is not None:
+        return told
     if kind.endswith("_output"):
         named = item if "call_id" in item else item | {"call_id": item.get("id")}
         return {"role": "tool", "tool_call_id": _string(named, "call_id"), "content": _output(item)}
     note_ignored(f"input item of type {shown(kind)}")
+    return None
+
+
+def _earlier(kind: str, item: Object) -> Object | None:
+    """The model's reasoning, or its summary of a conversation, as a message; None for other items."""
+    if kind == "reasoning":
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
+    if kind in ("compaction", "compaction_summary") and (summary := _opened(item)) is not None:
+        return {"role": "user", "content": f"Summary of the conversation so far:\n{summary}"}
     return None
 
 
@@ -109,52 +115,19 @@ def _call(item: Object, arguments: str | Object) -> Object:
 
 def _reasoning(item: Object) -> str:
     """An item's reasoning: from our encrypted_content, else its full text, else its summary."""
+    opened = _opened(item)
+    return (_texts(item.get("content")) or _texts(item.get("summary"))) if opened is None else opened
+
+
+def _opened(item: Object) -> str | None:
+    """The text that `sealed` has put into an item's encrypted_content; None if another server has made it."""
     try:
         opened = base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
     except (binascii.Error, ValueError, TypeError):
-        opened = ""  # another server's
-    if opened.startswith(_SEALED):
-        return opened.removeprefix(_SEALED)
-    return _texts(item.get("content")) or _texts(item.get("summary"))
+        return None
+    return opened.removeprefix(_SEALED) if opened.startswith(_SEALED) else None
 
 
 def _texts(parts: Any) -> str:
     texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     return "\n".join(text for text in texts if isinstance(text, str))
-
-
-class StoredItems:
-    """Responses and their items by id, separate for each user; evicts the oldest. Use it on the event loop."""
-
-    def __init__(self, max_chars: int = MAX_CHARS) -> None:
-        self._max_chars = max_chars
-        self._chars = 0
-        self._found: OrderedDict[tuple[str, str], tuple[list[Object], int]] = OrderedDict()
-
-    def keep(self, user: str, response_id: str, asked: Sequence[Object], output: Sequence[Object]) -> None:
-        """Keep a response: the items of its conversation (asked) and those of its answer (output)."""
-        for item in output:
-            self._put((user, item["id"]), [item], 0)
-        added = len(json.dumps([*asked[-1:], *output]))  # earlier items are shared with the previous response
-        self._put((user, response_id), [*asked, *output], added)
-        while self._chars > self._max_chars:
-            _, (_, chars) = self._found.popitem(last=False)
-            self._chars -= chars
-
-    def expanded(self, user: str, given: Sequence[Object], previous: str | None) -> list[Object]:
-        """The items of a conversation, with references resolved. Raises ApiError 400 for an item that is not stored."""
-        found = list(self._get(user, previous)) if previous else []
-        for item in given:
-            names = item.get("type") == "item_reference" or item.keys() == {"id"}
-            found += self._get(user, str(item.get("id"))) if names else [item]
-        return found
-
-    def _get(self, user: str, identity: str) -> list[Object]:
-        entry = self._found.get((user, identity))
-        if entry is None:
-            raise ApiError(400, f"{identity[:64]} is not stored here, or no longer; send the whole conversation")
-        return entry[0]
-
-    def _put(self, key: tuple[str, str], items: list[Object], chars: int) -> None:
-        self._found[key] = items, chars
-        self._chars += chars

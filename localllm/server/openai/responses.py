@@ -17,14 +17,15 @@ from localllm.errors import LocalLLMError
 from localllm.server import answering
 from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
-from localllm.server.keys import namespace_of
 from localllm.server.openai.client_tools import KINDS
-from localllm.server.openai.items import StoredItems, conversation_of, loaded_tools, sealed
+from localllm.server.openai.conversations import stored_of
+from localllm.server.openai.items import conversation_of, loaded_tools, sealed
 from localllm.server.openai.schema import ResponsesBody
+from localllm.server.openai.stored import with_id
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import OpenAIRoute, format_of, think_of
+from localllm.server.openai.wire import OpenAIRoute, format_of, item_usage, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import sse, warnings_of
+from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -54,19 +55,19 @@ _SUMMARY = _Kind(
 # Calls: the type of an item, the prefix of its id, the field of its text, and the name of its events.
 _FUNCTION_CALL = ("function_call", "fc", "arguments", "function_call_arguments")
 _CUSTOM_CALL = ("custom_tool_call", "ctc", "input", "custom_tool_call_input")
-UNSUPPORTED = ("conversation", "background")
+_LOGPROBS = "message.output_text.logprobs"
 
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
-    items, request = await _asked(body, http)
+    items, new, request = await _asked(body, http)
+    stored, user = stored_of(http)
 
     def keep(response: Object) -> None:
         if body.store is not False:
-            stored: StoredItems = http.app.state.stored_items
-            stored.keep(namespace_of(http.scope), response["id"], items, response["output"])
+            stored.keep(user, response, items, new, conversation_id(body))
 
     tools = toolbox(body.tools or [], loaded_tools(items))
     return await answering.answer(http, service, body, [request], _Writer(body, tools, keep))
@@ -75,18 +76,31 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) -> Object:
     """Count the tokens of a request's prompt, including its template's."""
-    _, request = await _asked(body, http)
+    *_, request = await _asked(body, http)
     return {
         "object": "response.input_tokens",
         "input_tokens": await answering.count_tokens(service, body.model, request),
     }
 
 
-async def _asked(body: ResponsesBody, http: Request) -> tuple[list[Object], AnswerRequest]:
-    """The items of a body's whole conversation, and its request."""
-    stored: StoredItems = http.app.state.stored_items
-    items = stored.expanded(namespace_of(http.scope), given_items(body), body.previous_response_id)
-    return items, await to_thread.run_sync(responses_request, body, items)
+async def _asked(body: ResponsesBody, http: Request) -> tuple[list[Object], int, AnswerRequest]:
+    """The items of a body's whole conversation, how many of them are new, and its request. Raises ApiError 400, 404."""
+    if body.conversation and body.previous_response_id:
+        raise ApiError(400, "conversation and previous_response_id exclude each other; send one of them")
+    stored, user = stored_of(http)
+    given = [item if item.keys() == {"id"} else with_id(item) for item in given_items(body)]
+    items = stored.expanded(user, given, body.previous_response_id, conversation_id(body))
+    before = len(stored.expanded(user, [], body.previous_response_id, conversation_id(body)))
+    return items, len(items) - before, await to_thread.run_sync(responses_request, body, items)
+
+
+def conversation_id(body: ResponsesBody) -> str | None:
+    """The conversation that a body names. Raises ApiError 400."""
+    given = body.conversation
+    found = given.get("id") if isinstance(given, dict) else given
+    if given and not isinstance(found, str):
+        raise ApiError(400, "conversation must be an id, or an object with one")
+    return found or None
 
 
 def given_items(body: ResponsesBody) -> list[Object]:
@@ -99,17 +113,19 @@ def given_items(body: ResponsesBody) -> list[Object]:
 def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerRequest:
     """Convert a body; items: its whole conversation. Decodes images: call it off the event loop.
 
-    Raises ApiError 400, also for background requests and stored conversations, and PictureError.
+    Raises ApiError 400, also for background requests and prompts that OpenAI stores, and PictureError.
     """
-    for name in UNSUPPORTED:
-        if getattr(body, name):
-            raise ApiError(400, f"{name} is not supported; send the conversation or a previous_response_id")
+    if body.background:
+        raise ApiError(400, "background is not supported; stream the answer, or wait for it")
+    if body.prompt:
+        raise ApiError(400, "prompt names a template that is stored at OpenAI; send its text as instructions and input")
     messages = conversation_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:  # some clients probe a server with an empty conversation
         messages.append({"role": "user", "content": ""})
-    fields = body.request_fields(None)
+    wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
+    fields = body.request_fields(None, (body.top_logprobs or 0) if wants_logprobs else None)
     if body.truncation == "auto":
         fields["policy"] = ContextPolicy.DROP_MESSAGES
     return AnswerRequest(
@@ -141,6 +157,9 @@ class _Writer(answering.Writer):
         self._items: list[Object] = []
         self._open: PartKind | None = None
         self._text = ""
+        # Log-probabilities of the answer: those that were told, and those whose text is not told yet.
+        self._logprobs: list[Object] = []
+        self._waiting: list[Object] = []
         self._sequence = 0
 
     @property
@@ -158,11 +177,14 @@ class _Writer(answering.Writer):
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
 
     def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+        self._waiting += logprob_entries(event.logprobs)
         for part in event.parts:
-            yield from self._part(part)
+            told = self._told_logprobs() if part.kind is PartKind.CONTENT else ()
+            yield from self._part(part, told)
 
     def end(self, run: Run) -> Iterator[bytes]:
         answer = run.answers[0]
+        self._told_logprobs()
         yield from self._close(_status(answer))
         response = self._ended(answer)
         yield self._event(f"response.{response['status']}", response=response)
@@ -182,6 +204,7 @@ class _Writer(answering.Writer):
         answer = run.answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
+        self._logprobs = logprob_entries(answer.logprobs)
         for part in [*parts, *(called([call]) for call in answer.calls)]:
             self._part(part)
         self._close(_status(answer))
@@ -196,7 +219,7 @@ class _Writer(answering.Writer):
         """An event about the last item as a whole."""
         return self._event(f"response.output_item.{what}", output_index=len(self._items) - 1, item=self._items[-1])
 
-    def _part(self, part: AnswerPart) -> list[bytes]:
+    def _part(self, part: AnswerPart, logprobs: Sequence[Object] = ()) -> list[bytes]:
         if part.kind is PartKind.TOOL_CALLS:
             return self._calls(part)
         lines: list[bytes] = []
@@ -204,8 +227,14 @@ class _Writer(answering.Writer):
             lines = [*self._close(), *self._begin_item(part.kind)]
         self._text += part.text
         kind = self._kinds[part.kind]
-        delta = self._event(f"response.{kind.text}.delta", **self._at(kind), delta=part.text, **_logprobs(kind))
+        delta = self._event(f"response.{kind.text}.delta", **self._at(kind), delta=part.text, **_with(logprobs, kind))
         return [*lines, delta]
+
+    def _told_logprobs(self) -> list[Object]:
+        """The log-probabilities that wait for their text; they count as told."""
+        told, self._waiting = self._waiting, []
+        self._logprobs += told
+        return told
 
     def _begin_item(self, part_kind: PartKind) -> list[bytes]:
         self._open, self._text = part_kind, ""
@@ -218,7 +247,7 @@ class _Writer(answering.Writer):
             **({"role": "assistant"} if kind is _MESSAGE else {"summary": []}),
         }
         self._items.append(item)
-        part = _content_part(kind, "")
+        part = _content_part(kind, "", ())
         return [self._item_event("added"), self._event(f"response.{kind.whole}.added", **self._at(kind), part=part)]
 
     def _close(self, status: str = "completed") -> list[bytes]:
@@ -231,12 +260,12 @@ class _Writer(answering.Writer):
             item |= {"status": "incomplete"} | ({"arguments": self._text} if item["type"] == _FUNCTION_CALL[0] else {})
             return [self._item_event("done")]
         kind = self._kinds[part_kind]
-        part = _content_part(kind, self._text)
+        part = _content_part(kind, self._text, self._logprobs)
         item |= {kind.field: [part], "status": status}
         if kind is not _MESSAGE and self._seals:
             item["encrypted_content"] = sealed(self._text)
         return [
-            self._event(f"response.{kind.text}.done", **self._at(kind), text=self._text, **_logprobs(kind)),
+            self._event(f"response.{kind.text}.done", **self._at(kind), text=self._text, **_with(self._logprobs, kind)),
             self._event(f"response.{kind.whole}.done", **self._at(kind), part=part),
             self._item_event("done"),
         ]
@@ -297,19 +326,13 @@ class _Writer(answering.Writer):
         return {**self._at_item(), kind.index: 0}
 
     def _ended(self, answer: Answer) -> Object:
-        status, counts = _status(answer), answer.last.counts
+        status = _status(answer)
         response = {
             **self._response,
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": self._items,
-            "usage": {
-                "input_tokens": counts.prompt,
-                "input_tokens_details": {"cached_tokens": counts.cached},
-                "output_tokens": counts.generated,
-                "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
-                "total_tokens": counts.prompt + counts.generated,
-            },
+            "usage": item_usage(answer),
             **warnings_of(answer.last),
         }
         self._keep(response)
@@ -332,13 +355,16 @@ def _begun(body: ResponsesBody) -> Object:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        **({"conversation": {"id": conversation_id(body)}} if body.conversation else {}),
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": body.text or {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
+        "top_logprobs": body.top_logprobs or 0,
         "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "auto" if body.truncate else body.truncation or "disabled",
@@ -346,10 +372,10 @@ def _begun(body: ResponsesBody) -> Object:
     }
 
 
-def _content_part(kind: _Kind, text: str) -> Object:
-    more: Object = {"annotations": [], "logprobs": []} if kind is _MESSAGE else {}
+def _content_part(kind: _Kind, text: str, logprobs: Sequence[Object]) -> Object:
+    more: Object = {"annotations": [], **_with(logprobs, kind)} if kind is _MESSAGE else {}
     return {"type": kind.part, "text": text, **more}
 
 
-def _logprobs(kind: _Kind) -> Object:
-    return {"logprobs": []} if kind is _MESSAGE else {}
+def _with(logprobs: Sequence[Object], kind: _Kind) -> Object:
+    return {"logprobs": list(logprobs)} if kind is _MESSAGE else {}

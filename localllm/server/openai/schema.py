@@ -89,8 +89,12 @@ class EmbeddingsBody(ComputedBody):
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
 
 
+# A client's own notes, echoed.
+Metadata = Annotated[dict[str, str | float | bool | None], Field(max_length=16)]
+
+
 class ResponsesBody(Extensions):
-    """/v1/responses."""
+    """/v1/responses. conversation: an id, or an object with it. prompt: of a template that OpenAI stores; refused."""
 
     input: str | Annotated[list[Object], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
@@ -105,5 +109,8 @@ class ResponsesBody(Extensions):
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
+    conversation: str | Object | None = None
     background: bool | None = None
+    prompt: Any = None
+    metadata: Metadata | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -61,6 +61,18 @@ class ChunkWriter(Writer):
         return usage(run.answers, run.choices) | details
 
 
+def item_usage(answer: Answer) -> Object:
+    """The token counts of an answer as /v1/responses names them."""
+    counts = answer.last.counts
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached},
+        "output_tokens": counts.generated,
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "total_tokens": counts.prompt + counts.generated,
+    }
+
+
 def called(call: ToolCall, tool: ClientTool) -> Object:
     """A tool call with a new id: arguments as JSON text, or a custom tool's input."""
     identity = {"id": f"call_{secrets.token_hex(12)}"}

@@ -56,6 +56,7 @@ def test_every_route_logs_requests_of_strangers(guarded: Server) -> None:
 
 def test_every_route_logs_bodies_that_are_not_json(guarded: Server) -> None:
     posts = [path for method, path in routes(guarded) if method == "POST" and not path.startswith("/api/blobs")]
+    posts.remove("/v1/responses/x/cancel")  # has no body
     assert len(posts) > 20
     for path in posts:
         status = 501 if path in UNSUPPORTED or path.startswith("/slots/") else 400

@@ -1,0 +1,170 @@
+"""Stored responses, conversations, compaction, and what /v1/responses echoes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from localllm.server.errors import ApiError
+from localllm.server.openai.stored import Stored
+from tests.fakes.scripted_model import write_scripted_model
+from tests.localllm.server.conftest import MODEL, Server, StartServer
+from tests.waiting import PATIENCE_S
+
+ANSWER = "<think>\nHm, what is it?\n</think>\n\nThe answer is forty-two, no less."
+
+
+@pytest.fixture(scope="module")
+def http(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    path = write_scripted_model(tmp_path_factory.mktemp("stored") / "scripted.gguf", {"plain": ANSWER})
+    with (
+        start_server("--model", str(path), models=()) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def gpt(http: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_response_is_read_listed_and_deleted(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(model="scripted", input="Hi", metadata={"topic": "numbers"})
+    second = gpt.responses.create(
+        model="scripted", input=[{"role": "user", "content": "Why?"}], previous_response_id=first.id
+    )
+    again = gpt.responses.retrieve(second.id)
+    assert again.to_dict() == second.to_dict() and gpt.responses.retrieve(first.id).metadata == {"topic": "numbers"}
+    items: list[Any] = list(gpt.responses.input_items.list(second.id, order="asc", limit=1))  # page by page
+    assert [item.type for item in items] == ["message", "reasoning", "message", "message"]
+    assert items[0].content[0].text == "Hi" and items[3].content[0].text == "Why?"
+    newest = gpt.responses.input_items.list(second.id, limit=2)
+    assert [item.id for item in newest.data] == [items[3].id, items[2].id] and newest.has_more
+    reference: Any = [{"type": "item_reference", "id": items[0].id}]
+    assert gpt.responses.create(model="scripted", input=reference).output_text
+    gpt.responses.delete(first.id)
+    for call in (gpt.responses.retrieve, gpt.responses.delete, gpt.responses.input_items.list, gpt.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            call(first.id)  # type: ignore[operator]
+    with pytest.raises(openai.BadRequestError, match="not stored here"):
+        gpt.responses.create(model="scripted", input=reference)
+    assert gpt.responses.retrieve(second.id)  # has its own copy of the conversation
+    with pytest.raises(openai.BadRequestError, match="background"):
+        gpt.responses.cancel(second.id)
+
+
+def test_what_is_not_stored_is_not_found(gpt: openai.OpenAI, http: httpx.Client) -> None:
+    unstored = gpt.responses.create(model="scripted", input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(unstored.id)
+    refused = http.get(f"/v1/responses/{unstored.id}/input_items", params={"order": "up"})
+    assert refused.status_code == 404
+    kept = gpt.responses.create(model="scripted", input="Hi")
+    for wrong in ({"order": "up"}, {"limit": 0}, {"after": "msg_none"}):
+        assert http.get(f"/v1/responses/{kept.id}/input_items", params=wrong).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_collects_the_items_of_its_responses(gpt: openai.OpenAI, stream: bool) -> None:
+    begun = gpt.conversations.create(metadata={"a": "b"}, items=[{"role": "user", "content": "Remember: blue."}])
+    asked: Any = {"model": "scripted", "input": "Hi", "conversation": begun.id}
+    if stream:
+        with gpt.responses.stream(**asked) as events:
+            answer = events.get_final_response()
+    else:
+        answer = gpt.responses.create(**asked)
+    assert answer.conversation and answer.conversation.id == begun.id
+    items: list[Any] = list(gpt.conversations.items.list(begun.id, order="asc"))
+    assert [item.type for item in items] == ["message", "message", "reasoning", "message"]
+    longer = gpt.responses.create(model="scripted", input="More", conversation={"id": begun.id})
+    assert longer.usage and answer.usage and longer.usage.input_tokens > answer.usage.input_tokens + 10
+    (added,) = gpt.conversations.items.create(begun.id, items=[{"role": "user", "content": "Also red."}]).data
+    assert added.id and gpt.conversations.items.retrieve(added.id, conversation_id=begun.id).id == added.id
+    assert gpt.conversations.items.delete(added.id, conversation_id=begun.id).id == begun.id
+    with pytest.raises(openai.NotFoundError):
+        gpt.conversations.items.retrieve(added.id, conversation_id=begun.id)
+    assert gpt.conversations.update(begun.id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert gpt.conversations.retrieve(begun.id).metadata == {"c": "d"}
+    assert gpt.conversations.delete(begun.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.create(**asked)
+
+
+def test_a_conversation_and_a_previous_response_exclude_each_other(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(model="scripted", input="Hi")
+    with pytest.raises(openai.BadRequestError, match="exclude"):
+        gpt.responses.create(model="scripted", input="x", previous_response_id=first.id, conversation="conv_1")
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve("conv_1")
+    with pytest.raises(openai.BadRequestError, match="stored at OpenAI"):
+        gpt.responses.create(model="scripted", prompt={"id": "pmpt_1"})
+
+
+def test_a_compacted_conversation_goes_on(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(model="scripted", input="How many?")
+    compacted = gpt.responses.compact(model="scripted", previous_response_id=first.id)
+    *kept, item = compacted.output
+    assert [one.content[0].text for one in kept] == ["How many?"]  # type: ignore[union-attr]
+    assert item.type == "compaction" and compacted.usage.output_tokens > 5
+    going: Any = [*(one.to_dict(warnings=False) for one in compacted.output), {"role": "user", "content": "Go on."}]
+    assert gpt.responses.create(model="scripted", input=going).output_text == "The answer is forty-two, no less."
+    from localllm.server.openai.items import conversation_of
+
+    messages = conversation_of(going)
+    assert messages[1]["content"] == "Summary of the conversation so far:\nThe answer is forty-two, no less."
+    foreign = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}
+    answer = gpt.responses.create(model="scripted", input=[foreign, {"role": "user", "content": "Hi"}])  # type: ignore[list-item]
+    assert answer.warnings == ["Ignored: input item of type 'compaction'."]  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError, match="nothing to compact"):
+        gpt.responses.compact(model="scripted")
+
+
+def test_a_conversation_longer_than_the_context_is_compacted(server: Server) -> None:
+    items = [{"role": "user", "content": "Once upon a time there was a girl. " * 8} for _ in range(30)]
+    answer = httpx.post(f"{server.url}/v1/responses/compact", json={"model": MODEL, "input": items}, timeout=PATIENCE_S)
+    assert answer.status_code == 200 and answer.json()["output"][-1]["type"] == "compaction"
+
+
+@pytest.mark.parametrize(
+    "wish", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}, {"include": [], "top_logprobs": 0}]
+)
+def test_log_probabilities_of_the_text(server: Server, wish: dict[str, Any]) -> None:
+    top = wish.get("top_logprobs", 0)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as gpt:
+        asked: Any = {"model": MODEL, "input": "Once upon a time", "temperature": 0, "max_output_tokens": 8, **wish}
+        whole: Any = gpt.responses.create(**asked)
+        deltas: list[Any] = []
+        with gpt.responses.stream(**asked) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    deltas += event.logprobs
+                elif event.type == "response.incomplete":
+                    streamed: Any = event.response
+    found = whole.output[0].content[0].logprobs
+    assert len(found) == 8 and all(one.logprob <= 0 and len(one.top_logprobs) in (top, top + 1) for one in found)
+    assert "".join(one.token for one in found).strip() == whole.output_text.strip()
+    assert streamed.output[0].content[0].logprobs == found
+    assert deltas and [one.token for one in deltas] == [one.token for one in found[: len(deltas)]]
+    assert whole.top_logprobs == top
+
+
+def test_what_is_stored_is_bounded_and_apart_for_each_user() -> None:
+    stored = Stored(max_chars=4000)
+    for number in range(40):
+        items = [{"id": f"in_{number}", "role": "user", "content": "x" * 300}]
+        output = [{"id": f"out_{number}", "type": "message", "content": []}]
+        response = {"id": f"resp_{number}", "object": "response", "output": output}
+        stored.keep("alice", response, items, 1, None)
+    assert stored.response("alice", "resp_39").about["id"] == "resp_39"
+    for user, identity in (("alice", "resp_0"), ("bob", "resp_39")):
+        with pytest.raises(ApiError):
+            stored.response(user, identity)
+    with pytest.raises(ApiError):
+        stored.expanded("alice", [{"id": "in_0"}], None)
+    begun = stored.begin("alice", [{"role": "user", "content": "y" * 9000}], {})
+    with pytest.raises(ApiError):
+        stored.conversation("alice", begun["id"])
