@@ -25,10 +25,11 @@ def main() -> None:
 
 def _answer(_kind: str, data: bytes) -> Reply:
     schema, value, careless = json.loads(data)
-    source = json.dumps(schema)
     try:
+        found = plain(schema, careless)
+        is_dynamic = any(f'"{keyword}"' in json.dumps(found) for keyword in DYNAMIC)
         validator = jsonschema_rs.validator_for(
-            source if any(keyword in source for keyword in DYNAMIC) else plain(schema, careless),
+            schema if is_dynamic else found,
             validate_formats=True,
             offline=True,
             pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),

@@ -30,8 +30,8 @@ _STATUSES = (
 LONGEST_MESSAGE = 4000
 RETRY_AFTER = {"Retry-After": "1"}
 
-# An absolute path's folders, which clients should not learn.
-_FOLDER = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")
+# An absolute path's folders, which clients should not learn. A pointer into a schema begins with "#/".
+_FOLDER = re.compile(r"(?<![\w.:#/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")
 
 T = TypeVar("T")
 

@@ -28,6 +28,8 @@ def test_clients_get_the_message_and_what_they_can_do_themselves() -> None:
     assert (
         message_of(ContextOverflowError(9, 8)) == "The prompt has 9 tokens and the context holds 8. Shorten the prompt."
     )
+    malformed = RequestError("The JSON Schema is malformed at #/properties/a/type: 7 is no type.")
+    assert message_of(malformed) == str(malformed)  # a pointer is not a path
     assert message_of(ContextOverflowError(9, 8, "raise num_ctx", by_request=True)).endswith("or raise num_ctx.")
     assert "--ctx" in str(ContextOverflowError(9, 8))
 

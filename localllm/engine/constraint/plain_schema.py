@@ -8,6 +8,7 @@ wrong type, a malformed regular expression, a reference to something that is not
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,6 +33,7 @@ SINGLE = frozenset({
 })  # fmt: skip
 VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
+_HELD = LISTS | SINGLE | {"extends"}  # draft 3's allOf
 # Keywords that only older drafts have. `definitions` alone also occurs in newer ones, so it counts without `$defs`.
 OLD_KEYWORDS = ("draft-03", "draft-04", "draft-06", "draft-07")
 NEW_KEYWORDS = frozenset({
@@ -45,6 +47,8 @@ NOTES = frozenset({
     "$comment", "$vocabulary", "$schema", "title", "description", "default", "example", "examples", "deprecated",
     "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "format", "$recursiveAnchor",
 })  # fmt: skip
+# What says where a schema is, and how it is found.
+_PLACES = ("$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "definitions", "$defs", "$schema")
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 _ECMASCRIPT = re.compile(r"\[\^?(?:\\.|[^\]\\])*\]|\\k<(?P<again>\w+)>|\\.|\(\?<(?P<name>\w+)>", re.DOTALL)
 
@@ -98,7 +102,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[Any]:
     for key, value in schema.items():
         if (key in MAPS or key == "dependencies") and isinstance(value, Mapping):
             yield from value.values()
-        elif key in LISTS | SINGLE:
+        elif key in _HELD:
             yield from value if isinstance(value, list) else [value]
 
 
@@ -124,7 +128,9 @@ def _is_old(schema: Mapping[str, Any]) -> bool:
     is_new, has_definitions = False, False
     for node in _subschemas(schema):
         exclusive = (node.get("exclusiveMinimum"), node.get("exclusiveMaximum"))
-        if isinstance(node.get("items"), list) or "dependencies" in node or any(isinstance(v, bool) for v in exclusive):
+        if isinstance(node.get("items"), list) or any(isinstance(v, bool) for v in exclusive):
+            return True
+        if not {"dependencies", "divisibleBy", "disallow"}.isdisjoint(node) or isinstance(node.get("extends"), Mapping):
             return True
         is_new = is_new or not NEW_KEYWORDS.isdisjoint(node)
         has_definitions = has_definitions or "definitions" in node or "additionalItems" in node
@@ -142,6 +148,7 @@ class _Copy:
     _names: dict[int, str] = field(default_factory=dict)  # of referenced schemas, by id
     _waiting: list[tuple[str, Any, str]] = field(default_factory=list)
     _count: int = 0
+    _anchors: Counter[str | bool] | None = None  # how many schemas have a dynamic anchor of this name
 
     def read(self, schema: Any, path: str, base: str, depth: int) -> Any:
         """A copy of a schema. path: for messages. base: the URI that its references are relative to."""
@@ -154,6 +161,7 @@ class _Copy:
             raise RequestError(f"The JSON Schema holds more than {MAX_SUBSCHEMAS} schemas; make it smaller.")
         base = self._base(schema, base)
         given = {key: value for key, value in schema.items() if value is not None or key in ("const", "default")}
+        self._fix_dynamic(given, base)
         reference = given.pop("$ref", None)
         if isinstance(reference, str):
             reference = self._reference(reference, path, base)
@@ -165,6 +173,22 @@ class _Copy:
         self._translate(found, given)
         is_nullable = found.pop("nullable", False) is True  # OpenAPI 3.0
         return {"anyOf": [found, {"type": "null"}]} if is_nullable else found
+
+    def _fix_dynamic(self, given: dict[str, Any], base: str) -> None:
+        """Replace references that depend on the way to them, where there is one schema that they can mean."""
+        names: dict[str, str | bool] = {
+            "$recursiveRef": True,
+            "$dynamicRef": str(given.get("$dynamicRef")).rpartition("#")[2],
+        }
+        for key, name in names.items():
+            if key not in given:
+                continue
+            if self._anchors is None:
+                nodes = list(_subschemas(self.root))
+                found = [node.get(anchor) for node in nodes for anchor in ("$recursiveAnchor", "$dynamicAnchor")]
+                self._anchors = Counter(anchor for anchor in found if isinstance(anchor, str | bool))
+            if self._anchors[name] < 2 and isinstance(given[key], str) and self._find(given[key], base) is not None:
+                given.setdefault("$ref", given.pop(key))
 
     def definitions(self) -> dict[str, Any]:
         """The schemas that are referred to, by name."""
@@ -190,9 +214,9 @@ class _Copy:
                 name: self.read({} if child is None else child, f"{path}/{_step(name)}", base, depth)
                 for name, child in value.items()
             }
-        if key in LISTS | SINGLE and isinstance(value, list):
+        if key in _HELD | {"type", "disallow"} and isinstance(value, list):
             return [self.read(child, f"{path}/{index}", base, depth) for index, child in enumerate(value)]
-        if key in SINGLE:
+        if key in _HELD:
             return self.read(value, path, base, depth)
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
@@ -200,8 +224,10 @@ class _Copy:
 
     def _translate(self, found: dict[str, Any], given: Mapping[str, Any]) -> None:
         """Replace keywords of older drafts and of OpenAPI, and careless values."""
-        for key in ("$id", "$anchor", "definitions", "$defs", "$schema", *(("id",) if self.is_old else ())):
+        for key in (*_PLACES, *(("id",) if self.is_old else ())):
             found.pop(key, None)
+        if self.is_old:
+            _translate_draft_3(found)
         if isinstance(found.get("items"), list):
             found["prefixItems"] = found.pop("items")
             if "additionalItems" in found:
@@ -216,6 +242,7 @@ class _Copy:
                 kind = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
                 found.setdefault(kind, {})[name] = needed
         self._require(found, given)
+        _translate_types(found)
         if self.careless and "type" in found:
             kinds = found["type"] if isinstance(found["type"], list) else [found["type"]]
             known = [_kind(kind) for kind in kinds]
@@ -293,6 +320,31 @@ class _Copy:
                 if isinstance(anchor, str) and (anchor is not own or anchor.startswith("#")):
                     self._places[f"{inner}#{anchor.removeprefix('#')}"] = node, inner
             waiting += [(child, inner) for child in _children(node)]
+
+
+def _translate_draft_3(found: dict[str, Any]) -> None:
+    """Replace what only draft 3 has, in a schema whose subschemas are plain."""
+    if "divisibleBy" in found:
+        found.setdefault("multipleOf", found.pop("divisibleBy"))
+    extended = found.pop("extends", None)
+    if isinstance(extended, Mapping | list):
+        found["allOf"] = [*found.get("allOf", []), *(extended if isinstance(extended, list) else [extended])]
+    if "disallow" in found:
+        refused = {"type": found.pop("disallow")}
+        _translate_types(refused)
+        found["allOf"] = [*found.get("allOf", []), {"not": refused}]
+
+
+def _translate_types(found: dict[str, Any]) -> None:
+    """Draft 3's types: "any", and schemas in a list."""
+    kinds = found.get("type")
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    if "any" in listed:
+        del found["type"]
+    elif any(isinstance(kind, Mapping) for kind in listed):
+        del found["type"]
+        choices = [kind if isinstance(kind, Mapping) else {"type": kind} for kind in listed]
+        found["allOf"] = [*found.get("allOf", []), {"anyOf": choices}]
 
 
 def _joined(base: str, reference: str) -> str:

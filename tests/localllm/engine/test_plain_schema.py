@@ -74,6 +74,36 @@ DRAFT_7: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#"}
         ({"items": [{"type": "null"}], "additionalItems": False}, {"prefixItems": [{"type": "null"}], "items": False}),
         ({"items": {"type": "null"}, "additionalItems": False}, {"items": {"type": "null"}}),
         ({"minimum": 1, "exclusiveMinimum": True}, {"exclusiveMinimum": 1}),
+        ({"type": "integer", "divisibleBy": 7}, {"type": "integer", "multipleOf": 7}),
+        ({"divisibleBy": 2, "type": "any"}, {"multipleOf": 2}),
+        ({"extends": {"type": "object"}, "title": "x"}, {"allOf": [{"type": "object"}], "title": "x"}),
+        (
+            {"extends": [{"divisibleBy": 2}, {"minimum": 1}], "disallow": "string"},
+            {"allOf": [{"multipleOf": 2}, {"minimum": 1}, {"not": {"type": "string"}}]},
+        ),
+        (
+            {"disallow": ["null", {"divisibleBy": 3}]},
+            {"allOf": [{"not": {"allOf": [{"anyOf": [{"type": "null"}, {"multipleOf": 3}]}]}}]},
+        ),
+        (
+            {"type": ["string", {"type": "object", "dependencies": {"a": ["b"]}}]},
+            {"allOf": [{"anyOf": [{"type": "string"}, {"type": "object", "dependentRequired": {"a": ["b"]}}]}]},
+        ),
+        (
+            {"$recursiveAnchor": True, "items": {"$recursiveRef": "#"}},
+            {"items": {"$ref": "#/$defs/root"}, "$defs": {"root": {"items": {"$ref": "#/$defs/root"}}}},
+        ),
+        (
+            {"$defs": {"N": {"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}}, "$ref": "#/$defs/N"},
+            {"$ref": "#/$defs/N", "$defs": {"N": {"items": {"$ref": "#/$defs/N"}}}},
+        ),
+        (
+            {
+                "$defs": {"N": {"$dynamicAnchor": "n"}, "M": {"$id": "m", "$dynamicAnchor": "n"}},
+                "items": {"$dynamicRef": "#n"},
+            },
+            {"items": {"$dynamicRef": "#n"}},
+        ),
         ({"maximum": 1, "exclusiveMaximum": False}, {"maximum": 1}),
         (
             {"dependencies": {"a": ["b"], "c": {"required": ["d"]}}},
@@ -138,6 +168,11 @@ def test_relative_references_follow_the_schema_that_holds_them() -> None:
 def test_references_to_what_is_not_there_are_refused(reference: str) -> None:
     with pytest.raises(RequestError, match=r"refers to .* at #/properties/b/\$ref"):
         plain({"properties": {"a": {"enum": ["x"]}, "b": {"$ref": reference}}})
+
+
+def test_draft_3_is_not_read_into_a_newer_draft() -> None:
+    schema = {"extends": "a word", "divisibleBy": 2, "disallow": ["null"]}
+    assert plain({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"}) == schema
 
 
 def test_a_schema_that_refers_to_itself() -> None:
