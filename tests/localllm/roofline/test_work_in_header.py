@@ -62,7 +62,8 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         looks = zip(layers, told.looks, strict=True)
         stored = sum(each for layer, (_, each) in looks if config.kv_layers[layer] == layer)
         ids = 4 if any(config.recurs) else 0  # kept, since rows may be computed again
-        assert stored + ids == runner.info.kv_bytes_per_token
+        info = runner.info
+        assert stored + ids == pytest.approx(info.kv_bytes_per_token * (1 + info.window_pages))
     finally:
         runner.close()
 
