@@ -177,13 +177,11 @@ class PageStore:
     def append(self, sequence: Sequence, tokens: int, stored: bool = False) -> None:
         """Append this many positions, copying a shared last page. The caller has checked `needed` against `free`.
 
-        stored: `write` fills them, without window layers. Otherwise rows are computed, which see the sequence's window:
-        parts before it are freed. Raises ValueError if the window is not there, see `reusable`.
+        stored: `write` fills them, without window layers. Otherwise rows are computed, which see the sequence's window;
+        the caller has checked that it is there (`reusable`), and parts before it are freed.
         """
         start, before = sequence.length, sequence.pages
         if self._windows and not stored:
-            if self.reusable(sequence, start) < start:
-                raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
             self._leave(sequence, min(self._first_held(start), before))
         elif self._windows:
             self._leave(sequence, before)

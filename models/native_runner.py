@@ -387,6 +387,8 @@ class NativeRunner:
             sequence = self._sequences[handle]
             if list(positions[first : first + count]) != list(range(sequence.length, sequence.length + count)):
                 raise ValueError(f"positions must continue the sequence's length, {sequence.length}")
+            if self._store.reusable(sequence, sequence.length) < sequence.length:
+                raise ValueError(f"a sequence of {sequence.length} tokens has lost the window before its end")
             needed += self._store.needed(sequence, count)
         if needed > self._store.free:
             raise ValueError(f"{needed} KV pages are needed and {self._store.free} are free")

@@ -60,7 +60,8 @@ class PrefixCache:
     def usable(self, space: KeySpace, tokens: Sequence[int]) -> int:
         """Return after how many of the leading tokens a sequence can be continued: `match`, or fewer."""
         root = self._roots.get(space)
-        return self._holder_of(*_walk(root, tokens))[0] if root else 0
+        node, length = _walk(root, tokens) if root else (None, 0)
+        return self._holder_of(node, length)[0] if node else 0
 
     def fork(self, space: KeySpace, tokens: Sequence[int], length: int) -> int:
         """Return a new sequence that holds tokens[:length]; length must be above 0 and at most match(...)."""
@@ -72,7 +73,7 @@ class PrefixCache:
         """Return a sequence that starts with all these tokens, or None. The cache still owns it."""
         root = self._roots.get(space)
         node, length = _walk(root, tokens) if root else (None, 0)
-        return _sequence_below(node) if node and 0 < length == len(tokens) else None
+        return self._holder_of(node, length)[1] if node and 0 < length == len(tokens) else None
 
     def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
         """Take over a sequence that holds exactly these tokens; free it if they are already cached or there are none.
@@ -190,7 +191,7 @@ class PrefixCache:
 
     def _holder_of(self, node: _Node, length: int) -> tuple[int, int]:
         """The sequence at or below a node that can be continued after most of `length` tokens: (tokens, sequence)."""
-        if not self._runner.info.window_tokens:
+        if not self._runner.info.window_tokens or not length:
             return length, _sequence_below(node)
         below = [node]
         for each in below:
