@@ -71,7 +71,7 @@ class SleepingRunner(SimulatedRunner):
         self._pool = random.normal(0, 2.5, (POOL, vocab_size)).astype(np.float32)
         for row in self._pool:
             row[random.integers(100, vocab_size // 2, 12)] += random.uniform(8, 14, 12).astype(np.float32)
-        self._pool[:, list(impossible)] = -1e4
+        self._pool[:, list(impossible)] = -30
         self._at = 0
 
     def begin(

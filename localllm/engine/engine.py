@@ -5,13 +5,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.cores import usable_processors
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary
@@ -33,6 +34,10 @@ SPILL_ROWS = 256
 LEAST_ROWS = 16
 # The bookkeeping is checked after each busy period, once nothing has arrived for this long.
 IDLE_S = 1.0
+
+# Threads beside the engine's that choose tokens where a device computes, and how many tokens are worth one.
+MOST_HELPERS = min(usable_processors(), 4) - 1
+LEAST_CHOICES = 2
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +118,8 @@ class Engine:
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
         self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None
+        # While a device computes, the processor is free: several threads choose tokens between its steps.
+        self._helpers = ThreadPoolExecutor(MOST_HELPERS, "choose") if self._aside and MOST_HELPERS else None
         self._later: list[Callable[[], None]] = []  # what a step leaves to do while a device computes the next
         self._interrupted = threading.Event()  # a request arrived or was cancelled since the step started
         self._submissions: deque[Generation] = deque()
@@ -221,6 +228,8 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        if self._helpers is not None:
+            self._helpers.shutdown()
         self._kv.close(finish=not self._failure, release=self._close_runner)
 
     def _close_runner(self) -> None:
@@ -317,6 +326,8 @@ class Engine:
         An exception from one generation ends only that one.
         """
         accepted = [0] * len(plan.parts)
+        if self._helpers is not None and len(plan.parts) >= 2 * LEAST_CHOICES:
+            self._choose_together(self._helpers, plan, logits)
         for at, (part, rows) in enumerate(zip(plan.parts, plan.logits, strict=True)):
             if rows.start == rows.stop:
                 continue
@@ -327,6 +338,21 @@ class Engine:
             except Exception as error:
                 part.generation.fail(error)
         return accepted
+
+    @staticmethod
+    def _choose_together(helpers: ThreadPoolExecutor, plan: Plan, logits: NDArray[np.float32]) -> None:
+        """Choose the next tokens of all generations that need nothing else for it, on several threads."""
+        begun = (
+            part.generation.begin(logits[rows.start])
+            for part, rows in zip(plan.parts, plan.logits, strict=True)
+            if rows.start < rows.stop and not part.scored
+        )
+        choices = [choice for choice in begun if choice is not None]
+        shares = max(min(MOST_HELPERS + 1, len(choices) // LEAST_CHOICES), 1)
+        helped = [helpers.submit(_run_all, choices[share::shares]) for share in range(1, shares)]
+        _run_all(choices[::shares])
+        for share in helped:
+            share.result()
 
     def _commit(self, plan: Plan, accepted: list[int]) -> None:
         """Record what was computed, truncate rejected drafts, send text."""
@@ -445,3 +471,8 @@ class Engine:
         self._scheduler.waiting.clear()
         self._submissions.clear()
         self._journal.cancel()
+
+
+def _run_all(choices: list[Callable[[], None]]) -> None:
+    for choose in choices:
+        choose()

@@ -1,7 +1,7 @@
 """One request in progress."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -146,6 +146,18 @@ class Generation:
                 self._scores.append(token_logprob(row, self.sequence.tokens[self.sequence.computed + at + 1], top))
         self._note_scores()
         return rows[scored:]
+
+    def begin(self, row: NDArray[np.float32]) -> Callable[[], None] | None:
+        """What chooses the first token of `sample`, to be called on any thread before it; None where it needs more.
+
+        row: the first one of `sample`.
+        """
+        request = self.request
+        if self._constraint or request.max_tokens == 0 or request.prompt_logprobs is not None:
+            return None
+        if request.ignore_eos or self.generated < request.min_tokens:
+            return None
+        return self._sampler.begin(row)
 
     def sample(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> int:
         """Sample from each row in turn, until a sampled token differs from the draft.

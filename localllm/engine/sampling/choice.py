@@ -91,15 +91,34 @@ class Chooser:
         adjusted: the logits are no longer the model's own, and may be higher than a sound model's. Raises LogitsError
         on NaN or absurdly high logits, RequestError if no token is possible.
         """
+        contiguous = np.ascontiguousarray(logits)
+        self.prepare(contiguous, allowed, uniform, coin, mu)
+        self.run()
+        return self.chosen(adjusted)
+
+    def prepare(
+        self,
+        logits: NDArray[np.float32],
+        allowed: NDArray[np.bool_] | None,
+        uniform: float,
+        coin: float,
+        mu: float | None = None,
+    ) -> None:
+        """Set what `run` chooses by; both arrays must live until then, contiguous."""
         params, rules, operation = self._params, self._rules, self._operation
         applies = params.xtc_threshold <= _HIGHEST_THRESHOLD and coin < params.xtc_probability
         rules[Rule.XTC] = params.xtc_threshold if applies else math.inf
         rules[Rule.UNIFORM] = uniform
         rules[Rule.MIROSTAT] = 0.0 if mu is None else mu
-        logits = np.ascontiguousarray(logits)
         operation[_LOGITS] = logits.ctypes.data
         operation[_ALLOWED] = 0 if allowed is None else allowed.ctypes.data
-        choose(operation.ctypes.data, _memory(self.vocab_size).ctypes.data, 0, 1)
+
+    def run(self) -> None:
+        """Choose, on any thread, without the GIL."""
+        choose(self._operation.ctypes.data, _memory(self.vocab_size).ctypes.data, 0, 1)
+
+    def chosen(self, adjusted: bool = False) -> int:
+        """The token that `run` chose. Raises as `choose` does."""
         if not adjusted:
             check_model(float(self._choice[Choice.HIGHEST]))
         token_id = int(self._choice[Choice.TOKEN])

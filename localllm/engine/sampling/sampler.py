@@ -39,6 +39,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self._chooser = Chooser(params, vocab_size)
         self.seed = secrets.randbits(32) if params.seed is None or params.seed < 0 else params.seed
+        self._begun = False  # whether the next token is chosen already
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
         penalises = params.repeat_last_n != 0 and (
@@ -56,6 +57,19 @@ class Sampler:
         # Mirostat 2 (arXiv:2007.14966): the bound of the surprise in bits, and what the last token was drawn from.
         self._mu = 2 * params.mirostat_tau if params.mirostat and params.temperature > 0 else None
         self._last: Candidates | None = None
+
+    def begin(self, logits: NDArray[np.float32]) -> Callable[[], None] | None:
+        """What chooses the token that `sample` returns next for these logits, to be called on any thread before it.
+
+        None where `sample` has to do more than choose. Nothing is masked.
+        """
+        if self._params.temperature == 0 or self._mu is not None or self._changes_logits:
+            return None
+        if logits.shape != (self.vocab_size,) or not logits.flags.c_contiguous:
+            return None
+        self._chooser.prepare(logits, None, *self._uniforms())
+        self._begun = True
+        return self._chooser.run
 
     def sample(
         self,
@@ -102,6 +116,9 @@ class Sampler:
                 f"The constraint knows {allowed.size} tokens and the model has {logits.size}: "
                 "constraints cannot be used with this model."
             )
+        if self._begun:
+            self._begun = False
+            return self._chooser.chosen()
         adjusted = self._changes_logits or banned is not None
         if self._params.temperature == 0 and allowed is None and not adjusted:
             token_id = int(logits.argmax())
