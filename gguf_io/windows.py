@@ -294,4 +294,4 @@ def _user_sid() -> str:
 
 def _error(name: str | None = None) -> OSError:
     code = ctypes.get_last_error()
-    return OSError(None, ctypes.FormatError(code).strip(), name, code)
+    return OSError(None, ctypes.FormatError(code).strip(". \r\n"), name, code)

@@ -17,6 +17,7 @@ from localllm.library.names import (
     ModelName,
     canonical_host,
     is_gguf,
+    looks_like_path,
     plain,
     preference,
     quantization_of,
@@ -112,7 +113,7 @@ def is_path(name: str) -> bool:
     """Whether a name is a path: it looks like one, or such a file exists."""
     if "://" in name:
         return False
-    return name.startswith(("/", ".", "~")) or is_gguf(name) or os.path.isfile(name)
+    return looks_like_path(name) or is_gguf(name) or os.path.isfile(name)
 
 
 def wanted_names(name: str) -> set[str]:

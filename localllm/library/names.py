@@ -4,6 +4,7 @@ The parts become folders, so each is checked here before any other use. Names co
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -21,6 +22,7 @@ BUILT_IN = "builtin"  # the model that comes with localllm; no stored model may 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
+_WINDOWS_PATH = re.compile(r"\\|^[A-Za-z]:/")
 _COLON = ":" if can_name_file("host:80") else "%3A"  # before a host's port, in a folder's name
 _HUGGING_FACE_HOSTS = (HUGGING_FACE_HOST, "huggingface.co", "www.huggingface.co")
 _QUANTIZATION = re.compile(
@@ -31,6 +33,11 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 # What a repository's name means when no quantisation is given: small enough for most, good enough for most.
 PREFERRED_QUANTIZATIONS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
+
+
+def looks_like_path(text: str, on_windows: bool = sys.platform == "win32") -> bool:
+    """Whether a text is written as a path, not as a model's name; on Windows also with a drive, or backslashes."""
+    return text.startswith(("/", ".", "~")) or (on_windows and _WINDOWS_PATH.search(text) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class ModelName:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a name and fill in the defaults. Raises LibraryError, also for parts that would leave their folder."""
-        if text.startswith(("/", ".", "~")) or "\\" in text:
+        if looks_like_path(text, on_windows=True):
             raise LibraryError(
                 f"{shortened(text)} is a path, not a model's name, which is like qwen3:0.6b or hf.co/user/repo:Q4_K_M. "
                 f'A model file needs no name: localllm run {shortened(text)} "Hello".'

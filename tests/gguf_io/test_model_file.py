@@ -16,8 +16,10 @@ from gguf_io import BLOCK_TYPES, ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.model_file import SLACK_BYTES
+from gguf_io.system import replace
 from tests.gguf_files import finish
 from tests.gguf_io.handmade import gguf_file, tensor, text
+from tests.systems import ON_WINE
 
 REAL = [
     "models/src/stories260K.gguf",
@@ -140,6 +142,8 @@ def test_split_model_opens_from_any_part(split: tuple[list[Path], dict[str, np.n
 
 
 def open_files(paths: list[Path]) -> list[Path]:
+    if sys.platform == "win32":
+        return []  # a process cannot list its own there
     links = (Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd"))
     return [link.readlink() for link in links if link.is_symlink() and link.readlink() in paths]
 
@@ -157,7 +161,7 @@ def test_split_model_with_a_part_missing_swapped_or_renamed(
     with pytest.raises(ModelFileError, match=r"00002-of-00003.gguf: split.no: is 2, outside 1..1"):
         open_model(paths[0])
     paths[1].unlink()
-    with pytest.raises(ModelFileError, match=r"00002-of-00003.gguf: cannot be opened: No such file"):
+    with pytest.raises(ModelFileError, match=r"00002-of-00003.gguf: cannot be opened: .+[^.]\. Check the path\.$"):
         open_model(paths[0])
     paths[1].write_bytes(kept.replace(b"w2", b"w0"))
     with pytest.raises(ModelFileError, match="a name occurs in more than one part"):
@@ -203,12 +207,13 @@ def test_overwriting_in_place_is_noticed(small: Path) -> None:
             model.data("w0")
 
 
+@pytest.mark.skipif(ON_WINE, reason="Wine 8 does not replace an open file, nor free its name at once")
 def test_replacing_or_deleting_the_path_is_harmless(small: Path, tmp_path: Path) -> None:
     with open_model(small) as model:
         before = model.dequantize("w2")
         other = tmp_path / "other.gguf"
         other.write_bytes(gguf_file(tensors=[tensor("a", [4])], data=bytes(16)))
-        other.replace(small)
+        replace(other, small)
         assert np.array_equal(model.dequantize("w2"), before)
         small.unlink()
         assert np.array_equal(model.dequantize("w2"), before)
@@ -246,7 +251,7 @@ def test_identities_of_real_files_differ(data_dir: Path) -> None:
 
 
 CUTTER = """
-import os, sys, threading
+import os, sys, threading, time
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
 
@@ -257,6 +262,7 @@ def cut():
         os.truncate(path, 4096)
         with open(path, "r+b") as file:
             file.write(whole)
+        time.sleep(0.05)  # where reading is slow, it must end between two cuts
 
 threading.Thread(target=cut, daemon=True).start()
 outcomes = set()

@@ -9,7 +9,7 @@ from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.hub import parse_listing
 from localllm.library.lookup import all_models, find, users_models
-from localllm.library.names import ModelName, plain
+from localllm.library.names import ModelName, looks_like_path, plain
 from localllm.server.catalog import Catalog
 from localllm.server.errors import ApiError
 from localllm.server.errors import ModelNotFoundError as NotServedError
@@ -126,10 +126,18 @@ def test_requests_never_name_paths(home: Path, tiny_gguf: bytes, name: str) -> N
         Catalog([], Settings()).find(name)
 
 
-@pytest.mark.parametrize("name", ["./text.gguf", "/models/m.gguf", "~/m", "../m.gguf", r"C:\m.gguf", r"a\b"])
+@pytest.mark.parametrize(
+    "name", ["./text.gguf", "/models/m.gguf", "~/m", "../m.gguf", r"C:\m.gguf", r"a\b", "D:/m", r"\\server\share\m"]
+)
 def test_a_path_is_not_taken_for_a_name(name: str) -> None:
     with pytest.raises(LibraryError, match="is a path, not a model's name"):
         ModelName.parse(name)
+    assert looks_like_path(name, on_windows=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3:0.6b", "hf.co/user/repo:Q4_K_M", "host:80/a/b", "a/b"])
+def test_a_name_is_not_taken_for_a_path(name: str) -> None:
+    assert not looks_like_path(name, on_windows=True)
 
 
 @pytest.mark.parametrize(
