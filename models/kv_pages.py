@@ -151,6 +151,14 @@ class PageStore:
         """What a page of window layers takes, in units."""
         return self._part_bytes / self._page_bytes
 
+    @property
+    def window_use(self) -> tuple[int, int]:
+        """Units that window layers take: for sequences, and for kept windows."""
+        if self._windows is None:
+            return 0, 0
+        held, kept = self._windows.held, self._windows.used - self._windows.held
+        return round(held * self.window_share), round(kept * self.window_share)
+
     def holders(self) -> NDArray[np.int32]:
         """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()

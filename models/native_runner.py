@@ -191,6 +191,10 @@ class NativeRunner:
         """See localllm.engine.runner.KeepsWindows."""
         self._store.keep(self._sequences[sequence], length)
 
+    def window_use(self) -> tuple[int, int]:
+        """See localllm.engine.runner.KeepsWindows."""
+        return self._store.window_use
+
     def run(
         self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
     ) -> NDArray[np.float32]:

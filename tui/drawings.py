@@ -67,7 +67,7 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4, token_bytes: fl
     cells = [_HELD[min(count, 3)] for count in most] + [_HELD[0]] * min(rest, width * height - len(most))
     lines = [piece for start in range(0, len(cells), width) for piece in (*cells[start : start + width], ("\n", ""))]
     counts = [int((holders == 1).sum()), int((holders == 2).sum()), int((holders > 2).sum())]
-    free = snapshot.pages_total - sum(counts)
+    free = snapshot.pages_total - sum(counts) - snapshot.window_pages
     legend = [
         (f"{sign} {count} {what} ", style)
         for (sign, style), count, what in zip(_HELD, (free, *counts), ("free", "once", "twice", "more"), strict=True)
@@ -76,6 +76,9 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4, token_bytes: fl
     if token_bytes:
         size += f", {human_bytes(round(token_bytes * snapshot.page_size))}"
     note = f"\n{size} a page · {counted(per_cell, 'page')} a cell"
+    if snapshot.window_pages:
+        kept = f", and {snapshot.kept_window_pages} for branches" if snapshot.kept_window_pages else ""
+        note += f" · windows take {counted(snapshot.window_pages, 'page')} more{kept}"
     return Content.assemble(*lines, *legend, (note, MUTED))
 
 

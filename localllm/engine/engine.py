@@ -20,7 +20,7 @@ from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
-from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages
+from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages, window_use
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
@@ -53,6 +53,8 @@ class EngineStats:
     pages_total: int
     pages_free: int
     page_bytes: int
+    window_pages: int
+    kept_window_pages: int
     copies_bytes: int
     copies_limit: int
     prompt_tokens: int
@@ -186,6 +188,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return the engine's current load and its counters."""
         info, totals, cache, copies = self.runner.info, self._totals, self._kv.cache, self._kv.copies
+        window_pages, kept_window_pages = window_use(self.runner)
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting) + len(self._submissions),
@@ -194,6 +197,8 @@ class Engine:
             pages_total=info.pages_total,
             pages_free=self.runner.pages_free(),
             page_bytes=info.page_size * info.kv_bytes_per_token,
+            window_pages=window_pages,
+            kept_window_pages=kept_window_pages,
             copies_bytes=copies.bytes if copies else 0,
             copies_limit=copies.limit if copies else 0,
             prompt_tokens=totals["prompt"],
@@ -426,6 +431,7 @@ class Engine:
 
     def _snapshot(self) -> EngineSnapshot:
         running, waiting = self._scheduler.running, self._scheduler.waiting
+        window_pages, kept_window_pages = window_use(self.runner)
         return EngineSnapshot(
             steps=tuple(self._journal.steps),
             requests=(*(one.view(False) for one in running), *(one.view(True) for one in waiting)),
@@ -435,6 +441,8 @@ class Engine:
             page_holders=self.runner.page_holders(),
             timelines=tuple(replace(each, spans=[*each.spans]) for each in self._journal.timelines),
             now=self._clock(),
+            window_pages=window_pages,
+            kept_window_pages=kept_window_pages,
         )
 
     def _wake(self) -> None:

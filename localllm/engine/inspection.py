@@ -86,7 +86,8 @@ class Timeline:
 class EngineSnapshot:
     """The engine between two steps. steps and timelines are oldest first. now: by the clock of the timelines.
 
-    page_size is in tokens. page_holders: see Runner.page_holders.
+    page_size is in tokens. page_holders: see Runner.page_holders. window_pages, kept_window_pages: what window layers
+    take of pages_total besides, for sequences and for kept windows.
     """
 
     steps: tuple[StepRecord, ...]
@@ -97,6 +98,8 @@ class EngineSnapshot:
     page_holders: NDArray[np.int32]
     timelines: tuple[Timeline, ...] = ()
     now: float = 0.0
+    window_pages: int = 0
+    kept_window_pages: int = 0
 
 
 class Journal:

@@ -166,6 +166,14 @@ class KeepsWindows(Protocol):
     def keep_window(self, sequence: int, length: int) -> None:
         """Keep the window of the first `length` positions, if it is there, while there is room."""
 
+    def window_use(self) -> tuple[int, int]:
+        """What window layers take, in pages: for sequences, and for kept windows, which go when room is needed."""
+
+
+def window_use(runner: Runner) -> tuple[int, int]:
+    """KeepsWindows.window_use of a runner that has it, else zeros."""
+    return runner.window_use() if runner.info.window_tokens and isinstance(runner, KeepsWindows) else (0, 0)
+
 
 def reusable(runner: Runner, sequence: int, length: int) -> int:
     """The most of the first `length` positions of a sequence after which it, or its fork, can be continued."""

@@ -37,6 +37,8 @@ def snapshot_of(data: Mapping[str, Any]) -> EngineSnapshot:
             for timeline in data["timelines"]
         ),
         now=float(data["now"]),
+        window_pages=int(data.get("window_pages", 0)),
+        kept_window_pages=int(data.get("kept_window_pages", 0)),
     )
 
 

@@ -129,6 +129,8 @@ _OF_ENGINES: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], str
     ("pages_total", GaugeMetricFamily, "kv_pages", "KV pages in the budget."),
     ("pages_free", GaugeMetricFamily, "kv_pages_free", "KV pages that are free."),
     ("page_bytes", GaugeMetricFamily, "kv_page_bytes", "Bytes of a KV page."),
+    ("window_pages", GaugeMetricFamily, "kv_window_pages", "What layers with a window take, in KV pages."),
+    ("kept_window_pages", GaugeMetricFamily, "kv_kept_window_pages", "Windows kept while there is room, in KV pages."),
     ("prompt_tokens", CounterMetricFamily, "prompt_tokens", "Prompt tokens, cached ones included."),
     ("generated_tokens", CounterMetricFamily, "generated_tokens", "Tokens generated."),
     ("drafted_tokens", CounterMetricFamily, "drafted_tokens", "Tokens drafted speculatively."),

@@ -66,6 +66,13 @@ def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     assert "· 93 free ░ 4 once ▒ 2 twice █ 1 more" in text
     assert "16 tokens a page" in text
     assert "16 tokens, 36 KiB a page" in str(drawings.pages(SNAPSHOT, 20, 2, 2304.0))
+
+
+def test_pages_of_window_layers_are_told_and_not_free() -> None:
+    plain = str(drawings.pages(SNAPSHOT, 20, 2))
+    text = str(drawings.pages(replace(SNAPSHOT, window_pages=30, kept_window_pages=5), 20, 2))
+    assert "windows take 30 pages more, and 5 for branches" in text
+    assert "93 free" in plain and "63 free" in text
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 

@@ -198,6 +198,13 @@ def test_a_branch_that_nothing_kept_is_computed_once(runner: Counting, reference
         found = answer(engine, prompt, most=2)
         computed.append(sum(runner.passes))
         assert is_greedy(reference, prompt, list(found.token_ids))
+    look = engine.inspect()
+    engine.step()
+    shown, stats = look.result(), engine.stats()
+    assert (shown.window_pages, shown.kept_window_pages) == (stats.window_pages, stats.kept_window_pages)
+    held = int((shown.page_holders > 0).sum()) + shown.window_pages
+    assert 0 < shown.window_pages <= held <= stats.pages_total - stats.pages_free <= held + 1
+    assert shown.kept_window_pages > 0
     assert computed[0] == 761
     assert max(computed[1:]) <= 62 + PAGE
     engine.close()
