@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from gguf_io.confined import ChildEndedError, ConfinedChild
 from gguf_io.system import NotRegularError, open_regular
@@ -69,7 +69,7 @@ class Extractor:
     def __init__(self) -> None:
         self._child = ConfinedChild("localllm.documents.worker", MAX_MEMORY_BYTES)
 
-    def extract(self, path: Path, data: bytes) -> Document:
+    def extract(self, path: PurePath, data: bytes) -> Document:
         """The text of a file's content. Raises UnreadableError."""
         kind = _KINDS.get(path.suffix.lower())
         if kind is None:

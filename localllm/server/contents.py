@@ -11,13 +11,14 @@ from gpu_offload.errors import PictureError
 from gpu_offload.pictures import check_picture
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
+from localllm.documents.extraction import UnreadableError
 from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
+from localllm.server.files import file_text
 from localllm.server.limits import MAX_IMAGES
 
 Part = dict[str, Any]
 
-TEXT_ONLY = "only text, and images in user messages, are supported; audio and documents are not"
 _NO_FETCHING = (
     "this server does not fetch images; send the image itself, as data:image/png;base64,... or "
     "data:image/jpeg;base64,..."
@@ -116,7 +117,7 @@ def with_few_images(request: AnswerRequest) -> AnswerRequest:
 
 
 def openai_message(message: Message) -> dict[str, Any]:
-    """An OpenAI message as chat templates expect it. Raises ApiError 400 for audio, and for images of other roles."""
+    """An OpenAI message as chat templates expect it. Raises what openai_content raises."""
     fields: dict[str, Any] = {"role": message.role, "content": openai_content(message.content, message.role)}
     if message.role == "function":  # a call's result in the older form, before tools
         fields["role"] = "tool"
@@ -146,53 +147,41 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def openai_content(content: str | list[Part] | None, role: str) -> Any:
     """OpenAI content as text, or as parts if a user's message or a tool's result has images.
 
-    Raises ApiError 400 for other kinds of parts, except in tools' results.
+    Files are read as text. A note replaces what cannot be read, and images of other roles. Raises ApiError 400 and
+    PictureError for a user's image that cannot be used.
     """
-    if role == "tool" and isinstance(content, list):
-        return plain([_part_of_result(part) for part in content])
-    if not isinstance(content, list) or role != "user":
-        return openai_text(content)
-    return plain([_image(part) or text_part(openai_text([part])) for part in content])
-
-
-def openai_text(content: str | list[Part] | None) -> str:
-    """The text of a content, its parts joined by newlines. Raises ApiError 400 for other kinds of parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
-    for part in content:
-        if not _is_text(part):
-            raise ApiError(400, TEXT_ONLY)
-        texts.append(part.get("text") or part.get("refusal") or "")
-    return "\n".join(texts)
+    return plain([_part(part, role) for part in content])
 
 
-def _is_text(part: object) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.get("type") in ("text", "input_text", "output_text", "refusal")
-        and isinstance(part.get("text") or part.get("refusal") or "", str)
-    )
+def _part(part: Any, role: str) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "input_text", "output_text", "refusal"):
+        text = part.get("text") or part.get("refusal") or ""
+        if not isinstance(text, str):
+            raise ApiError(400, f"a part of type {kind} needs text")
+        return text_part(text)
+    if kind in ("image_url", "input_image") and role in ("user", "tool"):
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        return image_part_of_url(url) if role == "user" else noted_image(lambda: image_part_of_url(url))
+    if kind in ("file", "input_file"):
+        about = part.get("file") if isinstance(part.get("file"), dict) else part
+        return file_part(about.get("file_data"), about.get("filename"))
+    return _note("part", str(kind)[:64] if kind is not None else "part")
 
 
-def _part_of_result(part: Any) -> Part:
-    """A part of a tool's result. Anything but text and images becomes a note."""
-    if _is_text(part):
-        return text_part(openai_text([part]))
-    if _is_image(part):
-        return noted_image(lambda: _image(part) or {})
-    kind = str(part.get("type"))[:64] if isinstance(part, dict) else "part"
-    note_ignored(f"part of type {shown(kind)} in a tool's result")
+def file_part(encoded: object, name: object, media_type: object = None, kind: str = "file") -> Part:
+    """The text of a file in base64, or the note that replaces it. kind: what the note calls it."""
+    try:
+        return text_part(file_text(encoded, name, media_type))
+    except UnreadableError as error:
+        why = str(error).partition(":")[0]  # without the command that would install a library
+        note_ignored(f"a file that {why}")
+        return text_part(left_out(kind))
+
+
+def _note(what: str, kind: str) -> Part:
+    note_ignored(f"{what} of type {shown(kind)}")
     return text_part(left_out(kind))
-
-
-def _is_image(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("image_url", "input_image")
-
-
-def _image(part: Part) -> Part | None:
-    """The image of an image_url (chat completions) or input_image (responses) part; None for other parts."""
-    if not _is_image(part):
-        return None
-    url = part.get("image_url")
-    return image_part_of_url(url.get("url") if isinstance(url, dict) else url)

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from localllm.server.bodies import IGNORED
 from localllm.server.errors import TOO_LONG_OLLAMA, Refusal
+from localllm.server.files import READ
 from localllm.server.limits import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_DEPTH,
@@ -153,6 +154,7 @@ class ProtocolRoute(APIRoute):
             if self.path.startswith(UPLOADS):  # the route receives its body itself
                 return await handler(request)
             IGNORED.set([])
+            READ.set([])
             await request.body()  # any message received after the body means that the client has left
             return await connected(request, handler(request))
 

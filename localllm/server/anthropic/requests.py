@@ -16,6 +16,7 @@ from localllm.server.anthropic.client_tools import known
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
     Part,
+    file_part,
     image_part,
     image_part_of_url,
     left_out,
@@ -291,5 +292,7 @@ def _document(source: Any) -> str:
         return data
     if kind == "content" and isinstance(source, dict):
         return _joined(source.get("content"))
+    if kind == "base64" and isinstance(source, dict):
+        return str(file_part(data, None, source.get("media_type"), "document")["text"])
     note_ignored(f"document whose source is of type {shown(kind)}")
     return left_out("document")

@@ -123,7 +123,8 @@ async def detokenize(body: DetokenizeBody, service: ServiceDep) -> Object:
 @router.post("/apply-template")
 async def apply_template(body: TemplateBody, service: ServiceDep) -> Object:
     """A conversation's prompt."""
-    messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
+    messages = await to_thread.run_sync(lambda: [openai_message(message) for message in body.messages])
+    tools = offered_tools(body.tools)
     name = await service.model_or_only(body.model)
     if body.add_generation_prompt:
         prompt = await service.prompt(name, AnswerRequest(messages=messages, tools=tools))
