@@ -19,7 +19,6 @@ from filelock import FileLock, Timeout
 
 from localllm.documents.database import connect, database_errors, index_path
 from localllm.documents.excerpt import Excerpt
-from localllm.documents.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.documents.walk import MAX_FILES, FoundFile, found_files
 from localllm.documents.words import (
     LEAST_COMMON,
@@ -33,6 +32,7 @@ from localllm.documents.words import (
     searchable_name,
 )
 from localllm.errors import RequestError
+from localllm.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.files import unsettled_s, user_path
 
 # Called with files done and files in total. An exception ends the update; what was indexed stays.

@@ -11,7 +11,7 @@ from gpu_offload.errors import PictureError
 from gpu_offload.pictures import check_picture
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
-from localllm.documents.extraction import UnreadableError
+from localllm.extraction import UnreadableError
 from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.files import file_text

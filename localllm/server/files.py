@@ -8,7 +8,7 @@ from collections import OrderedDict
 from contextvars import ContextVar
 from pathlib import PurePath
 
-from localllm.documents.extraction import Extractor, UnreadableError
+from localllm.extraction import Extractor, UnreadableError
 from localllm.server.limits import MAX_FILES
 from localllm.text import harmless
 

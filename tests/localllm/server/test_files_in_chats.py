@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.documents.extraction import UnreadableError
+from localllm.extraction import UnreadableError
 from localllm.server.contents import openai_content
 from localllm.server.files import READ, file_text
 from localllm.server.limits import MAX_FILES

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gguf_io import confined
-from localllm.documents import extraction
-from localllm.documents.extraction import Document, Extractor, UnreadableError
+from localllm import extraction
+from localllm.extraction import Document, Extractor, UnreadableError
 from tests.pdf_files import pdf_of
 
 WEB_PAGE = """\

@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 
 from gguf_io.confined import ChildEndedError, ConfinedChild
 from gguf_io.system import NotRegularError, open_regular
-from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
+from localllm.extraction_worker import MAX_MEMORY_BYTES
 from localllm.files import decoded
 from localllm.text import shortened
 
@@ -67,7 +67,7 @@ class Extractor:
     """Extracts text from files. For one thread at a time; `close` ends its child process."""
 
     def __init__(self) -> None:
-        self._child = ConfinedChild("localllm.documents.worker", MAX_MEMORY_BYTES)
+        self._child = ConfinedChild("localllm.extraction_worker", MAX_MEMORY_BYTES)
 
     def extract(self, path: PurePath, data: bytes) -> Document:
         """The text of a file's content. Raises UnreadableError."""
