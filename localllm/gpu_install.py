@@ -64,6 +64,8 @@ def install(
     index: the address of an index of the user's own. sha256: the wheel's, in place of the one that is known here.
     progress receives an activity and its completed fraction. Raises RequestError, with the environment unchanged.
     """
+    if index and not index.startswith(("http://", "https://")):
+        raise RequestError(f"gpu_index: {index!r} is not an address that begins with http:// or https://.")
     site = _own_folder()
     old = _replaceable(site)
     with _unchanged_on_a_full_disk(site), _work_folder(site) as folder, new_client() as client:
@@ -164,7 +166,8 @@ def _network_errors() -> Iterator[None]:
     try:
         yield
     except PassingError as error:
-        raise RequestError(f"{error}. Nothing was changed; run `localllm gpu install` again with a network.") from error
+        told = str(error).rstrip(".")
+        raise RequestError(f"{told}. Nothing was changed; run `localllm gpu install` again with a network.") from error
     except PullError as error:
         raise RequestError(f"{error} Nothing was changed.") from error
 

@@ -14,7 +14,7 @@ _NONE = "No GPU was found: neither NVIDIA's driver nor a Vulkan driver reports o
 def gpu(
     given: typer.Context,
     action: Annotated[
-        str | None, typer.Argument(metavar="[install]", help="Install llama.cpp for the GPU.", show_default=False)
+        str | None, typer.Argument(metavar="install", help="Install llama.cpp for the GPU.", show_default=False)
     ] = None,
     build: Annotated[
         str | None, typer.Option(metavar="NAME", help="cu130, cu124, cu118, metal, vulkan or cpu (what the GPU needs).")

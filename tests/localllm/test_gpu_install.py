@@ -320,6 +320,7 @@ def test_doctor_ends_in_the_command_where_a_gpu_lies_idle(tmp_path: Path, monkey
         ([], "No GPU was found"),
         (["remove"], "has no action 'remove'"),
         (["install", "--build", "cu999"], "There is no build 'cu999'. Choose from: cu130"),
+        (["install", "--build", "cpu", "--gpu-index", "ftp://host"], "'ftp://host' is not an address that begins with"),
         (["install", "--build", "cpu", "--sha256", "12"], "--sha256 must be the 64 hexadecimal digits"),
     ],
 )
