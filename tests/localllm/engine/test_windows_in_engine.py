@@ -233,15 +233,24 @@ def test_a_chat_goes_on_after_a_restart(path: Path, runner: Counting, reference:
         engine.close()
 
 
-def test_memory_for_one_chat_serves_many_in_turn(path: Path, reference: NativeRunner) -> None:
-    """Kept windows and cached chats go when room is needed; no answer changes."""
+def test_memory_for_one_chat_serves_many_in_turn(path: Path, reference: NativeRunner, tmp_path: Path) -> None:
+    """Kept windows and cached chats go when room is needed, and restarts read what is on disk; no answer changes."""
     with open_model(path) as file:
         budget = native_needs(file).kv(1200)
-    runner = opened(path, budget)
-    engine = Engine(runner, FakeVocabulary(), max_running=3)
-    random = np.random.default_rng(20)
+
+    def start() -> Engine:
+        runner = opened(path, budget)
+        disk = DiskCache(tmp_path, runner.info.kv_layout, 16 << 20)
+        return Engine(runner, FakeVocabulary(), max_running=3, disk=disk)
+
+    engine, random = start(), np.random.default_rng(20)
     chats: list[list[int]] = [text(20 + at, 150 + 100 * at) for at in range(4)]
+    restored = 0
     for _ in range(25):
+        if random.random() < 0.2:
+            restored += engine.stats().reused_disk_tokens
+            engine.close()
+            engine = start()
         streams = []
         for at in random.choice(4, size=int(random.integers(1, 4)), replace=False).tolist():
             kept = int(random.integers(1, len(chats[at]) + 1)) if random.random() < 0.4 else len(chats[at])
@@ -255,6 +264,7 @@ def test_memory_for_one_chat_serves_many_in_turn(path: Path, reference: NativeRu
             found = stream.collect()
             assert is_greedy(reference, prompt, list(found.token_ids))
             chats[at] = [*prompt, *found.token_ids]
+    assert restored + engine.stats().reused_disk_tokens > 0
     engine.close()
 
 
