@@ -84,7 +84,7 @@ class Settings(CommonSampling):
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
-    parallel: int = 8
+    parallel: int = 16
     draft: str | None = None
     self_draft: bool = True
     disk_cache: bool = True
