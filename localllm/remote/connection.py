@@ -72,13 +72,14 @@ class Endpoint:
             named = parts.port
         except ValueError as error:
             raise invalid from error
-        if parts.scheme not in ("", "http", "https") or not parts.hostname or named == 0 or parts.query:
+        host = parts.hostname or ("127.0.0.1" if named else "")  # :PORT is one of this machine
+        if parts.scheme not in ("", "http", "https") or not host or named == 0 or parts.query:
             raise invalid
         if parts.username or parts.password:
             raise RemoteError("An address must not contain a password; set LOCALLLM_REMOTE_KEY instead.")
         secure = parts.scheme == "https"
         usual = 443 if secure else port or 80
-        return cls(secure, reachable(parts.hostname), named or usual, parts.path.rstrip("/") or path, key)
+        return cls(secure, reachable(host), named or usual, parts.path.rstrip("/") or path, key)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -41,6 +41,7 @@ LOCAL_ORIGINS = (
 )
 # RFC 6454, section 6.1: a scheme, a host and a port. Patterns are matched only with these.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._~!$&'()*+,;=%-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_SLASHES = re.compile(r"//+")
 UPLOADS = "/api/blobs/"
 
 _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -66,7 +67,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose the body of many clients
+        # Clients join addresses that end with a slash and routes that begin with one; many lose the body in a redirect.
+        scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
         with contextlib.ExitStack() as held:

@@ -185,6 +185,7 @@ def test_a_context_is_that_of_a_slot(script: ScriptedOpenAI) -> None:
     [
         ("host", "http://host:80/v1"),
         ("host:8000", "http://host:8000/v1"),
+        (":8000", "http://127.0.0.1:8000/v1"),
         ("https://host", "https://host:443/v1"),
         ("http://host:8000/v1/", "http://host:8000/v1"),
         ("https://host/api/v3", "https://host:443/api/v3"),
@@ -203,7 +204,7 @@ def test_addresses(address: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "ftp://host", "http://", "host:port", "host:0", "http://[::1", "http://host/v1?key=x"]
+    "address", ["", ":", ":0", "ftp://host", "http://", "host:port", "host:0", "http://[::1", "http://host/v1?key=x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(RemoteError, match="is not a server's address"):
