@@ -44,6 +44,8 @@ _BOUNDS = (
 )
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/v1/health", include_in_schema=False)
 @router.get("/health")
 @router.get("/v1/health")
 async def health(service: ServiceDep) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class AnthropicRoute(ProtocolRoute):
     @staticmethod
     def error_body(refusal: Refusal) -> Object:
         message = refusal.worded(TOO_LONG_ANTHROPIC)
-        return {"type": "error", "error": {"type": kind_of(refusal.status, _KINDS), "message": message}}
+        error = {"type": kind_of(refusal.status, _KINDS), "message": message}
+        return {"type": "error", "error": error, "request_id": f"req_{secrets.token_hex(12)}"}
 
 
 router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])

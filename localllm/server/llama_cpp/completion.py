@@ -61,9 +61,10 @@ class Predicted(Sampled):
     @model_validator(mode="before")
     @classmethod
     def _pairs_apart(cls, given: Any) -> Any:
-        if isinstance(given, dict) and isinstance(given.get("logit_bias"), list):
-            return {**given, "logit_bias": None, "bias_pairs": given["logit_bias"]}
-        return given
+        biases = given.get("logit_bias") if isinstance(given, dict) else None
+        if isinstance(biases, dict) and not all(str(token).isdecimal() for token in biases):  # texts
+            biases = [[int(token) if token.isdecimal() else token, bias] for token, bias in biases.items()]
+        return {**given, "logit_bias": None, "bias_pairs": biases} if isinstance(biases, list) else given
 
     def answer_fields(self) -> Object:
         """The fields of an AnswerRequest. Raises ApiError 400."""
@@ -256,7 +257,7 @@ class _CompletionWriter(_InfillWriter):
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
-        """The fields named by response_fields, by the last part of their paths; all fields if it is not given."""
+        """The fields named by response_fields, by the last part of their paths; all fields if it names none."""
         found: Object = {}
         for path in self._body.response_fields or ():
             value: Any = told
@@ -264,7 +265,7 @@ class _CompletionWriter(_InfillWriter):
                 value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
             if value is not _ABSENT:
                 found[path.rpartition("/")[2]] = value
-        return told if self._body.response_fields is None else found
+        return found if self._body.response_fields else told
 
     def _one(self, run: Run, index: int) -> Object:
         answer, body = run.answers[index], self._body

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.server import answering
-from localllm.server.bodies import Object
+from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.contents import openai_message
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
@@ -40,6 +40,7 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
 
 
 @router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens")
 async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
     """Count the tokens of a conversation's prompt, as llama-server does."""
     request = await to_thread.run_sync(chat_request, body)
@@ -51,6 +52,9 @@ async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
 
 def chat_request(body: ChatBody) -> AnswerRequest:
     """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
+    for kind in body.modalities or ():
+        if kind != "text":
+            note_ignored(f"modality {shown(kind)}")
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     return AnswerRequest(
         messages=[openai_message(message) for message in body.messages],

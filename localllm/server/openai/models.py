@@ -18,6 +18,8 @@ from localllm.server.service import ServiceDep
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
+@router.head("/v1/models", include_in_schema=False)
+@router.head("/models", include_in_schema=False)
 @router.get("/v1/models")
 @router.get("/models")
 async def models(service: ServiceDep) -> Object:

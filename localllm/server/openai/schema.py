@@ -58,6 +58,7 @@ class ChatBody(Constrained):
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Object | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True, max_length=8)] | None = None
 
 
 class CompletionBody(Constrained):

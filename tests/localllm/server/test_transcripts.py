@@ -102,4 +102,6 @@ def test_errors_in_three_protocols(server: Any) -> None:
     assert post("/api/chat") == {"error": reason}
     openai = {"message": reason, "type": "invalid_request_error", "param": None, "code": None}
     assert post("/v1/chat/completions") == {"error": openai}
-    assert post("/v1/messages") == {"type": "error", "error": {"type": "invalid_request_error", "message": reason}}
+    claude = post("/v1/messages")
+    assert claude.pop("request_id").startswith("req_")
+    assert claude == {"type": "error", "error": {"type": "invalid_request_error", "message": reason}}

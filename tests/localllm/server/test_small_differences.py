@@ -1,0 +1,52 @@
+"""Details in which programs expect what other servers do."""
+
+import httpx
+import pytest
+
+from tests.localllm.server.conftest import MODEL, Server
+from tests.waiting import PATIENCE_S
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def post(server: Server, path: str, **body: object) -> httpx.Response:
+    return httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/v1/models", "/models"])
+def test_probes_may_ask_for_the_head_alone(server: Server, path: str) -> None:
+    answer = httpx.head(server.url + path, timeout=PATIENCE_S)
+    assert answer.status_code == 200 and not answer.content
+
+
+def test_no_response_fields_are_all(server: Server) -> None:
+    whole = post(server, "/completion", prompt="Once", n_predict=2, response_fields=[]).json()
+    assert whole["content"] and "timings" in whole
+    assert post(server, "/completion", prompt="Once", n_predict=2, response_fields=["content"]).json().keys() == {
+        "content"
+    }
+
+
+def test_biases_by_text_in_an_object(server: Server) -> None:
+    plain = post(server, "/completion", prompt="Once upon", n_predict=3, temperature=0).json()["content"]
+    word = plain.strip().split()[0]
+    banned = post(server, "/completion", prompt="Once upon", n_predict=3, temperature=0, logit_bias={word: -100})
+    assert banned.status_code == 200 and banned.json()["content"] != plain
+    mixed = post(server, "/completion", prompt="Once", n_predict=1, logit_bias={"5": -1, word: False})
+    assert mixed.status_code == 200
+    assert post(server, "/completion", prompt="Once", logit_bias={word: "x"}).status_code == 400
+
+
+def test_tokens_are_counted_without_v1_too(server: Server) -> None:
+    counts = [post(server, f"{prefix}/chat/completions/input_tokens", messages=HI).json() for prefix in ("", "/v1")]
+    assert counts[0] == counts[1] and counts[0]["input_tokens"] > 0
+
+
+def test_errors_of_anthropics_routes_have_a_request_id(server: Server) -> None:
+    answers = [post(server, "/v1/messages", messages=HI, max_tokens=0).json()["request_id"] for _ in range(2)]
+    assert answers[0] != answers[1] and all(one.startswith("req_") for one in answers)
+
+
+def test_an_answer_that_cannot_be_spoken_says_so(server: Server) -> None:
+    answer = post(server, "/v1/chat/completions", messages=HI, max_tokens=2, modalities=["text", "audio"]).json()
+    assert answer["choices"][0]["warnings"] == ["Ignored: modality 'audio'."]
