@@ -127,7 +127,8 @@ print("done")
 
 def test_a_caller_who_is_interrupted_leaves_no_step_half_done() -> None:
     """A signal raises an exception at any point of a run, as Ctrl-C does. Otherwise closing would hang."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -69,7 +69,7 @@ def find_stored(url: str) -> ModelName:
 def test_a_file_that_several_folders_lead_to_is_listed_once(home: Path, tiny_gguf: bytes, order: str) -> None:
     write_file(home / "f/in/a.gguf", tiny_gguf)
     (home / "link").symlink_to(home / "f")
-    (model,) = rows(Settings(model_folders=order.format(home)))
+    (model,) = rows(Settings(model_folders=order.replace(":", os.pathsep).format(home)))
     assert model.name == "a"
 
 
