@@ -254,13 +254,14 @@ def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str, 
     """
     with emitting(target.isa):
         module = _module(function, symbol)
+    policy = POLICIES[target.isa]
+    features = ",".join(filter(None, (target.features, policy.tuning)))
     machine = binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=_OPTIMISATION, reloc="pic", codemodel="small"
+        cpu=target.cpu, features=features, opt=_OPTIMISATION, reloc="pic", codemodel="small"
     )
-    tuned_for = POLICIES[target.isa].tuned_for
-    if tuned_for:
+    if policy.tuned_for:
         # llvmlite has no other way to say it. Every function has attributes, since _module adds one.
-        module = binding.parse_assembly(_ATTRIBUTES.sub(rf'\g<0> "tune-cpu"="{tuned_for}"', str(module)))
+        module = binding.parse_assembly(_ATTRIBUTES.sub(rf'\g<0> "tune-cpu"="{policy.tuned_for}"', str(module)))
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     options = binding.create_pipeline_tuning_options(_OPTIMISATION)
     options.loop_vectorization, options.slp_vectorization = True, False

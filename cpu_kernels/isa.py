@@ -40,9 +40,10 @@ class Policy:
     with the set, and the features of the set that it lacks; the target if the set is forced.
 
     tuned_for: LLVM's name of the processor whose timing it assumes, "" for the target's own. It brings no features.
+    tuning: features that tell LLVM what is fast. Without fast-dpwssd it splits vpdpwssd in two for Intel's processors.
 
     vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
-    hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
+    hold, at most five widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
     accumulators in a register tile of attention, limited for the same reason.
 
     byte_offset: added to signed bytes as they are stored, 128 if products take unsigned weights and 0 if signed ones.
@@ -65,6 +66,7 @@ class Policy:
     cpu: str
     extras: str = ""
     tuned_for: str = ""
+    tuning: str = ""
     vector_parts: int
     tile_widths: tuple[int, ...]
     attention_vectors: int
@@ -80,12 +82,13 @@ class Policy:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
-_WIDE, _NARROW = (1, 4, 8, 12), (1, 2, 4)
+_WIDE, _NARROW = (1, 2, 4, 8, 12), (1, 2, 4)
 _FAR = (6144, 8192, 12288)
 _AVX512_VNNI = Policy(
     requires=_AVX512 | {"avx512vnni"},
     cpu="x86-64-v4",
     extras="+avx512vnni",
+    tuning="+fast-dpwssd",
     vector_parts=1,
     tile_widths=_WIDE,
     attention_vectors=8,
@@ -108,7 +111,13 @@ POLICIES: Mapping[Isa, Policy] = {
         prefetch=_FAR,
     ),
     Isa.AVX512: replace(
-        _AVX512_VNNI, requires=_AVX512, extras="", byte_offset=0, int16_accumulators=True, multiplies_words=False
+        _AVX512_VNNI,
+        requires=_AVX512,
+        extras="",
+        tuning="",
+        byte_offset=0,
+        int16_accumulators=True,
+        multiplies_words=False,
     ),
     Isa.AVX2: Policy(
         requires=_AVX2,

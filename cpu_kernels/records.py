@@ -13,7 +13,7 @@ from cpu_kernels.isa import POLICY
 from cpu_kernels.simd.vectors import I64, get_i64, load
 
 TILE_WIDTHS = POLICY.tile_widths
-"""The numbers of tokens that a register tile may hold, at most four widths."""
+"""The numbers of tokens that a register tile may hold, at most five widths."""
 
 
 class Step(IntEnum):
@@ -69,9 +69,9 @@ class Op(IntEnum):
     """
 
     KERNELS = 0
-    BARRIER = 4
-    STAGE = 5
-    LINES = 6
+    BARRIER = 5
+    STAGE = 6
+    LINES = 7
     ARGUMENTS = 8
     SIZE = 40
 
