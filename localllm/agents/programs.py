@@ -277,6 +277,25 @@ def _openclaw(at: Endpoint, folder: Path) -> Setup:
     return Setup(variables, files={path: _openclaw_text(at)})
 
 
+def _droid_text(at: Endpoint) -> str:
+    model = {
+        "model": at.model,
+        "displayName": at.model,
+        "baseUrl": f"{at.url}/v1",
+        "apiKey": at.key,
+        "provider": "generic-chat-completion-api",
+        "maxContextLimit": at.context,
+        "maxOutputTokens": answer_tokens(at),
+    }
+    chosen = f"custom:{at.model}-0"  # droid adds the place in the list
+    return _json({"customModels": [model], "sessionDefaultSettings": {"model": chosen}})
+
+
+def _droid(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "settings.json"
+    return Setup(arguments=("--settings", str(path)), files={path: _droid_text(at)})
+
+
 def _kimi_variables(at: Endpoint) -> dict[str, str]:
     return {
         "KIMI_MODEL_NAME": at.model,
@@ -412,6 +431,16 @@ _ALL = (
         _openclaw_text,
         ("agent", "--local", "--agent", "main", "--message"),
         ".openclaw/openclaw.json",
+    ),
+    Program(
+        "droid",
+        "npm install --global @factory/cli",
+        9500,
+        16384,
+        _droid,
+        _droid_text,
+        ("exec",),
+        ".factory/settings.json",
     ),
     Program(
         "kimi",

@@ -128,6 +128,15 @@ def _openclaw(folder: Path) -> Sequence[str]:
     )
 
 
+def _droid(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("Read", file_path=notes),
+        call("Edit", file_path=notes, old_str="one", new_str="two"),
+        call("Execute", command="cp notes.txt seen.txt", riskLevel="low", riskLevelReason="It copies a file."),
+    )
+
+
 def _vibe(folder: Path) -> Sequence[str]:
     notes = str(folder / "notes.txt")
     return (
@@ -158,6 +167,7 @@ CASES = [
     Case("kilo", _opencode, ("run", "--auto", TASK)),
     Case("vibe", _vibe, ("-p", TASK, "--auto-approve", "--trust")),
     Case("hermes", _hermes, ("chat", "-q", TASK, "--yolo")),
+    Case("droid", _droid, ("exec", "--skip-permissions-unsafe", TASK)),
     Case("kimi", _kimi, ("-p", TASK)),
     Case("openclaw", _openclaw, ("agent", "--local", "--agent", "main", "--message", TASK)),
 ]
