@@ -47,7 +47,7 @@ def test_only_biased_keys_in_four_bits_are_changed(name: str, asked: Any, values
         needs = placed.needs
         assert needs is not None
         types = stored_types(config, (keys or "f16", values or "f16"))
-        assert needs.kv_per_token == kv_bytes_per_token(config, types)
+        assert needs.kv_per_token + needs.window_per_token == kv_bytes_per_token(config, types)
         assert (KEPT_KEYS in placed.notes) is changed
 
 
