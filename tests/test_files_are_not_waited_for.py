@@ -87,11 +87,12 @@ def test_commands_do_not_wait_for_pipes(place: str, arguments: list[str], tmp_pa
     assert "Traceback" not in process.err.read_text() and "bug in localllm" not in process.err.read_text()
 
 
-# Files of the product itself, of the system, and pipes that users name (`read_text`).
+# Files of the product itself, of installed packages, of the system, and pipes that users name (`read_text`).
 OTHER_READERS = {
     "cpu_kernels/cores.py", "cpu_kernels/kernel.py", "cpu_kernels/kernel_cache.py", "cpu_kernels/limits.py",
     "gguf_io/chat_template/defaults/__init__.py", "localllm/measure/energy.py", "localllm/files.py",
     "localllm/cli/prompt.py", "localllm/cli/local_server.py", "localllm/packed.py", "localllm/quality/quantize.py",
+    "localllm/gpu_install.py",
 }  # fmt: skip
 READING = re.compile(r"\.read_text\(|\.read_bytes\(\)|\.open\((?:\"r|encoding)|os\.walk\(")
 
@@ -106,6 +107,8 @@ def test_the_code_opens_files_in_one_place() -> None:
                 assert not found, f"{name}: {found}"
 
 
+# The journal's folders, and those of installed packages, have the modes of what is around them.
+OTHER_MAKERS = {"gguf_io/system.py", "localllm/tools/journal.py", "localllm/gpu_install.py"}
 MAKING = re.compile(r"\.mkdir\(|makedirs\(|os\.mkdir\(")
 
 
@@ -113,7 +116,7 @@ def test_the_code_makes_private_folders_in_one_place() -> None:
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
             name = file.relative_to(ROOT).as_posix()
-            if "/training/" not in name and name not in ("gguf_io/system.py", "localllm/tools/journal.py"):
+            if "/training/" not in name and name not in OTHER_MAKERS:
                 assert not MAKING.search(file.read_text()), name
 
 

@@ -330,7 +330,8 @@ def _translate_draft_3(found: dict[str, Any]) -> None:
     if isinstance(extended, Mapping | list):
         found["allOf"] = [*found.get("allOf", []), *(extended if isinstance(extended, list) else [extended])]
     if "disallow" in found:
-        refused = {"type": found.pop("disallow")}
+        kinds = found.pop("disallow")
+        refused = {"type": [kinds] if isinstance(kinds, Mapping) else kinds}
         _translate_types(refused)
         found["allOf"] = [*found.get("allOf", []), {"not": refused}]
 
@@ -341,7 +342,7 @@ def _translate_types(found: dict[str, Any]) -> None:
     listed = kinds if isinstance(kinds, list) else [kinds]
     if "any" in listed:
         del found["type"]
-    elif any(isinstance(kind, Mapping) for kind in listed):
+    elif isinstance(kinds, list) and any(isinstance(kind, Mapping) for kind in kinds):
         del found["type"]
         choices = [kind if isinstance(kind, Mapping) else {"type": kind} for kind in listed]
         found["allOf"] = [*found.get("allOf", []), {"anyOf": choices}]

@@ -77,6 +77,8 @@ def test_json_counts_by_hand(tmp_path: Path, show: Callable[..., int], capsys: p
         # 2 layers of 1 head: a key and a value of 4 numbers, 2 bytes each
         "kv_bytes_per_token": 2 * 1 * (4 + 4) * 2,
         "buffers_bytes": buffers,
+        "window_bytes_per_token": 0,
+        "window_tokens": 0,
         "state_bytes": 0,
         "memory_bytes": 1280 + 128 + 64 * 32 + buffers,
     }

@@ -36,7 +36,7 @@ def in_memory(url: str) -> list[dict[str, Any]]:
         ("/api/chat", {"model": MODEL, "messages": MESSAGES, "progress": True, "options": {"num_predict": 2}}),
         ("/v1/chat/completions", {"model": MODEL, "messages": MESSAGES, "progress": True, "stream": True}),
         ("/v1/completions", {**BODY, "stream": True, "max_tokens": 2}),
-        ("/v1/responses", {**BODY, "stream": True, "input": "Hi", "max_output_tokens": 2}),
+        ("/v1/responses", {"model": MODEL, "progress": True, "stream": True, "input": "Hi", "max_output_tokens": 2}),
         ("/v1/messages", {**BODY, "stream": True, "messages": MESSAGES, "max_tokens": 2}),
     ],
 )
