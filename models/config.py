@@ -123,11 +123,6 @@ class ModelConfig:
     causal: bool | None
     joins: int = 0
 
-    @property
-    def kv_heads_of_layers(self) -> tuple[Heads, ...]:
-        """The heads of the layers that store keys and values of their own, in order."""
-        return tuple(heads for layer, heads in enumerate(self.layer_heads) if self.stores(layer))
-
     def stores(self, layer: int) -> bool:
         """Whether a layer stores keys and values of its own."""
         return self.attends[layer] and self.kv_layers[layer] == layer

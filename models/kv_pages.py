@@ -387,11 +387,9 @@ class PageStore:
         if self.delta:
             self.delta.copy(shared, copy, last)
         if self._windows and sequence.tail <= last:
-            self._make_room(parts=1)
+            self._add_parts(sequence, last, last + 1)
             self._windows.copy(shared, copy)
             self._windows.let_go(np.array([shared], np.intp))
-            self._windows.hold(np.array([copy], np.intp))
-            sequence.window_table[last] = self._windows.places(np.array([copy], np.intp))[0]
 
     def _first_seen(self, length: int) -> int:
         """The first page with a token that a row at position `length` sees in window layers."""

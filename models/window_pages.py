@@ -57,13 +57,9 @@ class WindowPages:
         """Return memory of free parts to the system."""
         self.arrays.give_back(self._free_again)
 
-    def copy(self, source: int, target: int) -> bool:
-        """Give a page a copy of another's part; False if that has none."""
-        if not self._part[source]:
-            return False
-        self.give(target)
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page's part to another's; both have one."""
         self.arrays.copy(int(self._part[source]), int(self._part[target]))
-        return True
 
     def hold(self, pages: NDArray[np.intp]) -> None:
         """Note that pages, which have parts, are in one more sequence's window."""

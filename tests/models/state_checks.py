@@ -22,7 +22,7 @@ class Counting(NativeRunner):
         return super()._compute(tokens, *rest)
 
 
-def opened(path: Path, budget: int) -> Counting:
+def opened(path: Path, budget: int = 64 << 20) -> Counting:
     with open_model(path) as file:
         runner = Counting(file, kv_bytes=budget)
     runner.passes = []

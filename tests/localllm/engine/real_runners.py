@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import AdapterSet, Runner
+from localllm.engine.stream import Completion
 from tests.oracle import llama_oracle
 
 KINDS = [pytest.param("llama", marks=[pytest.mark.oracle, llama_oracle.needs_llama]), "native"]
@@ -91,6 +95,26 @@ def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
     return NativeRunner(
         model, kv_bytes=bytes_of_tokens(config, stored_types(config, ("f16", "f16")), tokens), threads=1
     )
+
+
+def answer(engine: Engine, tokens: Sequence[int], most: int = 30, trunk: int = 0) -> Completion:
+    """A greedy answer of an engine without a thread, whose integrity is checked after each step."""
+    request = GenerationRequest(tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most, trunk=trunk)
+    stream = engine.submit(request)
+    while engine.step():
+        engine.check_integrity()
+    return stream.collect()
+
+
+def is_greedy(runner: Runner, prompt: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether an answer has the best tokens, recomputed from scratch by a runner of the same model."""
+    tokens, sequence = [*prompt, *given[:-1]], runner.create_sequence()
+    edges = [*range(0, len(prompt) - 1, runner.info.max_rows), len(prompt) - 1, len(tokens)]
+    for start, stop in pairwise(edges):
+        wanted = range(stop - start) if stop == len(tokens) else ()
+        logits = runner.run(tokens[start:stop], range(start, stop), [sequence] * (stop - start), wanted)
+    runner.free_sequence(sequence)
+    return bool((logits.argmax(axis=1) == list(given)).all())
 
 
 Check = Callable[[Sequence[int], Sequence[int]], None]

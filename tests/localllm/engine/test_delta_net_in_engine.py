@@ -5,7 +5,6 @@ rejected drafts.
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,8 @@ import pytest
 from gguf_io import open_model
 from localllm.engine.disk_cache import STATE_TOKENS, DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.stream import Completion
-from models.native_runner import NativeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.localllm.engine.real_runners import answer, is_greedy
 from tests.models.architecture_models import MODELS
 from tests.models.state_checks import Counting
 from tests.models.synthetic import write
@@ -47,25 +44,6 @@ def runner(path: Path) -> Iterator[Counting]:
     runner.close()
 
 
-def answer(engine: Engine, tokens: list[int], most: int = 30) -> Completion:
-    request = GenerationRequest(tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most)
-    stream = engine.submit(request)
-    while engine.step():
-        engine.check_integrity()
-    return stream.collect()
-
-
-def greedy(runner: NativeRunner, prompt: list[int], given: list[int]) -> bool:
-    """Whether an answer has the best tokens, recomputed from scratch."""
-    tokens, sequence = [*prompt, *given[:-1]], runner.create_sequence()
-    edges = [*range(0, len(prompt) - 1, runner.info.max_rows), len(prompt) - 1, len(tokens)]
-    for start, stop in pairwise(edges):
-        wanted = range(stop - start) if stop == len(tokens) else ()
-        logits = runner.run(tokens[start:stop], range(start, stop), [sequence] * (stop - start), wanted)
-    runner.free_sequence(sequence)
-    return bool((logits.argmax(axis=1) == given).all())
-
-
 def test_an_edited_chat_computes_a_page_more_at_most(path: Path, runner: Counting) -> None:
     engine, fresh = Engine(runner, FakeVocabulary()), opened(path)
     first = answer(engine, SYSTEM + QUESTION)
@@ -81,7 +59,7 @@ def test_an_edited_chat_computes_a_page_more_at_most(path: Path, runner: Countin
         found = answer(engine, prompt, most=2)
         decoded = len(found.token_ids) - 1
         assert sum(runner.passes) <= len(prompt) - known + decoded + PAGE, name
-        assert greedy(fresh, prompt, list(found.token_ids)), name
+        assert is_greedy(fresh, prompt, list(found.token_ids)), name
     engine.close()
     fresh.close()
 
@@ -100,7 +78,7 @@ def test_a_chat_goes_on_after_a_restart(path: Path, tmp_path: Path) -> None:
     found = answer(engine, longer, most=2)
     assert found.last.counts.cached_disk >= len(prompt)
     assert sum(again.passes) <= len(longer) - found.last.counts.cached_disk + len(found.token_ids) - 1 + PAGE
-    assert greedy(again, longer, list(found.token_ids))
+    assert is_greedy(again, longer, list(found.token_ids))
     engine.close()
     again.close()
 
@@ -143,7 +121,7 @@ def test_a_restart_takes_one_state(path: Path, tmp_path: Path, kept: int, state:
     assert again.states == ([] if state is None else [state])
     known = min(found.last.counts.cached_disk, state or 0)
     assert sum(again.passes) == len(prompt) - known + len(found.token_ids) - 1
-    assert greedy(again, prompt, list(found.token_ids))
+    assert is_greedy(again, prompt, list(found.token_ids))
     engine.close()
 
 
@@ -166,7 +144,7 @@ def test_a_state_that_is_refused_is_computed_again_and_keys_and_values_are_not(p
     found = answer(engine, longer, most=2)
     assert found.last.counts.cached_disk >= len(prompt)
     assert sum(again.passes) == len(longer) + len(found.token_ids) - 1
-    assert greedy(again, longer, list(found.token_ids))
+    assert is_greedy(again, longer, list(found.token_ids))
     engine.close()
 
 
@@ -175,7 +153,7 @@ def test_rejected_drafts_are_not_computed_again(path: Path, runner: Counting) ->
     engine, fresh = Engine(runner, FakeVocabulary()), opened(path)
     prompt = QUESTION[:40] * 6
     found = answer(engine, prompt, most=80)
-    assert greedy(fresh, prompt, list(found.token_ids))
+    assert is_greedy(fresh, prompt, list(found.token_ids))
     planned = len(prompt) + len(found.token_ids) - 1 + found.last.counts.drafted - found.last.counts.accepted
     assert sum(runner.passes) <= planned
     engine.close()

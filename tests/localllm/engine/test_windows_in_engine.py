@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,14 @@ from gguf_io import open_model
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.stream import Completion
 from models import native_runner
 from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.localllm.engine.real_runners import answer, is_greedy
 from tests.models.architecture_models import MODELS
 from tests.models.gemma_models import GEMMA_MODELS
-from tests.models.state_checks import Counting
+from tests.models.state_checks import Counting, opened
 from tests.models.synthetic import write
 
 PAGE = 16
@@ -41,13 +40,6 @@ def unlimited(*_: object) -> None:
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = replace({**MODELS, **GEMMA_MODELS}[request.param], context=CONTEXT)
     return write(model, tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
-
-
-def opened(path: Path, kv_bytes: int = 64 << 20) -> Counting:
-    with open_model(path) as file:
-        runner = Counting(file, kv_bytes=kv_bytes)
-    runner.passes = []
-    return runner
 
 
 @pytest.fixture
@@ -77,25 +69,6 @@ def read(runner: NativeRunner, sequence: int, tokens: list[int], chunks: tuple[i
         rows.append(runner.run(tokens[at : at + count], positions, [sequence] * count, [count - 1])[0].copy())
         at += count
     return np.array(rows)
-
-
-def answer(engine: Engine, tokens: list[int], most: int = 30, trunk: int = 0) -> Completion:
-    request = GenerationRequest(tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most, trunk=trunk)
-    stream = engine.submit(request)
-    while engine.step():
-        engine.check_integrity()
-    return stream.collect()
-
-
-def is_greedy(runner: NativeRunner, prompt: list[int], given: list[int]) -> bool:
-    """Whether an answer has the best tokens, recomputed from scratch."""
-    tokens, sequence = [*prompt, *given[:-1]], runner.create_sequence()
-    edges = [*range(0, len(prompt) - 1, runner.info.max_rows), len(prompt) - 1, len(tokens)]
-    for start, stop in pairwise(edges):
-        wanted = range(stop - start) if stop == len(tokens) else ()
-        logits = runner.run(tokens[start:stop], range(start, stop), [sequence] * (stop - start), wanted)
-    runner.free_sequence(sequence)
-    return bool((logits.argmax(axis=1) == given).all())
 
 
 def test_freed_windows_change_no_logits(runner: Counting, reference: NativeRunner) -> None:
