@@ -135,6 +135,7 @@ class ChatApp(App[None]):
         self._loader = ModelLoader(backend, self, remembered_as)
         self._drafts = Drafts(store)
         self._visit: str | None = None
+        self._first_prompt = ""
         self.tabs = Tabs(self, self._make_chat)
         self.tabs.add().prompt.text = typed
         self._interrupted = -LEAVE_S
@@ -154,17 +155,25 @@ class ChatApp(App[None]):
         return self.tabs.current
 
     def begin_with(
-        self, resume: bool, system: str | None, persona: Persona | None = None, visit: str | None = None
+        self,
+        resume: bool,
+        system: str | None,
+        persona: Persona | None = None,
+        visit: str | None = None,
+        prompt: str | None = None,
     ) -> None:
         """Before the run: open the last chat, if there is one; apply a persona; set the system prompt.
 
-        visit: names the visits of one browser page; the chat of the last visit is opened. Raises SessionError.
+        visit: names the visits of one browser page; the chat of the last visit is opened. prompt: sent once the chat
+        is shown, except when it is opened anew for the same page. Raises SessionError.
         """
         conversation = self.chat.conversation
         self._visit = visit
+        self._first_prompt = prompt or ""
         name, _, known = (self.store.remembered(_VISITED) or "").partition(" ")
         if visit and visit == name and int(known) in [session.id for session in self.store.sessions()]:
             conversation.open(int(known))
+            self._first_prompt = ""
         elif resume and (last := self.store.sessions(limit=1)):
             conversation.open(last[0].id)
         if persona is not None:
@@ -195,6 +204,9 @@ class ChatApp(App[None]):
             gc.freeze()
             gc.enable()
         self._take_over_drafts()
+        if self._first_prompt.strip():
+            waits = self.chat.info is None and not self.chat.loader.busy  # for the user to choose a model
+            (self.chat.prompt.give_back if waits else self.chat.send)(self._first_prompt)
         self.set_interval(KEEP_EVERY_S, self._keep_drafts)
 
     def _take_over_drafts(self) -> None:

@@ -9,12 +9,14 @@ from localllm.cli.options import COMPUTING, Remote, model_names, setting_flags, 
 from localllm.errors import RequestError
 
 
-@with_flags(COMPUTING, after="model")
-def chat(
+@with_flags(COMPUTING, after="prompt")
+def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Name, path or URL (the last one used).", autocompletion=model_names)
+        str | None,
+        typer.Argument(help="Name, path or URL (the last one used); may be left out.", autocompletion=model_names),
     ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Sent at once.")] = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a localllm or Ollama server.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Continue the last chat.")] = False,
@@ -24,11 +26,18 @@ def chat(
     visit: Annotated[str | None, typer.Option(hidden=True)] = None,
     web: Annotated[bool, typer.Option("--web", help="Open the chat in a browser on this machine.")] = False,
 ) -> None:
-    """Chat in the terminal; sessions are kept."""
+    """Chat in the terminal; sessions are kept.
+
+    A single argument with spaces is the prompt, any other the model.
+    """
     import importlib.util
     import sys
 
-    from tui.terminal import go_on_watched, in_browser
+    from tui.main import model_and_prompt, open_chat
+    from tui.terminal import in_browser
+
+    if model is not None and prompt is None:
+        model, prompt = model_and_prompt(model)
 
     flags = {**setting_flags(given), "host": None}  # here the address of a server, not where to listen
     if web:
@@ -40,10 +49,7 @@ def chat(
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])
         return
-    if not in_browser():
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
-        go_on_watched()
-    from tui.start import run_chat
-
-    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona, visit))
+    if not in_browser() and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
+    more = {"host": host, "system": system, "persona": persona, "visit": visit, "prompt": prompt}
+    raise typer.Exit(open_chat(model, flags, sessions=sessions, resume=resume, **more))

@@ -3,7 +3,9 @@
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from io import TextIOWrapper
+from typing import Any
 
 COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent"}
 """The commands of this package, as in localllm.cli.main."""
@@ -23,16 +25,23 @@ def _run() -> None:
     _prepare_streams()
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     match sys.argv[1:]:
-        case [] if in_terminal:
+        case [] | ["chat"] if in_terminal:
             _chat(None)
-        case ["chat"] if in_terminal:
-            _chat(None)
-        case ["chat", model] if in_terminal and not model.startswith("-"):
+        case ["chat", word] if in_terminal and not word.startswith("-"):
+            _chat(*model_and_prompt(word))
+        case ["run", model] if in_terminal and not model.startswith("-"):
             _chat(model)
         case _:
             from localllm.cli import main as command_line
 
-            command_line.main({**COMMANDS, **command_line.COMMANDS})  # first in the help
+            command_line.main({**COMMANDS, **command_line.COMMANDS}, open_chat)  # ours come first in the help
+
+
+def model_and_prompt(word: str) -> tuple[str | None, str | None]:
+    """What the only argument of `localllm chat` is: a prompt has spaces, unless it is the path of a file."""
+    if any(letter.isspace() for letter in word.strip()) and not os.path.lexists(word):
+        return None, word
+    return word, None
 
 
 def _prepare_streams() -> None:
@@ -52,14 +61,21 @@ def _prepare_streams() -> None:
                 stream.reconfigure(errors="replace")
 
 
-def _chat(model: str | None) -> None:
+def _chat(model: str | None, prompt: str | None = None) -> None:
     """Open the chat without the argument parser, whose import takes as long as all other imports together."""
     from localllm.cli.terminal import reported_errors
-    from tui.terminal import go_on_watched
 
-    go_on_watched()
-    gc.disable()  # imports produce no garbage; the chat enables it after its first frame
     with reported_errors():
-        from tui.start import run_chat
+        sys.exit(open_chat(model, {}, prompt=prompt))
 
-        sys.exit(run_chat(model, {}))
+
+def open_chat(model: str | None, flags: Mapping[str, object], **more: Any) -> int:
+    """Run the chat and return its exit code; on a terminal, in a watched child process. more: see run_chat."""
+    from tui.terminal import go_on_watched, in_browser
+
+    if not in_browser():
+        go_on_watched()
+    gc.disable()  # imports produce no garbage; the chat enables it after its first frame
+    from tui.start import run_chat
+
+    return run_chat(model, flags, **more)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from textual.logging import TextualHandler
 
+from localllm.cli.prompt import check_text
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
 from localllm.settings import Settings, config_path, load_settings, read_toml, sessions_path
@@ -34,19 +35,22 @@ def run_chat(
     system: str | None = None,
     persona: str | None = None,
     visit: str | None = None,
+    prompt: str | None = None,
 ) -> int:
     """Run the chat until the user quits, and return its exit code.
 
     model: None selects the last one used. flags: settings by name, as in load_settings. host: the address of a server
-    to use instead of an in-process engine. resume, system, persona, visit: see ChatApp.begin_with. Raises SessionError
-    if sessions cannot be saved, SettingsError for invalid settings or keys, RequestError if the persona cannot be read
-    or TERM is dumb.
+    to use instead of an in-process engine. resume, system, persona, visit, prompt: see ChatApp.begin_with. Raises
+    SessionError if sessions cannot be saved, SettingsError for invalid settings or keys, RequestError if the persona
+    cannot be read, the prompt is no text or TERM is dumb.
     """
     if os.environ.get("TERM") == "dumb" and not in_browser():
         raise RequestError(
-            "The chat needs a terminal that it can draw on, but TERM is dumb. `localllm run` answers in plain lines. "
+            "The chat needs a terminal that it can draw on, but TERM is dumb. `localllm run MODEL PROMPT` answers in "
+            "plain lines. "
             "If the terminal can do more, set TERM, for example TERM=xterm-256color."
         )
+    check_text(prompt or "")
     # Log lines on stderr would corrupt the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(config_path().with_name("keys.toml"))
@@ -73,7 +77,7 @@ def run_chat(
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
         app = ChatApp(backend, store, model, parameters, keys, remembered_as(settings, host), light, plain, typed)
-        app.begin_with(resume, system, answering, visit)
+        app.begin_with(resume, system, answering, visit, prompt)
         app.run()
         return app.return_code or 0
 

@@ -1,4 +1,4 @@
-"""Formats help texts: plain arguments, commands in the order of use, examples to copy at the end."""
+"""Formats help texts: plain arguments, commands in panels by use, examples to copy at the end."""
 
 import math
 import re
@@ -11,15 +11,30 @@ from typer.core import TyperCommand, TyperGroup
 
 from localllm.text import shortened
 
+PANELS = {
+    "Use": ("chat", "run", "ask", "serve", "launch", "agent"),
+    "Models": ("list", "pull", "push", "show", "plan", "create", "cp", "rm", "verify", "quantize"),
+    "Server": ("ps", "stop", "warm"),
+    "Measure": ("measure",),
+    "This machine": ("doctor", "gpu", "cache", "config", "completion"),
+}
+"""The commands that `localllm --help` lists, by heading."""
+
 EXAMPLES = {
     "run": (
+        "localllm run qwen3:0.6b",
         'localllm run qwen3:0.6b "Why is the sky blue?"',
         'git diff | localllm run qwen3:0.6b "Write a commit message for this change:"',
         'localllm run model.gguf "What is in it?" --image picture.png',
         'localllm run --remote http://host:8000 Qwen/Qwen3-8B "Hello"',
     ),
     "agent": ("localllm agent qwen3:8b", "localllm agent --host 127.0.0.1"),
-    "chat": ("localllm chat", "localllm chat hf.co/user/repo-GGUF:Q4_K_M", "localllm chat --remote http://host:8000"),
+    "chat": (
+        "localllm chat",
+        'localllm chat "Why is the sky blue?"',
+        "localllm chat hf.co/user/repo-GGUF:Q4_K_M",
+        "localllm chat --remote http://host:8000",
+    ),
     "ask": (
         'localllm ask notes "Which ports does the firewall open?"',
         'localllm ask ~/papers "Who measured it first?" --model qwen3:4b --json',
@@ -84,9 +99,10 @@ EXAMPLES = {
 FIRST_STEPS = """\b
 Examples:
   localllm
+  localllm run qwen3:0.6b
   localllm run builtin "Tell me a story about a fox."
   localllm pull qwen3:0.6b
-  localllm COMMAND --help
+  localllm help COMMAND
 
 Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml."""
 
@@ -97,10 +113,24 @@ def examples(command: str) -> str:
 
 
 class PlainGroup(TyperGroup):
-    """All commands."""
+    """A group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_pydantic(super().get_params(ctx))
+
+
+class Program(PlainGroup):
+    """All commands, listed in panels."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(len(name) for names in PANELS.values() for name in names)
+        for title, names in PANELS.items():
+            listed = [(name, self.commands[name]) for name in names if name in self.commands]
+            room = formatter.width - width - 6  # what click leaves for a description in its own list
+            rows = [(name.ljust(width), command.get_short_help_str(room)) for name, command in listed]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 class PlainCommand(TyperCommand):

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # importable from here in all versions
 
 from localllm.cli import terminal
-from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, examples
+from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, Program, examples
 from localllm.cli.options import COMPLETION_VARIABLE, DEBUG, PROGRAM, with_flags
 from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
@@ -46,7 +46,12 @@ COMMANDS = {
     "gpu": "localllm.cli.gpu:gpu",
     "doctor": "localllm.cli.machine:doctor",
 }
-"""Each command's function, in the order of the help."""
+"""Each command's function, in the order of the help (see help.PANELS)."""
+
+MEASURES = ("bench", "loadtest", "simulate", "cost", "perplexity")
+"""Commands that `localllm measure` groups. They also work without it, but the help does not list them."""
+
+ALIASES = {"ls": "list"}
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,14 +67,23 @@ def _root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Runs language models on the machine in front of you. Without a command it opens the chat."""
+    """Run language models locally. Without a command, a terminal opens the chat."""
+
+
+def _measure(given: typer.Context) -> None:
+    """Measure: bench, loadtest, simulate, cost and perplexity.
+
+    Each command also works without `measure`, as in `localllm bench`.
+    """
+    if given.invoked_subcommand is None:
+        terminal.answer(f"{given.get_help()}\n")
 
 
 def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
-    """The command line with these commands; imports their functions."""
+    """The command line with these commands, and with `measure` if one of them measures; imports their functions."""
     app = typer.Typer(
         name=PROGRAM,
-        cls=PlainGroup,
+        cls=Program,
         epilog=FIRST_STEPS,
         context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=False,  # `completion` prints the scripts
@@ -77,25 +91,38 @@ def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
+    group = typer.Typer(cls=PlainGroup, rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(_measure)
     for name, function in commands.items():
         command = with_flags(DEBUG)(resolve_name(function))
-        app.command(name, cls=PlainCommand, epilog=examples(name))(command)
+        measures = name in MEASURES
+        app.command(name, cls=PlainCommand, epilog=examples(name), hidden=measures)(command)
+        if measures:
+            group.command(name, cls=PlainCommand, epilog=examples(name))(command)
+    if group.registered_commands:
+        app.add_typer(group, name="measure")
     return app
 
 
-def main(commands: Mapping[str, str] = COMMANDS) -> None:
+def main(commands: Mapping[str, str] = COMMANDS, open_chat: Callable[..., int] | None = None) -> None:
     """Run the command line. Every error ends with one sentence on stderr and an exit code.
 
-    If the first word is a command, only that command is imported.
+    If the words begin with a command, only that command is imported. open_chat: opens the chat with a model, settings
+    by flag and a system prompt, and returns its exit code; used by `run` on a terminal.
     """
     with reported_errors():
         words = sys.argv[1:] or ["--help"]
+        if words[0] == "help":
+            words = [*(word for word in words[1:] if word != "help"), "--help"]
+        words[0] = ALIASES.get(words[0], words[0])
+        name, known = (words[1:2], MEASURES) if words[0] == "measure" else (words[:1], commands)
         if COMPLETION_VARIABLE in os.environ:
             completion_init()
-        elif words[0] in commands:
-            commands = {words[0]: commands[words[0]]}
+        elif name and name[0] in known:
+            commands = {name[0]: commands[name[0]]}
         try:
-            sys.exit(application(commands)(words, prog_name=PROGRAM, standalone_mode=False) or ExitCode.DONE)
+            program = application(commands)
+            sys.exit(program(words, prog_name=PROGRAM, standalone_mode=False, obj=open_chat) or ExitCode.DONE)
         except _UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
             message = error.format_message().replace("Value error, ", "")  # pydantic's beginning, for choices

@@ -25,7 +25,8 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise RequestError(
-            "No prompt. Pass it as an argument, with --file, or on standard input; `localllm chat MODEL` opens a chat."
+            "No prompt. Pass it as an argument, with --file, or on standard input; `localllm run MODEL` on a terminal, "
+            "without options for one answer, opens the chat."
         )
     return text
 

@@ -1,4 +1,4 @@
-"""localllm run: one prompt, one answer."""
+"""localllm run: one prompt, one answer; or the chat, if there is no prompt and a terminal."""
 
 import contextlib
 import gc
@@ -43,7 +43,10 @@ def _without_collector() -> "Iterator[None]":
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Model,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; --file and standard input are appended.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; --file and standard input are appended. Without any, the chat opens."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
     ] = None,
@@ -95,7 +98,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
 ) -> None:
-    """Answer one prompt.
+    """Answer one prompt, or chat if there is none.
 
     Exit status: 0 for a complete answer, 2 if the model or the request is refused, 130 after Ctrl-C, which keeps the
     text written so far. Defaults are in brackets.
@@ -106,6 +109,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.settings import load_settings
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
+    of_one_answer = (prompt, file, raw, form, stop, image, tools, think, ignore_eos, as_json, stats)
+    if given.obj and not any(of_one_answer) and sys.stdin.isatty() and sys.stdout.isatty():
+        raise typer.Exit(given.obj(model, flags, system=system))
     settings = load_settings(flags)
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):

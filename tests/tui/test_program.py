@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import SettingsError
-from tui.main import main
+from tui.main import main, model_and_prompt
 
 HEAVY = {"numba", "llvmlite", "textual", "fastapi", "llama_cpp", "tokenizers", "jinja2", "numpy"}
 
@@ -42,7 +42,7 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     refused = run(["chat", "model.gguf"])
     assert refused.returncode == 2
     assert "needs a terminal" in refused.stderr
-    assert "Commands:" in run([]).stdout
+    assert "Models:" in run([]).stdout
 
 
 @pytest.mark.parametrize(("closed", "code"), [("<&-", 0), ("<&- >&-", 141)])
@@ -69,23 +69,62 @@ def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     return end.value.code
 
 
-@pytest.mark.parametrize(("arguments", "model"), [([], None), (["chat"], None), (["chat", "qwen3:0.6b"], "qwen3:0.6b")])
-def test_a_chat_without_flags_opens_at_once(
-    arguments: list[str], model: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[tuple[object, ...]] = []
+STORY = "Tell me a story."
 
-    def open_chat(*given: object) -> int:
-        opened.append(given)
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "prompt"),
+    [
+        ([], None, None),
+        (["chat"], None, None),
+        (["chat", "qwen3:0.6b"], "qwen3:0.6b", None),
+        (["chat", STORY], None, STORY),
+        (["chat", "--ctx", "64", STORY], None, STORY),
+        (["chat", "qwen3:0.6b", "Hello"], "qwen3:0.6b", "Hello"),
+        (["run", "qwen3:0.6b"], "qwen3:0.6b", None),
+        (["run", "qwen3:0.6b", "--temperature", "0.2"], "qwen3:0.6b", None),
+        (["run", "qwen3:0.6b", "--system", "Be short."], "qwen3:0.6b", None),
+    ],
+)
+def test_run_and_chat_open_the_chat_in_a_terminal(
+    arguments: list[str], model: str | None, prompt: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[object, dict[str, object], dict[str, object]]] = []
+
+    def open_chat(name: object, flags: dict[str, object], **more: object) -> int:
+        opened.append((name, flags, more))
         return 0
 
     monkeypatch.setattr("tui.start.run_chat", open_chat)
     assert start_in_a_terminal(arguments, monkeypatch) == 0
-    assert opened == [(model, {})]
+    ((name, flags, more),) = opened
+    assert (name, more.get("prompt")) == (model, prompt)
+    assert (flags.get("ctx"), flags.get("temperature"), more.get("system")) == (
+        64 if "--ctx" in arguments else None,
+        0.2 if "--temperature" in arguments else None,
+        "Be short." if "--system" in arguments else None,
+    )
+
+
+def test_the_path_of_a_file_with_spaces_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert model_and_prompt("my model.gguf") == ("my model.gguf", None)
+    assert model_and_prompt("my other model.gguf") == (None, "my other model.gguf")
+
+
+@pytest.mark.parametrize(
+    "option", [["--json"], ["--format", "json"], ["--image", "cat.png"], ["--tools", "read_file"], ["--think", "on"]]
+)
+def test_options_for_one_answer_want_a_prompt(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start_in_a_terminal(["run", "qwen3:0.6b", *option], monkeypatch) == 2
+    assert "No prompt." in capsys.readouterr().err
 
 
 def test_a_chat_that_cannot_open_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(*_given: object) -> int:
+    def refuse(*_given: object, **_more: object) -> int:
         raise SettingsError("config.toml: top_k should be an integer.")
 
     monkeypatch.setattr("tui.start.run_chat", refuse)
@@ -101,7 +140,7 @@ def test_what_the_first_picture_does_not_need_is_not_imported() -> None:
 
 
 def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "argv", ["localllm", "list"])

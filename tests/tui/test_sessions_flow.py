@@ -22,7 +22,7 @@ from tui.parameters import Parameters
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 from tui.sessions.database import SessionError
-from tui.widgets.frame import Notice
+from tui.widgets.frame import Note, Notice
 from tui.widgets.markdown import AnswerMarkdown
 
 
@@ -383,6 +383,38 @@ def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, sto
     said_before = [(one["role"], one["content"]) for one in backend.requests[1].messages]
     assert said_before == [("system", "Be brief."), ("user", "First"), ("assistant", "One."), ("user", "Second")]
     assert len(store.sessions()) == 1
+
+
+def test_the_first_prompt_is_sent_at_once_but_not_again_by_a_reloaded_page(
+    make_app: MakeApp, store: SessionStore
+) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow(visits: int) -> None:
+        app = make_app(backend)
+        app.begin_with(False, None, visit="page", prompt="Say one.")
+        async with app.run_test() as pilot:
+            await loaded(pilot)
+            await until(pilot, lambda: len(chat_of(pilot).conversation.messages) == 2)
+            assert (await answered(pilot)).content == "One."
+            await until(pilot, lambda: (store.remembered("browser visit") or "").startswith("page"))
+        assert len(backend.requests) == 1, visits
+
+    asyncio.run(flow(1))
+    asyncio.run(flow(2))
+
+
+def test_a_first_prompt_waits_in_the_field_while_there_is_no_model(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        app = make_app(FakeBackend(), model="")
+        app.begin_with(False, None, prompt="Say one.")
+        async with app.run_test() as pilot:
+            await until(pilot, lambda: len(app.screen_stack) == 2)  # the model picker
+            chat = chat_of(pilot)
+            assert chat.prompt.text == "Say one."
+            assert not chat.transcript.query(Note)
+
+    asyncio.run(flow())
 
 
 def test_a_chat_takes_nothing_from_the_one_before_it(store: SessionStore) -> None:

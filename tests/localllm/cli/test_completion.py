@@ -81,6 +81,7 @@ def test_bash_completes_names_with_colons(home: Path) -> None:
         assert completed('localllm run qwen3:0.6b "Say: this" --temperat') == (
             'localllm run qwen3:0.6b "Say: this" --temperature '
         )
+        assert completed("localllm measure per") == "localllm measure perplexity "
         assert completed("localllm show with") == "localllm show with\\ blanks\\ in\\ it "
         assert completed("localllm run ./models/oth") == "localllm run ./models/other.gguf "
 
