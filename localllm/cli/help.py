@@ -45,6 +45,12 @@ EXAMPLES = {
         "localllm serve --model model.gguf --port 8080",
         "localllm serve --host 0.0.0.0 --api-key-file key.txt",
     ),
+    "service": (
+        "localllm service install",
+        "localllm service install -- --host 0.0.0.0 --api-key-file key.txt",
+        "localllm service status",
+        "localllm service uninstall",
+    ),
     "show": ("localllm show qwen3:0.6b", "localllm show model.gguf --json"),
     "launch": ("localllm launch claude --model qwen3:8b", "localllm launch opencode -- run 'Fix the tests.'"),
     "warm": ("localllm warm claude --model qwen3:8b", "localllm warm --request first.json"),

@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "localllm.cli.run:run",
     "ask": "localllm.cli.ask:ask",
     "serve": "localllm.cli.serve:serve",
+    "service": "localllm.cli.service:service",
     "launch": "localllm.cli.launch:launch",
     "warm": "localllm.cli.warm:warm",
     "show": "localllm.cli.show:show",

@@ -9,7 +9,7 @@ from localllm.cli.terminal import note
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from localllm.server.options import ServerOptions
     from localllm.server.served import ServedModels
@@ -46,19 +46,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     import os
 
-    from localllm.remote.connection import is_local
-    from localllm.server.options import server_options, with_ollama_variables
+    from localllm.server.options import with_ollama_variables
     from localllm.server.serve import serve as run_server
-    from localllm.settings import load_settings
 
     flags = setting_flags(given)
-    settings = load_settings(flags, with_ollama_variables(os.environ))
-    options = server_options(settings)
-    if not is_local(settings.host) and options.api_key is None and not without_key:
-        raise RequestError(
-            f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
-            "--api-key-file, or pass --without-key to let everyone use the models."
-        )
+    options = checked_options(flags, without_key, with_ollama_variables(os.environ))
+    settings = options.settings
     if settings.remote:
         refuse_beside_remote({**flags, "model": model or None}, ("model", "max_models"))
         models = _remote_models(settings.remote, options)
@@ -66,6 +59,24 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         models = _local_models(model or [], options)
     what = f"serves the models of {settings.remote}" if settings.remote else "serves"
     run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
+
+
+def checked_options(
+    flags: "Mapping[str, object]", without_key: bool, environment: "Mapping[str, str]"
+) -> "ServerOptions":
+    """The server's options. Raises RequestError if others could use the server without a key, unless without_key."""
+    from localllm.remote.connection import is_local
+    from localllm.server.options import server_options
+    from localllm.settings import load_settings
+
+    settings = load_settings(flags, environment)
+    options = server_options(settings)
+    if not is_local(settings.host) and options.api_key is None and not without_key:
+        raise RequestError(
+            f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
+            "--api-key-file, or pass --without-key to let everyone use the models."
+        )
+    return options
 
 
 def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callable[[], ServedModels]":
