@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.attack_stage import PATIENCE_S, Served, SkippedError, Stage, answer_of, check, line_of, with_template
+from localllm.chats import SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.database import SessionError
+from localllm.chats.parameters import Parameters
 from tests.localllm.library.model_server import Answer, ModelServer
-from tui.conversation import Conversation
-from tui.parameters import Parameters
-from tui.sessions import SessionStore
-from tui.sessions.database import SessionError
 
 LONG = "Once upon a time there was a little girl named Lily who liked to play in the park with her dog. " * 24
 CGROUP = Path("/sys/fs/cgroup/memory")

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from localllm.chats import SessionStore
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
 from tui.app import ChatApp
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
-from tui.sessions import SessionStore
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SIZE = (100, 32)

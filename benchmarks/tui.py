@@ -24,6 +24,7 @@ from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
 from gguf_io.runner_info import LoadProgress
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
+from localllm.chats import Message, Role, SessionStore
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.library.modelfile import Modelfile
 from localllm.library.names import BUILT_IN
@@ -32,7 +33,6 @@ from tui.app import ChatApp
 from tui.backend import ModelChoice, ModelInfo
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
-from tui.sessions import Message, Role, SessionStore
 from tui.widgets.transcript import WINDOW
 
 SPEED = 400  # tokens per second

@@ -11,6 +11,7 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.system import NotRegularError, make_folder, read_file
+from localllm.chats.database import connect, in_memory
 from localllm.documents.walk import found_files
 from localllm.engine.file_digest import _read as digests
 from localllm.errors import LocalLLMError
@@ -24,7 +25,6 @@ from localllm.tools.mcp_servers import read_servers
 from localllm.tools.reading import reading_tools
 from tests.forking import PROGRAM, Nursery
 from tui.attachments import _read as attached
-from tui.sessions.database import connect, in_memory
 from tui.widgets.completion import size_of
 
 ROOT = Path(__file__).parent.parent

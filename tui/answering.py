@@ -1,18 +1,16 @@
-"""How answers end, and answers that are not displayed: titles and summaries."""
+"""Answers that are not displayed: titles and summaries."""
 
 import threading
 import time
-from collections.abc import Sequence
 
 from localllm.answer.event import AnswerEvent, merged
 from localllm.answer.request import AnswerRequest
+from localllm.background import in_thread
+from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
 from localllm.text import harmless
 from tui.backend import Backend
-from tui.background import in_thread
-from tui.conversation import Conversation
-from tui.sessions import Message
 
 MOST_TITLE_WORDS = 8  # the prompt asks for five
 POLL_S = 0.1
@@ -41,29 +39,6 @@ async def summarise(conversation: Conversation, backend: Backend, sees: bool, st
         raise RequestError(f"There is no summary: {whole.error or 'the model wrote nothing'}. Nothing was changed.")
     conversation.set_summary(message, summary)
     return True
-
-
-def note_end(message: Message, last: AnswerEvent, unseen: Sequence[str]) -> None:
-    """Record how an answer ended and its statistics. unseen: names of pictures that were not sent."""
-    counts, timings = last.counts, last.timings
-    decoded = counts.generated - 1
-    message.finish_reason = last.finish_reason
-    message.error = last.error if last.finish_reason is FinishReason.ERROR else None
-    message.stats = {
-        "prompt": counts.prompt,
-        "cached": counts.cached,
-        "recomputed": counts.recomputed,
-        "generated": counts.generated,
-        "drafted": counts.drafted,
-        "accepted": counts.accepted,
-        "drafting_s": timings.drafting_s,
-        "ttft_s": timings.ttft_s,
-        "prefill_s": timings.prefill_s,
-        "decode_s": timings.decode_s,
-        "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
-        "seed": last.seed,
-        "unseen": list(unseen),
-    }
 
 
 async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading.Event | None = None) -> AnswerEvent:

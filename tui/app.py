@@ -15,19 +15,19 @@ from textual.driver import Driver
 from textual.screen import Screen
 from textual.theme import Theme
 
+from localllm.chats import SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.parameters import Parameters
+from localllm.chats.saved import Persona
 from localllm.errors import LocalLLMError
 from localllm.text import counted, harmless
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
-from tui.conversation import Conversation
 from tui.drafts import Drafts
-from tui.parameters import Parameters
-from tui.saved import Persona
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import Answered, ChatScreen
 from tui.screens.loading import ModelLoader
 from tui.screens.tabs import Tabs
-from tui.sessions import SessionStore
 from tui.terminal import in_browser, surviving
 from tui.widgets.frame import Notice, key_names
 from tui.widgets.prompt import Prompt

@@ -11,11 +11,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gguf_io.system import read_file
+from localllm.chats import PASTED, Attachment
 from localllm.documents.excerpt import as_file
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import decoded, user_path
 from localllm.text import shortened
-from tui.sessions import PASTED, Attachment
 
 # At the start or after whitespace, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
 _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tui.sessions import Attachment, SessionStore
+from localllm.chats import Attachment, SessionStore
 from tui.widgets.prompt import Prompt
 
 _PREFIX = "drafts of "

@@ -12,6 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from textual.logging import TextualHandler
 
+from localllm.chats import SessionStore
+from localllm.chats.parameters import Parameters
+from localllm.chats.saved import read_persona
 from localllm.cli.prompt import check_text
 from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
@@ -19,9 +22,6 @@ from localllm.settings import Settings, config_path, load_settings, read_toml, s
 from localllm.text import nearest, shortened
 from tui.app import ChatApp
 from tui.backends import open_backend, remembered_as
-from tui.parameters import Parameters
-from tui.saved import read_persona
-from tui.sessions import SessionStore
 from tui.terminal import in_browser, light_background
 from tui.widgets.pictures import ask_terminal
 

@@ -156,23 +156,3 @@ class Latency:
         tokens = update.counts.generated - before.counts.generated
         if tokens > 0:
             self.itl.extend([(update.timings.decode_s - before.timings.decode_s) / tokens] * tokens)
-
-
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The stats of a continued answer from those of its two parts. If the first is empty, returns the second."""
-    if not first:
-        return second
-    seconds = [part.get("decode_s") or 0.0 for part in (first, second)]
-    decoded = sum((part.get("speed") or 0.0) * took for part, took in zip((first, second), seconds, strict=True))
-    return second | {
-        "prompt": first.get("prompt", 0),
-        "cached": first.get("cached", 0),
-        "ttft_s": first.get("ttft_s", 0.0),
-        "prefill_s": first.get("prefill_s", 0.0),
-        **{
-            name: (first.get(name) or 0) + (second.get(name) or 0)
-            for name in ("generated", "drafted", "accepted", "drafting_s")
-        },
-        "decode_s": sum(seconds),
-        "speed": decoded / sum(seconds) if sum(seconds) else 0.0,
-    }

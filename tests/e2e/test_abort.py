@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gguf_io import load_tokenizer, open_model
+from localllm.chats import SessionStore
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from tests.localllm.engine.real_runners import open_real
 from tests.oracle import llama_oracle
-from tui.sessions import SessionStore
 
 pytestmark = [
     pytest.mark.oracle,
@@ -33,7 +33,7 @@ from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from tests.localllm.engine.real_runners import open_real
-from tui.sessions import Message, Role, SessionStore
+from localllm.chats import Message, Role, SessionStore
 
 model, folder, text = sys.argv[1:]
 with open_model(model) as file:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from localllm.chats import SessionStore
 from tests.waiting import PATIENCE_S, eventually
-from tui.sessions import SessionStore
 
 pty = pytest.importorskip("pty", reason="Windows has no such module")
 termios = pytest.importorskip("termios", reason="Windows has no such module")

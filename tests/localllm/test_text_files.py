@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from localllm.agents.recording import Recording
+from localllm.chats.saved import folder_of, read_persona, read_prompt
 from localllm.cli.prompt import read_format
 from localllm.errors import RequestError, SettingsError
 from localllm.files import decoded, file_problem, listed, read_text
@@ -19,7 +20,6 @@ from localllm.tools.approvals import Approvals
 from localllm.tools.mcp_servers import read_servers
 from tests.closed_folders import closed
 from tui.attachments import find_attachments
-from tui.saved import folder_of, read_persona, read_prompt
 from tui.start import load_keys
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16"]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from textual.pilot import Pilot
 
 from localllm.answer.event import AnswerEvent, AnswerStream
+from localllm.chats import Message
 from tui.app import ChatApp
 from tui.screens.chat import ChatScreen
-from tui.sessions import Message
 
 
 def chat_of(pilot: Pilot[None]) -> ChatScreen:

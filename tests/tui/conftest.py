@@ -10,9 +10,9 @@ os.environ["TEXTUAL_ANIMATIONS"] = "none"
 import pytest
 from textual.widgets import Input, TextArea
 
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend
 from tui.app import ChatApp
-from tui.sessions import SessionStore
 
 MakeApp = Callable[..., ChatApp]
 

@@ -22,6 +22,7 @@ from textual.widgets import Input, OptionList, TabbedContent, TextArea
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.machine import ANSWER, NEW, NOTES, OLD, QUESTION, QUOTING, RIVALS, WIDE, Machine, machine_of
@@ -32,7 +33,6 @@ from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
 from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import SessionStore
 from tui.widgets.frame import KeyBar, Note
 
 Flow = Callable[[Pilot[None]], Awaitable[None]]

@@ -20,6 +20,8 @@ from acp import schema, text_block
 from gguf_io.runner_info import LoadProgress
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Role, SessionStore
+from localllm.chats.parameters import Parameters
 from localllm.engine.request import FinishReason
 from localllm.tools.action import Action, Tool
 from localllm.tools.approvals import approvals_path
@@ -28,8 +30,6 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
 from tui.acp.agent import LocalAgent
 from tui.backend import ModelInfo
-from tui.parameters import Parameters
-from tui.sessions import Role, SessionStore
 
 DONE = [said("Done."), ended()]
 PNG = base64.b64decode(
@@ -538,8 +538,8 @@ def test_mcp_servers_of_the_client_join_those_of_the_file(
         def close(self) -> None:
             given.append("closed")
 
-    monkeypatch.setattr("tui.tool_loop.McpServers", Servers)
-    monkeypatch.setattr("tui.tool_loop.read_servers", lambda _: {"own": {"command": "own"}})
+    monkeypatch.setattr("localllm.chats.tool_loop.McpServers", Servers)
+    monkeypatch.setattr("localllm.chats.tool_loop.read_servers", lambda _: {"own": {"command": "own"}})
     servers = [
         schema.McpServerStdio(
             name="clock", command="/bin/clock", args=["-u"], env=[schema.EnvVariable(name="TZ", value="UTC")]
@@ -575,7 +575,7 @@ def test_mcp_servers_of_the_client_join_those_of_the_file(
 
 
 def test_rounds_have_a_bound_and_continue_goes_on(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.tool_loop.MAX_ROUNDS", 2)
+    monkeypatch.setattr("localllm.chats.tool_loop.MAX_ROUNDS", 2)
     monkeypatch.setattr("tui.acp.session.MAX_ROUNDS", 2)
     editor, backend = Editor(), model(*[calls(("list_files", {}))] * 3, DONE)
 

@@ -6,11 +6,11 @@ from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import SessionStore
 from localllm.engine.request import FinishReason
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.sessions import SessionStore
 from tui.widgets.markdown import AnswerMarkdown
 from tui.widgets.messages import AnswerView
 

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from localllm.answer.request import AnswerRequest
+from localllm.chats import SessionStore
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from localllm.text import human_bytes
@@ -24,7 +25,6 @@ from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
 from tui.commands.sessions import as_json, as_markdown
 from tui.engine_backend import EngineBackend
-from tui.sessions import SessionStore
 from tui.widgets.messages import AnswerView, without
 from tui.widgets.pictures import drawn
 

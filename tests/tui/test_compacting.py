@@ -5,10 +5,10 @@ import asyncio
 from textual.pilot import Pilot
 
 from localllm.answer.request import AnswerRequest
+from localllm.chats.conversation import SUMMARY_HEADING, SUMMARY_PROMPT
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.conversation import SUMMARY_HEADING, SUMMARY_PROMPT
 
 
 def backend_with(*answers: str) -> FakeBackend:

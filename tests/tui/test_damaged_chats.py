@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from textual.widgets import Static
 
+from localllm.chats import Attachment, Message, Role, SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.database import SessionError
+from localllm.chats.parameters import Parameters
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tui.conversation import Conversation
-from tui.parameters import Parameters
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import Attachment, Message, Role, SessionStore
-from tui.sessions.database import SessionError
 
 COLUMNS = {
     "session": ("title", "titled", "model", "parameters", "leaf", "created", "updated", "deleted"),

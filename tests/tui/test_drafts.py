@@ -13,12 +13,12 @@ from textual._xterm_parser import XTermParser
 from textual.events import Paste
 from textual.pilot import Pilot
 
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
 from tui.drafts import Drafts
-from tui.sessions import SessionStore
 from tui.widgets.prompt import Prompt
 
 DRAFT = "a long thought, not yet sent"

@@ -7,12 +7,12 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
 from tui.screens.sessions import AROUND, SessionsScreen, snippet
-from tui.sessions import SessionStore
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from textual.pilot import Pilot
 from textual.widgets import Collapsible, Input, Static
 
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Message, Role, SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
 from tui.screens.chat import ChatScreen
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import Message, Role, SessionStore
 from tui.widgets.frame import CURRENT, MATCH
 from tui.widgets.markdown import AnswerMarkdown
 from tui.widgets.transcript import WINDOW

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from localllm.chats import SessionStore
 from localllm.documents.excerpt import INSTRUCTION
 from localllm.documents.search import DOUBT
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.sessions import SessionStore
 
 NOTES = "# Ships\n\nThe harbour was built in 1924.\nIt has `three` piers.\n"
 TRUE = 'They say "The harbour was built in 1924."'

@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import SessionStore
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -18,7 +19,6 @@ from tests.tui.conftest import MakeApp
 from tui.backend import ModelChoice
 from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
-from tui.sessions import SessionStore
 
 LOOK = EngineSnapshot(
     steps=(), requests=(), prefixes=(), page_size=16, pages_total=8, page_holders=np.zeros(0, np.int32)

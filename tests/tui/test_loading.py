@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
+from localllm.chats import SessionStore
 from localllm.engine.request import FinishReason
 from localllm.library.lookup import users_models
 from localllm.settings import Settings
@@ -23,7 +24,6 @@ from tui.commands.sessions import open_session
 from tui.screens.models import ModelsScreen
 from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import SessionStore
 from tui.widgets.frame import KeyBar
 
 BUILT_IN = ModelChoice("builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in")

@@ -7,12 +7,12 @@ import pytest
 from textual.command import CommandList, CommandPalette
 from textual.widgets import Input, Static
 
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
-from tui.sessions import SessionStore
 from tui.widgets.frame import KeyBar
 
 

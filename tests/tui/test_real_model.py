@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from localllm.chats import Role, SessionStore
 from localllm.engine.request import FinishReason
 from localllm.settings import Settings
 from tests.fakes.scripted_model import write_scripted_model
@@ -13,7 +14,6 @@ from tests.tui.conftest import MakeApp
 from tui.engine_backend import EngineBackend
 from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
-from tui.sessions import Role, SessionStore
 
 
 def test_calls_without_markers_run_once_they_are_allowed(

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Static
 
+from localllm.chats.parameters import Parameters
+from localllm.chats.saved import _as_toml, folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.errors import RequestError
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.parameters import Parameters
-from tui.saved import _as_toml, folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 
 DEFAULTS = Parameters()
 

@@ -7,13 +7,13 @@ import pytest
 from textual._xterm_parser import XTermParser
 from textual.widgets import Static
 
+from localllm.chats import SessionStore
+from localllm.chats.parameters import Parameters
 from localllm.errors import RequestError
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.commands.table import find_command, unknown_command
-from tui.parameters import Parameters
-from tui.sessions import SessionStore
 from tui.start import run_chat
 from tui.widgets.frame import Note
 from tui.widgets.messages import AnswerView

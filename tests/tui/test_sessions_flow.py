@@ -11,17 +11,17 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from localllm.answer.request import AnswerRequest
+from localllm.chats import SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.database import SessionError
+from localllm.chats.parameters import Parameters
 from localllm.engine.request import Counts, FinishReason
 from tests.fakes.fake_backend import FakeAnswer, FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tests.waiting import eventually
 from tui.answering import make_title, whole_answer
-from tui.conversation import Conversation
-from tui.parameters import Parameters
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import SessionStore
-from tui.sessions.database import SessionError
 from tui.widgets.frame import Note, Notice
 from tui.widgets.markdown import AnswerMarkdown
 

@@ -3,10 +3,10 @@
 import pytest
 
 from localllm.answer.event import AnswerEvent
+from localllm.chats.parameters import NAMES, Parameters
 from localllm.engine.request import Counts, Progress, Timings
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.parameters import NAMES, Parameters
 from tui.status import SpeedMeter, Status, bar
 
 

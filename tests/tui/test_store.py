@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from localllm.chats import Message, Role, SessionStore
+from localllm.chats.database import MIGRATIONS, SessionError
+from localllm.chats.store import UNDO_S
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.sessions import Message, Role, SessionStore
-from tui.sessions.database import MIGRATIONS, SessionError
-from tui.sessions.store import UNDO_S
 
 
 def talk(store: SessionStore, *texts: str) -> int:
@@ -85,7 +85,7 @@ def test_a_deleted_chat_goes_after_the_time_for_undo(tmp_path: Path, monkeypatch
     store.delete(session)
     store.close()
     now = time.time()
-    monkeypatch.setattr("tui.sessions.store.time.time", lambda: now + UNDO_S + 60)
+    monkeypatch.setattr("localllm.chats.store.time.time", lambda: now + UNDO_S + 60)
     store = SessionStore(tmp_path / "s.db")
     assert store.path(session) == []
     store.close()

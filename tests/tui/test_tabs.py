@@ -6,6 +6,7 @@ from textual.pilot import Pilot
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
@@ -14,7 +15,6 @@ from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import ChatScreen
 from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
-from tui.sessions import SessionStore
 
 
 def tabs(pilot: Pilot[None]) -> list[ChatScreen]:

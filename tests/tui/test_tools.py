@@ -14,6 +14,7 @@ from textual.widgets import Collapsible, OptionList, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Role, SessionStore
 from localllm.tools.action import Action, Tool
 from localllm.tools.approvals import approvals_path
 from localllm.tools.journal import Journal, journal_path
@@ -21,7 +22,6 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.screens.approval import ApprovalScreen
-from tui.sessions import Role, SessionStore
 
 Flow = Callable[[Pilot[None]], Awaitable[None]]
 
@@ -272,7 +272,7 @@ def test_a_malformed_call_is_asked_for_again_under_its_schema(play: Callable[[Fa
 def test_the_loop_stops_at_its_bound_and_goes_on_when_told(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.tool_loop.MAX_ROUNDS", 2)
+    monkeypatch.setattr("localllm.chats.tool_loop.MAX_ROUNDS", 2)
     again = [calls(("list_files", {}))] * 3
     backend = model(*again, DONE)
 
@@ -352,7 +352,7 @@ def test_nothing_of_a_tool_reaches_the_terminal_raw(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names, arguments, results, errors and problems, in the approval dialog, the list of tools and the messages."""
-    monkeypatch.setattr("tui.tool_loop.McpServers", HostileServers)
+    monkeypatch.setattr("localllm.chats.tool_loop.McpServers", HostileServers)
     seen = []
 
     def look(pilot: Pilot[None], *expected: str) -> None:

@@ -4,10 +4,10 @@ position is kept.
 
 import asyncio
 
+from localllm.chats import Message, Role, SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.sessions import Message, Role, SessionStore
 from tui.widgets.transcript import WINDOW
 
 LONG = 200

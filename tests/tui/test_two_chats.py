@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from localllm.chats import Message, Role, SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.sessions import Message, Role, SessionStore
 
 # Writes answers piece by piece, like a chat, and says after each change what it has stored.
 WRITER = """
 import json, sys
 from pathlib import Path
-from tui.sessions import Message, Role, SessionStore
+from localllm.chats import Message, Role, SessionStore
 store = SessionStore(Path(sys.argv[1]))
 session = int(sys.argv[2]) or store.create("m", {})
 parent, count = None, int(sys.argv[3])
@@ -82,7 +82,7 @@ def test_what_a_killed_program_has_written_is_there(tmp_path: Path) -> None:
 def test_ids_do_not_collide_if_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [SessionStore(tmp_path / "sessions.db") for _ in range(2)]
     stores[0].create("m", {})
-    monkeypatch.setattr("tui.sessions.store.time.time_ns", lambda: 0)
+    monkeypatch.setattr("localllm.chats.store.time.time_ns", lambda: 0)
     assert len({store._new_id("session") for store in stores for _ in range(4)}) > 1
     for store in stores:
         store.close()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from localllm.chats import Message, Role, SessionStore
+from localllm.chats.database import MIGRATIONS, SessionError, UnwritableError, connect, in_memory
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded
 from tui.app import ChatApp
-from tui.sessions import Message, Role, SessionStore
-from tui.sessions.database import MIGRATIONS, SessionError, UnwritableError, connect, in_memory
 from tui.start import _close
 
 

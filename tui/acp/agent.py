@@ -12,15 +12,15 @@ from typing import Any, TypeVar, cast
 from acp import PROTOCOL_VERSION, Client, schema
 from acp import RequestError as ClientError
 
+from localllm.background import in_thread
+from localllm.chats import SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.parameters import Parameters
 from localllm.errors import LocalLLMError, RequestError
 from tui.acp.content import Blocks, Servers, servers_of
 from tui.acp.models import Models
 from tui.acp.session import MODES, Session
 from tui.backend import Backend, ModelInfo, short_name
-from tui.background import in_thread
-from tui.conversation import Conversation
-from tui.parameters import Parameters
-from tui.sessions import SessionStore
 
 _FOLDER = "agent folder "  # the store's key for a session's folder, followed by the session's id
 _INVALID, _FAILED, _NOT_FOUND = -32602, -32603, -32002

@@ -20,12 +20,12 @@ from acp import (
 )
 
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Attachment, Message, Role
 from localllm.errors import RequestError
 from localllm.tools.action import Action
 from localllm.tools.folder import Folder
 from tui.attachments import attached, picture, text_file
 from tui.backend import Backend
-from tui.sessions import Attachment, Message, Role
 
 KINDS: Mapping[str, schema.ToolKind] = {
     "read_file": "read",

@@ -4,9 +4,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from localllm.background import in_thread
 from localllm.errors import RequestError
 from tui.backend import Backend, LoadStoppedError, ModelInfo
-from tui.background import in_thread
 
 POLL_S = 0.05
 

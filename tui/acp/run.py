@@ -11,13 +11,13 @@ from pathlib import Path
 from acp import Agent
 from acp import run_agent as serve
 
+from localllm.chats import SessionStore
+from localllm.chats.parameters import Parameters
 from localllm.settings import Settings, load_settings, sessions_path
 from tui.acp.agent import LocalAgent
 from tui.acp.stdio import StandardStreams
 from tui.backend import Backend
 from tui.backends import open_backend, remembered_as
-from tui.parameters import Parameters
-from tui.sessions import SessionStore
 
 
 def run_agent(model: str | None, flags: Mapping[str, object], sessions: Path | None, host: str | None) -> None:

@@ -13,18 +13,19 @@ from acp import RequestError as ClientError
 
 from localllm.answer.event import AnswerEvent, AnswerStream, PartKind, merged
 from localllm.answer.tool_calls import ToolCall
+from localllm.background import in_thread
+from localllm.chats import Message, Role
+from localllm.chats.conversation import Conversation
+from localllm.chats.ending import note_end
+from localllm.chats.tool_loop import ToolLoop
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, ToolError
 from localllm.tools.approvals import Decision, rule_for
 from tui.acp.content import Blocks, call_id, end_of, preview_of, read_prompt, replayed, start_of, title
 from tui.acp.models import Models
-from tui.answering import make_title, note_end, summarise
-from tui.backend import ModelInfo
-from tui.background import in_thread
-from tui.conversation import Conversation
-from tui.sessions import Message, Role
-from tui.tool_loop import ToolLoop
+from tui.answering import make_title, summarise
+from tui.backend import ModelInfo, short_name
 
 POLL_S = 0.05
 
@@ -182,11 +183,8 @@ class Session(ToolLoop):
             info = await self._models.loaded(self.stopping)
             request = conversation.request(continues, info.sees, await self._offered(info), tool_choice)
             answer = await in_thread(lambda: backend.submit(request))
-            note_end(message, await self._follow(answer, message), () if info.sees else conversation.picture_names)
-            if before:
-                from tui.status import joined  # imports Textual
-
-                message.stats = joined(before, message.stats)
+            last = await self._follow(answer, message)
+            note_end(message, last, () if info.sees else conversation.picture_names, before)
             if info.context:
                 used = message.stats["prompt"] + message.stats["generated"]
                 await self._tell(schema.UsageUpdate(session_update="usage_update", used=used, size=info.context))
@@ -202,7 +200,7 @@ class Session(ToolLoop):
 
     async def _offered(self, info: ModelInfo) -> list[dict[str, Any]]:
         """The tools for the model; says which MCP servers did not start, once."""
-        tools = await self.offered(info)
+        tools = await self.offered(short_name(info.name), info.converses)
         problems, self.problems = self.problems, []
         for problem in problems:
             await self.show_note(problem)
@@ -280,7 +278,8 @@ class Session(ToolLoop):
             )
         )
 
-    async def show_result(self, message: Message) -> None:
+    async def add_result(self, call: ToolCall, result: str) -> None:
+        message = self._conversation.add_result(call, result)
         identity = call_id(len(self._conversation.messages) - 1)
         await self._tell(end_of(identity, message, shows_text=message.is_failure or not self._shown_change))
 

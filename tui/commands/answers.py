@@ -4,10 +4,10 @@ import re
 from functools import partial
 from typing import cast
 
+from localllm.chats import Role
 from localllm.errors import LocalLLMError, RequestError
 from tui.answering import summarise
 from tui.screens.chat import ChatScreen
-from tui.sessions import Role
 from tui.widgets.messages import AnswerView, MessageView, ToolView
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 
 from textual.content import Content
 
+from localllm.chats import Message, Role
+from localllm.chats.store import change_tags
 from localllm.documents.excerpt import fenced
 from localllm.errors import RequestError
 from localllm.files import user_path
 from localllm.text import counted
 from tui.screens.chat import ChatScreen
-from tui.sessions import Message, Role
-from tui.sessions.store import change_tags
 from tui.terminal import in_browser
 from tui.widgets.frame import preview
 

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from localllm.background import in_thread
+from localllm.chats import Role
+from localllm.chats.parameters import NAMES, Parameters
+from localllm.chats.saved import folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.errors import RequestError
 from localllm.files import user_path
 from localllm.text import shortened
 from tui.backend import short_name
-from tui.background import in_thread
-from tui.parameters import NAMES, Parameters
-from tui.saved import folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from tui.screens.chat import ChatScreen
-from tui.sessions import Role
 
 NOTED_RIVALS = 5
 _SWITCHES = {"think": "on", "nothink": "off"}  # Ollama's names

@@ -9,19 +9,19 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.worker import Worker
 
+from localllm.chats import Attachment
+from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
 from tui.attachments import MissingFileError
 from tui.backend import Backend, ModelInfo, short_name
-from tui.conversation import Conversation
 from tui.screens.chat_view import ChatView
 from tui.screens.folder import ChatFolder
 from tui.screens.loading import ModelLoader
 from tui.screens.tabs import Tabs
 from tui.screens.tools import ChatTools
 from tui.screens.writing import AnswerWriter
-from tui.sessions import Attachment
 from tui.status import Latency
 from tui.widgets.completion import Suggestion
 from tui.widgets.frame import Note, key_names

@@ -13,11 +13,11 @@ from textual.message import Message
 from textual.reactive import var
 from textual.screen import Screen
 
+from localllm.chats import PASTED, Attachment
+from localllm.chats.conversation import Conversation
 from localllm.errors import LocalLLMError
 from tui.attachments import Weight, weigh
 from tui.backend import Backend
-from tui.conversation import Conversation
-from tui.sessions import PASTED, Attachment
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
 from tui.widgets.frame import KeyBar, Note, Notice, Row, StatusLine, TabMark, TitleBar

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.background import in_thread
+from localllm.chats import Attachment
 from localllm.errors import RequestError
 from localllm.text import counted
 from tui.attachments import find_attachments
-from tui.background import in_thread
 from tui.screens.chat_view import ChatView
-from tui.sessions import Attachment
 from tui.widgets.frame import Row
 
 if TYPE_CHECKING:

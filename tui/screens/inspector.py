@@ -16,6 +16,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static, TabbedContent, TabPane
 
+from localllm.background import in_thread
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
 from localllm.measure.formulas.memory import F16_BYTES, KV_TYPES
@@ -23,7 +24,6 @@ from localllm.measure.inspection_data import snapshot_data
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.backend import Backend
-from tui.background import in_thread
 from tui.status import Latency
 from tui.widgets.frame import KeyBar, Notice
 

@@ -7,10 +7,10 @@ from functools import partial
 
 from textual.app import App
 
+from localllm.background import in_thread
+from localllm.chats.parameters import Parameters
 from localllm.errors import LocalLLMError
 from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo, short_name
-from tui.background import in_thread
-from tui.parameters import Parameters
 from tui.screens.chat_view import ChatView
 
 BUILT_IN = "built-in"  # a ModelChoice's source

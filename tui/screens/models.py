@@ -14,11 +14,11 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from cpu_kernels.limits import available_memory
+from localllm.background import in_thread
 from localllm.errors import LocalLLMError
 from localllm.files import user_path
 from localllm.text import columns_of, counted, harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice, short_name
-from tui.background import in_thread
 from tui.status import MUTED
 from tui.widgets.completion import matching_paths
 from tui.widgets.frame import KeyBar

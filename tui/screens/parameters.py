@@ -8,8 +8,8 @@ from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static, TextArea
 
+from localllm.chats.parameters import PRESETS, Parameters
 from localllm.errors import RequestError
-from tui.parameters import PRESETS, Parameters
 from tui.widgets.frame import KeyBar
 
 _HINTS = {

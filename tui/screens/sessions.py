@@ -13,11 +13,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from localllm.chats import SessionStore, SessionSummary
+from localllm.chats.store import change_tags, split_search
 from localllm.errors import LocalLLMError
 from localllm.text import counted, harmless
 from tui.backend import short_name
-from tui.sessions import SessionStore, SessionSummary
-from tui.sessions.store import change_tags, split_search
 from tui.status import MUTED
 from tui.widgets.frame import KeyBar, Notice
 

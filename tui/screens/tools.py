@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Message
+from localllm.chats.tool_loop import ToolLoop
 from localllm.errors import LocalLLMError
 from localllm.tools.action import MAX_ROUNDS, Action
 from localllm.tools.approvals import Decision
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat_view import ChatView
-from tui.sessions import Message
-from tui.tool_loop import ToolLoop
 from tui.widgets.frame import Note
 from tui.widgets.messages import AnswerView
 
@@ -52,8 +52,8 @@ class ChatTools(ToolLoop):
     async def show_running(self, call: ToolCall, action: Action) -> None:
         """Nothing to change."""
 
-    async def show_result(self, message: Message) -> None:
-        await self._chat.transcript.append(message)
+    async def add_result(self, call: ToolCall, result: str) -> None:
+        await self._chat.transcript.append(self._conversation.add_result(call, result))
         self._show_tool("")
 
     async def show_note(self, text: str) -> None:

@@ -6,17 +6,17 @@ import time
 from typing import cast
 
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
+from localllm.background import in_thread
+from localllm.chats import Message
+from localllm.chats.database import SessionError
+from localllm.chats.ending import note_end
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.answering import note_end
-from tui.backend import ModelInfo
-from tui.background import in_thread
+from tui.backend import ModelInfo, short_name
 from tui.screens.chat_view import ChatView
 from tui.screens.loading import FLUSH_S, ModelLoader
 from tui.screens.tools import ChatTools
-from tui.sessions import Message
-from tui.sessions.database import SessionError
-from tui.status import Latency, SpeedMeter, joined
+from tui.status import Latency, SpeedMeter
 from tui.widgets.messages import AnswerView
 
 SAVE_EVERY_S = 0.25
@@ -62,13 +62,12 @@ class AnswerWriter:
             self._message = view.message
             info = await self._model_loaded()
             unseen = () if info.sees else conversation.picture_names
-            tools = await self._tools.offered(info)
+            tools = await self._tools.offered(short_name(info.name), info.converses)
             request = conversation.request(continues, info.sees, tools, tool_choice)
             self._answer = await in_thread(lambda: chat.backend.submit(request))
             if chat.stopping.is_set():
                 self._answer.cancel()
-            note_end(view.message, await self._follow(self._answer, view), unseen)
-            view.message.stats = joined(before, view.message.stats)
+            note_end(view.message, await self._follow(self._answer, view), unseen, before)
             facts.speed = view.message.stats["speed"]
         except LocalLLMError as error:
             if view is None:

@@ -14,10 +14,10 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from gguf_io.system import read_file
+from localllm.background import in_thread
+from localllm.chats.saved import saved_names
 from localllm.files import decoded, listed, user_path
 from localllm.text import counted, harmless, human_bytes
-from tui.background import in_thread
-from tui.saved import saved_names
 from tui.status import MUTED
 
 MOST_SHOWN = 8

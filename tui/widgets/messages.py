@@ -12,8 +12,8 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
+from localllm.chats import Message
 from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
-from tui.sessions import Message
 from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
 

@@ -17,10 +17,10 @@ from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
+from localllm.background import in_thread
+from localllm.chats import Attachment
+from localllm.chats import Message as ChatMessage
 from tui.attachments import Weight, mention_of, pasted
-from tui.background import in_thread
-from tui.sessions import Attachment
-from tui.sessions import Message as ChatMessage
 from tui.widgets.completion import Completion, Suggestion
 
 # Longer pasted texts become attachments: they would push the question out of the field.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
+from localllm.chats import Message, Role
+from localllm.chats.conversation import Conversation
 from localllm.text import harmless
-from tui.conversation import Conversation
-from tui.sessions import Message, Role
 from tui.widgets.frame import Note, Welcome
 from tui.widgets.messages import AnswerView, MessageView, ToolView, UserView
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from localllm.chats import Attachment
+from localllm.chats.conversation import Conversation
+from localllm.chats.parameters import Parameters
 from localllm.library.behaviour import Behaviour
 from tests.gpu_offload.projector_files import png
-from tui.conversation import Conversation
-from tui.parameters import Parameters
-from tui.sessions import Attachment
 
 # Writes everything that it gets.
 TEMPLATE = """\

@@ -10,6 +10,9 @@ import pytest
 
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
+from localllm.chats import Role, SessionStore
+from localllm.chats.conversation import Conversation
+from localllm.chats.parameters import Parameters
 from localllm.cli.main import main
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.engine.stream import GenerationStream
@@ -26,9 +29,6 @@ from localllm.server.openai.schema import ChatBody, ResponsesBody
 from localllm.settings import Settings
 from tests.localllm.answer.conversations import ASKED, CASES, PICTURE, TEMPLATE, TOOL, Case
 from tests.localllm.server.made_models import with_metadata
-from tui.conversation import Conversation
-from tui.parameters import Parameters
-from tui.sessions import Role, SessionStore
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from localllm import files
+from localllm.chats import SessionStore
 from localllm.cli.main import application
 from localllm.documents.search import DOUBT
 from localllm.settings import sessions_path
 from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
-from tui.sessions import SessionStore
 
 ANSWER = 'They say "The harbour was built in 1924." and also "it was painted red" there.'
 

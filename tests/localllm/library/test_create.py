@@ -8,6 +8,7 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
+from localllm.chats.parameters import Parameters
 from localllm.engine.request import SamplingParams
 from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.create import create
@@ -23,7 +24,6 @@ from localllm.settings import Settings, load_settings, parse_lora
 from tests.gguf_files import finish
 from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
-from tui.parameters import Parameters
 
 SETTINGS = Settings()
 RECIPE = '''# a pirate

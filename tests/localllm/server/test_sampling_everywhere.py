@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from localllm.chats.parameters import Parameters
 from localllm.engine.request import SamplingParams
 from localllm.library.modelfile import SUPPORTED
 from localllm.remote.fields import chat_fields
@@ -22,7 +23,6 @@ from localllm.server.openai.completions import completion_requests
 from localllm.server.openai.responses import given_items, responses_request
 from localllm.server.openai.schema import ChatBody, CompletionBody, EmbeddingsBody, ResponsesBody
 from localllm.settings import Settings
-from tui.parameters import Parameters
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

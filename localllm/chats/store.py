@@ -13,9 +13,7 @@ from textwrap import shorten
 from typing import Any
 
 from localllm.answer.tool_calls import ToolCall
-from localllm.errors import RequestError
-from localllm.text import shortened
-from tui.sessions.database import (
+from localllm.chats.database import (
     PATIENT_S,
     SessionError,
     UnwritableError,
@@ -25,7 +23,9 @@ from tui.sessions.database import (
     in_memory,
     synced,
 )
-from tui.sessions.records import PASTED, Attachment, Message, Role, SessionSummary
+from localllm.chats.records import PASTED, Attachment, Message, Role, SessionSummary
+from localllm.errors import RequestError
+from localllm.text import shortened
 
 # How long a deletion can be undone; the first start after that removes the session.
 UNDO_S = 7 * 24 * 3600

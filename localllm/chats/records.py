@@ -67,9 +67,9 @@ class Attachment:
 class Message:
     """One node of a conversation's tree: messages with the same parent are variants of each other.
 
-    stats: an answer's counts, timings and speed, as recorded by `tui.answering`. calls: the tool calls of an answer; a
-    tool's message has the one call whose result it is. summary: sent to the model in place of this message and all
-    before it; "" for none.
+    stats: an answer's counts, timings and speed, as recorded by `localllm.chats.ending`. calls: the tool calls of an
+    answer; a tool's message has the one call whose result it is. summary: sent to the model in place of this message
+    and all before it; "" for none.
     """
 
     id: int

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gguf_io.system import make_folder
+from localllm.chats.parameters import NAMES, Parameters
 from localllm.errors import RequestError
 from localllm.files import listed, read_text
 from localllm.settings import config_path, read_toml
 from localllm.text import shortened
-from tui.parameters import NAMES, Parameters
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _ENDINGS = {"prompt": ".md", "persona": ".toml"}

@@ -1,6 +1,6 @@
 """The loop of a conversation with tools: the model answers, its calls run, and it answers again.
 
-The terminal chat and the agent for editors each have a front end for it, which asks the user and shows the calls.
+Each front end (the terminal chat, the page, the agent for editors) asks the user and shows the calls in its own way.
 """
 
 import threading
@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from localllm.answer.tool_calls import ToolCall
+from localllm.background import in_thread
+from localllm.chats import Message
+from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, FileChange, MalformedCallError, Toolbox, ToolError, failure
@@ -19,10 +22,6 @@ from localllm.tools.editing import diff
 from localllm.tools.folder import Folder
 from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
-from tui.backend import ModelInfo, short_name
-from tui.background import in_thread
-from tui.conversation import Conversation
-from tui.sessions import Message
 
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."
@@ -71,8 +70,8 @@ class ToolLoop(ABC):
         """A checked and allowed call is about to run."""
 
     @abstractmethod
-    async def show_result(self, message: Message) -> None:
-        """A call has ended: its result, or why it did not run."""
+    async def add_result(self, call: ToolCall, result: str) -> None:
+        """A call has ended: store its result, or why it did not run (Conversation.add_result), and show it."""
 
     @abstractmethod
     async def show_note(self, text: str) -> None:
@@ -103,8 +102,8 @@ class ToolLoop(ABC):
                 self._toolbox = Toolbox([*builtin_tools(self.folder, self._journal), *self._servers.tools])
             return self._toolbox
 
-    async def offered(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """The tools offered to the model; [] if tools are off.
+    async def offered(self, model: str, converses: bool) -> list[dict[str, Any]]:
+        """The tools offered to a model; [] if tools are off. converses: whether it has a chat template.
 
         Raises RequestError if the model cannot call tools or document excerpts are in the chat, and SettingsError.
         """
@@ -114,10 +113,8 @@ class ToolLoop(ABC):
             raise RequestError(
                 "Documents in this chat could trigger tool calls. Use /tools off, or /new for a chat with tools."
             )
-        if not info.converses:
-            raise RequestError(
-                f"{short_name(info.name)} has no chat template, so it cannot call tools. Use /tools off."
-            )
+        if not converses:
+            raise RequestError(f"{model} has no chat template, so it cannot call tools. Use /tools off.")
         return (await in_thread(self.open)).offered()
 
     def close(self) -> None:
@@ -183,7 +180,7 @@ class ToolLoop(ABC):
                 must_call, result = toolbox.must_call(call), failure(error)
             except ToolError as error:
                 result = failure(error)
-            await self.show_result(self._conversation.add_result(call, result))
+            await self.add_result(call, result)
         return must_call
 
     async def _carried_out(self, toolbox: Toolbox, call: ToolCall) -> str:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
 from localllm.answer.tool_calls import ToolCall
+from localllm.chats import Attachment, Message, Role, SessionStore
+from localllm.chats.parameters import NAMES, Parameters
 from localllm.documents.excerpt import INSTRUCTION
 from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import RequestError
-from tui.parameters import NAMES, Parameters
-from tui.sessions import Attachment, Message, Role, SessionStore
 
 if TYPE_CHECKING:
     from localllm.library.modelfile import Modelfile
