@@ -72,6 +72,33 @@ RANGES: dict[str, Range] = {
     "seed": Range(-(2**63), 2**64 - 1),
 }
 
+MEANINGS = {
+    "temperature": "0 always picks the likeliest token; higher values vary more",
+    "dynatemp_range": "temperature varies by this much with the entropy of the prediction; 0 is off",
+    "dynatemp_exponent": "how temperature follows the entropy",
+    "top_k": "keep the N likeliest tokens; 0 is off",
+    "top_p": "keep the likeliest tokens up to this probability (nucleus sampling); 1 is off",
+    "min_p": "minimum probability relative to the top token; 0 is off",
+    "top_n_sigma": "keep tokens within N standard deviations of the top logit; -1 is off",
+    "xtc_probability": "probability of removing all likely tokens but the least likely of them (XTC); 0 is off",
+    "xtc_threshold": "probability from which XTC counts a token as likely",
+    "min_keep": "tokens that the filters keep at least",
+    "repeat_penalty": "above 1 avoids repetition; 1 is off",
+    "repeat_last_n": "window of the penalties in tokens; -1 is the whole context, 0 is off",
+    "presence_penalty": "penalty for tokens that occurred; 0 is off",
+    "frequency_penalty": "penalty for each occurrence; 0 is off",
+    "dry_multiplier": "strength of DRY, which avoids repeated passages; 0 is off",
+    "dry_base": "how fast DRY's penalty grows with the length of the passage",
+    "dry_allowed_length": "longest repetition in tokens that DRY does not penalise",
+    "dry_penalty_last_n": "window of DRY in tokens; -1 is the whole context, 0 is off",
+    "typical_p": "locally typical sampling; 1 is off",
+    "mirostat": "2 turns Mirostat on; 1 runs as 2; 0 is off",
+    "mirostat_tau": "Mirostat's target entropy in bits",
+    "mirostat_eta": "Mirostat's learning rate",
+    "seed": "makes answers reproducible; negative for a random one",
+}
+"""What each parameter does, for help and documentation."""
+
 COMMON = tuple(field.name for field in fields(CommonSampling))
 ALIASES = {"repetition_penalty": "repeat_penalty"}
 """Other programs' names of parameters: vLLM's and SGLang's."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 import platformdirs
 
 from gpu_offload.options import SplitMode
+from localllm import sampling
 from localllm.errors import LocalLLMError, SettingsError
 from localllm.files import read_text, user_path
 from localllm.sampling import LARGEST_LORA_WEIGHT, RANGES, CommonSampling, Range
@@ -55,32 +56,23 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(CommonSampling):
-    """Every setting. None leaves it to the model or to the machine."""
+    """Every setting; MEANINGS explains them. None leaves it to the model or to the machine."""
 
-    # The backend. Layers on GPUs count from the end, the output being the first; main_gpu takes all of them unless
-    # split_mode spreads layers or the rows of matrices; n_cpu_moe layers keep their experts in main memory.
     backend: Backend = "auto"
     gpu_layers: int | None = None
     main_gpu: int | None = None
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
-    # An index of wheels of llama-cpp-python that `localllm gpu install` trusts, in place of the package's own.
     gpu_index: str | None = None
-    # LoRA adapters, FILE or FILE:WEIGHT, with commas; the projector for images, or "none"; workers, host:port with
-    # commas; a server that computes instead, and its key or the file that holds it.
     lora: str = ""
     mmproj: str | None = None
     rpc: str = ""
     remote: str | None = None
     remote_key: str | None = field(default=None, repr=False)
     remote_key_file: str | None = None
-    # Tokens of context, threads, tokens of an answer.
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
-    # The native engine's KV budget in MiB, how keys and values are stored, requests that run at once, the draft model
-    # for speculative decoding, whether models that can draft for themselves do so if there is none, and whether
-    # conversations' KV is kept on disk.
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
@@ -88,19 +80,10 @@ class Settings(CommonSampling):
     draft: str | None = None
     self_draft: bool = True
     disk_cache: bool = True
-    # MiB of disk for packed weights, which make the next load of a model fast; 0 for none.
     packed_mib: int | None = None
-    # Whether a model that does not fit into memory may run on the native engine with part of its weights on disk.
     from_disk: bool = False
-    # The folder of pulled models, and further folders to search for GGUF files, separated as in PATH.
     model_store: str | None = None
     model_folders: str = ""
-    # The server: the address to listen on, its key or the file with it (which may have one key per user), further names
-    # of this machine and web origins that may call (comma-separated), how long an idle model stays (such as 5m), limits
-    # on requests running or waiting, on models in memory and on their MiB, seconds that requests get to finish when the
-    # server stops, the latency targets of its metrics (such as ttft=2s,tpot=100ms), and names for lists of models, of
-    # which the next one answers if one cannot (such as smart=qwen3:8b,qwen3:0.6b), and whether a name that no model has
-    # means the only model.
     host: str = "127.0.0.1"
     port: int = 11434
     api_key: str | None = field(default=None, repr=False)
@@ -120,6 +103,76 @@ class Settings(CommonSampling):
         for name in BOUNDS:
             if (value := getattr(self, name)) is not None:
                 _check_bounds(name, value, name)
+
+
+class Meaning(NamedTuple):
+    """What a setting does. unset: what holds if it is None. page: where the documentation says more."""
+
+    text: str
+    unset: str = "none"
+    page: str = ""
+
+
+_OFFLOAD, _PACKED, _SPECULATION = "gpu.md#placing-a-model", "models.md#packed-weights", "speed.md#speculation"
+MEANINGS = {
+    **{name: Meaning(text, "random") for name, text in sampling.MEANINGS.items()},
+    "backend": Meaning("native (our CPU engine), llama (llama.cpp) or auto", page="models.md#choosing-a-backend"),
+    "gpu_layers": Meaning("layers on GPUs, counted from the end, the output layer first", "as many as fit", _OFFLOAD),
+    "main_gpu": Meaning("put everything on this GPU, counted from 0", "the GPUs with room", _OFFLOAD),
+    "split_mode": Meaning("spread over several GPUs by layer or row; none takes main_gpu only", "layer", _OFFLOAD),
+    "n_cpu_moe": Meaning("keep the experts of the first N layers in main memory", "as needed", _OFFLOAD),
+    "gpu_index": Meaning(
+        "another index of wheels for `localllm gpu install`, which you trust", "llama-cpp-python's", "gpu.md#install"
+    ),
+    "lora": Meaning(
+        "LoRA adapters, FILE or FILE:WEIGHT, separated by commas; a comma in a path is \\,",
+        page="models.md#lora-adapters",
+    ),
+    "mmproj": Meaning("projector for images, or none", "the one beside the model", "models.md#images"),
+    "rpc": Meaning("llama.cpp workers on other machines, HOST:PORT, separated by commas", page="remote.md#workers"),
+    "remote": Meaning("address of an OpenAI-compatible server that computes instead", page="remote.md"),
+    "remote_key": Meaning("key for that server"),
+    "remote_key_file": Meaning("file with that key"),
+    "ctx": Meaning("context length in tokens", "the model's"),
+    "threads": Meaning("threads of the CPU engine", "one per core", "speed.md#threads"),
+    "max_tokens": Meaning("maximum tokens of an answer", "until the end"),
+    "kv_mib": Meaning("memory for the KV cache in MiB", "what is free"),
+    "kv_type_k": Meaning(
+        "type of the KV cache's keys: f16, q8_0 (53 % of the memory) or q4_0 (28 %)",
+        "f16",
+        "speed.md#keys-and-values-in-fewer-bits",
+    ),
+    "kv_type_v": Meaning("type of the KV cache's values, as for keys", "f16", "speed.md#keys-and-values-in-fewer-bits"),
+    "parallel": Meaning("sequences that run at once; at most 16 with llama.cpp"),
+    "draft": Meaning("draft model, or EAGLE-3 head, for speculative decoding", page=_SPECULATION),
+    "self_draft": Meaning("draft with the model's own multi-token prediction layers", page=_SPECULATION),
+    "disk_cache": Meaning("keep the KV of long prompts on disk"),
+    "packed_mib": Meaning(
+        "disk for packed weights in MiB, which speed up the next load; 0 keeps none",
+        "a quarter of the free disk, at most 16 GiB",
+        _PACKED,
+    ),
+    "from_disk": Meaning("run models larger than memory, with a part of the weights on disk", page=_PACKED),
+    "model_store": Meaning("folder of pulled models", "~/.local/share/localllm/models on Linux"),
+    "model_folders": Meaning("more folders to search for GGUF files, separated as in PATH"),
+    "host": Meaning("address that `localllm serve` listens on", page="lan.md"),
+    "port": Meaning("port that `localllm serve` listens on; 0 is any free one"),
+    "api_key": Meaning("key that clients must send", page="lan.md"),
+    "api_key_file": Meaning("file with the key, or with one key per user", page="api.md#safety"),
+    "allow_hosts": Meaning("further host names of this machine, separated by commas", page="api.md#safety"),
+    "origins": Meaning("web origins that may call the server, separated by commas", page="api.md#safety"),
+    "keep_alive": Meaning("how long an idle model stays loaded; -1 is forever"),
+    "max_queue": Meaning("running and queued answers of one client", page="api.md#safety"),
+    "max_models": Meaning("loaded models at once"),
+    "memory_mib": Meaning("memory of all loaded models in MiB", "what is free"),
+    "grace_s": Meaning("seconds that running requests get when the server stops"),
+    "slo": Meaning("bounds that /metrics counts answers against, such as ttft=2s,tpot=100ms", page="api.md#metrics"),
+    "fallbacks": Meaning(
+        "names for lists of models, such as smart=qwen3:8b,http://host:8000#qwen3:8b",
+        page="models.md#a-name-for-several-models",
+    ),
+    "any_name": Meaning("on a server with one model, a name that no model has means that one", page="api.md#models"),
+}
 
 
 def config_path() -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Any
 
-COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent"}
+COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent", "man": "tui.manual:man"}
 """The commands of this package, as in localllm.cli.main."""
 
 

@@ -14,9 +14,9 @@ from localllm.text import shortened
 PANELS = {
     "Use": ("chat", "run", "ask", "serve", "launch", "agent"),
     "Models": ("list", "pull", "push", "show", "plan", "create", "cp", "rm", "verify", "quantize"),
-    "Server": ("ps", "stop", "warm"),
+    "Server": ("service", "ps", "stop", "warm"),
     "Measure": ("measure",),
-    "This machine": ("doctor", "gpu", "cache", "config", "completion"),
+    "This machine": ("doctor", "gpu", "cache", "config", "completion", "man"),
 }
 """The commands that `localllm --help` lists, by heading."""
 
@@ -98,6 +98,7 @@ EXAMPLES = {
     "stop": ("localllm stop qwen3:0.6b",),
     "config": ("localllm config", "localllm config --json"),
     "completion": ("localllm completion bash",),
+    "man": ("localllm man",),
     "gpu": ("localllm gpu", "localllm gpu install"),
     "doctor": ("localllm doctor",),
 }
@@ -157,13 +158,15 @@ class PlainCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            parameters = [one for one in self.get_params(ctx) if one.param_type_name == kind]
-            rows = [(row[0], _ranges(row[1])) for one in parameters if (row := one.get_help_record(ctx))]
-            if kind == "argument":
-                rows = [(name.partition(" <")[0], text) for name, text in rows]
-            if rows:
+            if rows := self.rows(ctx, kind):
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+    def rows(self, ctx: Any, kind: str) -> list[tuple[str, str]]:
+        """Name and description of each argument, or of each option."""
+        parameters = [one for one in self.get_params(ctx) if one.param_type_name == kind]
+        rows = [(row[0], _ranges(row[1])) for one in parameters if (row := one.get_help_record(ctx))]
+        return [(name.partition(" <")[0], text) for name, text in rows] if kind == "argument" else rows
 
 
 def _ranges(text: str) -> str:
