@@ -122,13 +122,13 @@ def native_needs(
         (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts),
     )
     if key not in known:
-        with _addressable(file):
+        with addressable(file):
             known[key] = _recorded_needs(file, kv_types, count, drafts)
     return known[key]
 
 
 @contextmanager
-def _addressable(file: ModelFile) -> Iterator[None]:
+def addressable(file: ModelFile) -> Iterator[None]:
     """Raise UnsupportedModelError instead of MemoryError for sizes that exceed the address space."""
     try:
         yield
@@ -142,7 +142,7 @@ def _addressable(file: ModelFile) -> Iterator[None]:
 def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
     builder = ProgramBuilder()
-    loader = _HeaderLoader(file, builder)
+    loader = HeaderLoader(file, builder)
     types, windows = stored_types(config, kv_types), window_layers(config, architecture)
     store = PageStore(config, 0, types, windows)
     recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
@@ -183,9 +183,9 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> Needs:
     count = usable_threads(threads)
     architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
     rows = rows_of_a_pass(config)
-    with _addressable(file):
+    with addressable(file):
         builder = ProgramBuilder()
-        loader = _HeaderLoader(file, builder, words=True)
+        loader = HeaderLoader(file, builder, words=True)
         head = PoolingHead(file, loader, config, architecture, count)
         store = encoder_store(config, rows)
         recording = Recording(builder, loader, config, architecture, rows, count)
@@ -198,7 +198,7 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> Needs:
     return Needs(loader.packed_bytes, beside + stored)
 
 
-class _HeaderLoader(WeightLoader):
+class HeaderLoader(WeightLoader):
     """Lays out weights without reading or packing them: values are ones, and packed bytes take no memory."""
 
     def __init__(self, file: ModelFile, builder: ProgramBuilder, *, words: bool = False) -> None:
@@ -211,8 +211,8 @@ class _HeaderLoader(WeightLoader):
         """Bytes of all packed matrices, including those from the program's other files."""
         return sum(self.sizes)
 
-    def of_file(self, file: ModelFile) -> "_HeaderLoader":
-        other = _HeaderLoader(file, self._builder, words=self._words)
+    def of_file(self, file: ModelFile) -> "HeaderLoader":
+        other = HeaderLoader(file, self._builder, words=self._words)
         other.sizes, other.packers = self.sizes, self.packers
         return other
 

@@ -238,7 +238,7 @@ class Recording:
         scaled = bool(matrix.scale)
         # The factor does not apply to the addend, which may be in `out`.
         room = self.sublayer.place if scaled and addend.address == out.address else out
-        arguments = _product(matrix, room, self.packed, NOTHING if scaled else addend, private=private)
+        arguments = product_arguments(matrix, room, self.packed, NOTHING if scaled else addend, private=private)
         barrier = Barrier.ALWAYS if last else Barrier.NEVER
         operation = self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if scaled:
@@ -252,7 +252,7 @@ class Recording:
         self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
     ) -> None:
         """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot."""
-        arguments = _product(matrix, out.place, packed, NOTHING, private=False, segments=segments)
+        arguments = product_arguments(matrix, out.place, packed, NOTHING, private=False, segments=segments)
         barrier = Barrier.ALWAYS if last else Barrier.NEVER
         self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if matrix.scale:
@@ -401,7 +401,10 @@ def forms(*matrices: Matrix) -> Form:
     return together
 
 
-def _product(matrix: Matrix, out: Place, packed: int, addend: Place, *, private: bool, segments: int = 0) -> Product:
+def product_arguments(
+    matrix: Matrix, out: Place, packed: int, addend: Place, *, private: bool, segments: int = 0
+) -> Product:
+    """The arguments of Recording.product, or with segments of products_of_slots."""
     return Product(
         weights=matrix.address,
         groups=matrix.groups,

@@ -1,6 +1,7 @@
 """Runs a recorded program step by step: writes the step record, which lists the rows and their sequences."""
 
 from collections.abc import Sequence as Ordered
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from cpu_kernels.tuning import prefetch
 from gguf_io.runner_info import LoadProgress
 from models.config import ModelConfig
 from models.kv_pages import Sequence
+from models.layer_sizes import DeltaNetSizes
 from models.rope_tables import Ropes
+from models.scan_sizes import ScanSizes
 from models.weights import padded
 
 _SEGMENT_FIELDS = 4
@@ -41,8 +44,21 @@ def compiling(progress: LoadProgress | None) -> CompileProgress:
     return report
 
 
+class StepSizes(Protocol):
+    """The sizes on which a thread's scratch memory depends, as in ModelConfig."""
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def longest_head(self) -> int: ...
+
+    @property
+    def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None: ...
+
+
 def step_fields(
-    builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
+    builder: ProgramBuilder, config: StepSizes, max_rows: int, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """New arrays for the step record's address fields, kept alive by the program."""
     needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), SCRATCH_BYTES]

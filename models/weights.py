@@ -28,6 +28,8 @@ PORTION_BYTES = 4 << 20
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
 """Called with the first row and the number of rows; returns their bytes, [row][byte]."""
 _SCALED = "NVFP4"
+_LAYERS = ("blk.", "v.", "mm.")
+"""How names of layers' weights begin, image encoders' included."""
 # Such matrices come with factors for 4-bit activations, which these kernels do not use.
 _UNUSED = ".input_scale"
 # Rotation factors, of which those for the other context length stay unused.
@@ -219,6 +221,11 @@ class WeightLoader:
             self._matrices[name] = matrix
         return matrix
 
+    def values(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """A tensor of any shape as float32, for what is computed outside of the program."""
+        self._report(self._tensor(name, shape))
+        return self._values(name)
+
     def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
         """A reader of the rows of a rows x k tensor, which stay in the file, and the format to pack them in."""
         tensor = self._tensor(name, (rows, k))
@@ -268,7 +275,7 @@ class WeightLoader:
 
         weight_format = self._format_of(tensor)
         # Token embeddings are also read one by one, and stay exact.
-        if self._words and tensor.name.startswith("blk.") and k % BLOCK == 0:
+        if self._words and tensor.name.startswith(_LAYERS) and k % BLOCK == 0:
             weight_format = WORD_FORMATS.get(tensor.type.name, weight_format)
         matrix = self._pack_rows(tensor.name, weight_format, read, order, rows, k, experts)
         self._report(tensor)

@@ -1,0 +1,153 @@
+"""Opens a projector (mmproj) for our own kernels: the table of families, their memory, and encoding."""
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Step
+from cpu_kernels.threads import ThreadTeam
+from gguf_io import ModelFile
+from gguf_io.runner_info import LoadProgress
+from models.errors import UnsupportedModelError, kernels_needed
+from models.needs import HeaderLoader, Needs, addressable, touched_bytes
+from models.steps import compiling, usable_threads
+from models.vision.config import projector_kind
+from models.vision.family import Family, Passes, Progress, Rows, StoppedError
+from models.vision.layout import DEFAULT_BUDGET, Budget, ImageLayout, PictureSizeError
+from models.vision.pixels import Pixels
+from models.vision.recording import VisionRecording
+from models.weights import WeightLoader
+
+FAMILIES: Mapping[str, tuple[str, str]] = {
+    "gemma4uv": ("gemma4uv", "Gemma4Unified"),
+}
+"""The module, and its class, for each projector type."""
+MAX_PICTURE_SIDE = 1 << 16
+_SOUND = ("a.", "mm.a.")
+"""How names of tensors of audio encoders begin, which a projector may have beside an image encoder."""
+
+
+class ImageEncoder:
+    """A projector's image encoder on our own kernels. Not thread-safe; close it after use.
+
+    A picture's rows are the same bits with any number of threads. width: values of a row; a multiple of the language
+    model's width if rows are added to several of its layers.
+    """
+
+    def __init__(self, file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> None:
+        """Load and pack the weights and compile the kernels; see open_encoder."""
+        self._family = family = _family_of(file)
+        self.width = family.width
+        team = self._team = ThreadTeam(usable_threads(threads))
+        try:
+            if progress is not None:
+                progress("loading the image encoder", 0.0)
+            builder = ProgramBuilder()
+            fields = _record(
+                family, file, WeightLoader(file, team, builder, progress, words=True), builder, team.threads
+            )
+            with kernels_needed():
+                program = builder.build(compiling(progress))
+        except BaseException:
+            team.close()
+            raise
+        self._passes = Passes(program, team, fields, family.pass_rows)
+        self._closed = False
+
+    def layout(self, width: int, height: int, budget: Budget = DEFAULT_BUDGET) -> ImageLayout:
+        """What becomes of a picture of this size. Raises PictureSizeError if it cannot be encoded."""
+        return _layout(self._family, width, height, budget)
+
+    def encode(
+        self,
+        pixels: Pixels,
+        layout: ImageLayout,
+        stop: threading.Event | None = None,
+        progress: Progress | None = None,
+    ) -> list[Rows] | None:
+        """The rows of each run of a layout, each float32[count, width]; None soon after `stop` was set.
+
+        pixels: uint8[height, width, 3] of the layout's source. progress: called with the part that is done, 0 to 1.
+        """
+        if self._closed:
+            raise ValueError("this image encoder is closed")
+        if pixels.dtype != np.uint8 or pixels.shape != (layout.source[1], layout.source[0], 3):
+            raise ValueError(f"pixels are {pixels.dtype}{list(pixels.shape)}, which is not what the layout is for")
+        self._passes.begin(self._family.work(layout), stop, progress)
+        try:
+            return self._family.encode(pixels, layout, self._passes)
+        except StoppedError:
+            return None
+
+    def close(self) -> None:
+        """Stop the threads; memory is released with the last reference. Idempotent."""
+        self._closed = True
+        self._team.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_encoder(file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> ImageEncoder:
+    """Load a projector's image encoder. The file may be closed afterwards.
+
+    threads: None for all cores this process may use. Raises ModelFileError for a file that is damaged or no projector,
+    UnsupportedModelError for one that the native engine does not compute, before anything large is allocated.
+    """
+    return ImageEncoder(file, threads, progress)
+
+
+def header_layout(file: ModelFile) -> Callable[..., ImageLayout]:
+    """The method ImageEncoder.layout, from a projector's header alone. Raises as open_encoder does."""
+    return partial(_layout, _family_of(file))
+
+
+def vision_needs(file: ModelFile, threads: int | None = None) -> Needs:
+    """What an image encoder takes, from its header alone; the buffers include the largest picture's.
+
+    Raises as open_encoder does.
+    """
+    family, builder = _family_of(file), ProgramBuilder()
+    with addressable(file):
+        loader = HeaderLoader(file, builder, words=True)
+        _record(family, file, loader, builder, usable_threads(threads))
+    beside = touched_bytes(builder) - loader.packed_bytes
+    return Needs(loader.packed_bytes, beside + family.picture_bytes)
+
+
+def _family_of(file: ModelFile) -> Family:
+    kind = projector_kind(file)
+    if kind not in FAMILIES:
+        raise UnsupportedModelError(
+            f"{file.path}: the native engine does not support image encoders of the type {kind!r}.",
+            remedy="llama.cpp may: use --backend llama.",
+        )
+    module, name = FAMILIES[kind]
+    made: Family = getattr(import_module(f"models.vision.{module}"), name)(file)
+    return made
+
+
+def _record(
+    family: Family, file: ModelFile, loader: WeightLoader, builder: ProgramBuilder, threads: int
+) -> dict[Step, NDArray[np.generic]]:
+    """Record a family's program; return the arrays of its step record."""
+    recording = VisionRecording(builder, loader, family.pass_rows, family.longest, threads)
+    family.record(loader, recording)
+    loader.leave_out(*(name for name in file.tensors if name.startswith(_SOUND)))
+    loader.check_all_used(0)
+    return family.new_fields(builder, threads)
+
+
+def _layout(family: Family, width: int, height: int, budget: Budget = DEFAULT_BUDGET) -> ImageLayout:
+    if not (1 <= width <= MAX_PICTURE_SIDE and 1 <= height <= MAX_PICTURE_SIDE):
+        raise PictureSizeError(f"A picture of {width:,} x {height:,} pixels cannot be shown to a model.")
+    return family.layout((width, height), budget)

@@ -1,0 +1,116 @@
+"""What an encoder makes of a picture, computed from its size alone: the resized picture, tiles, tokens and marks.
+
+Rules are those of the models' makers; docs/images.md lists where llama.cpp's differ.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from gguf_io.errors import LocalLLMError
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+class PictureSizeError(LocalLLMError):
+    """A picture whose shape an encoder cannot take, or a budget that it cannot keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a picture may cost; None for the model's own limits.
+
+    least_tokens, most_tokens: rows of embeddings, for encoders that scale pictures to any size. most_tiles: for those
+    that cut pictures into tiles of a fixed size, without the overview.
+    """
+
+    least_tokens: int | None = None
+    most_tokens: int | None = None
+    most_tiles: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise PictureSizeError for numbers that are not positive, or not in order."""
+        numbers = self.least_tokens, self.most_tokens, self.most_tiles
+        if any(number is not None and number < 1 for number in numbers):
+            raise PictureSizeError("A picture's budget must be at least 1 token and 1 tile.")
+        if self.least_tokens and self.most_tokens and self.least_tokens > self.most_tokens:
+            raise PictureSizeError(
+                f"A picture cannot have at least {self.least_tokens:,} and at most {self.most_tokens:,} tokens."
+            )
+
+
+DEFAULT_BUDGET = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of embeddings. count: how many, grid included.
+
+    grid: (rows, columns) that M-RoPE numbers, in reading order; None if rows are numbered like tokens. sees_all: rows
+    of the run attend to each other in both directions.
+    """
+
+    count: int
+    grid: tuple[int, int] | None = None
+    sees_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """What becomes of a picture of size `source`.
+
+    resized: the whole picture as the model sees it. tiles: (rows, columns) that it is then cut into; (1, 1) if it is
+    encoded as a whole. overview: the size of the picture that is encoded beside tiles, None for none. pieces: texts to
+    tokenise, special tokens included, and runs of rows, in the order in which the model reads them.
+    """
+
+    source: Size
+    resized: Size
+    pieces: tuple[str | Run, ...]
+    tiles: tuple[int, int] = (1, 1)
+    overview: Size | None = field(default=None)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of rows, in order."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, Run))
+
+    @property
+    def tokens(self) -> int:
+        """Rows of embeddings of all runs; the texts' tokens come on top."""
+        return sum(run.count for run in self.runs)
+
+
+def filled_size(source: Size, unit: int, most: int) -> Size:
+    """The largest size of about the same shape whose sides are multiples of `unit`, with at most `most` of them.
+
+    Source: get_aspect_ratio_preserving_size of Gemma 4's image processor (transformers).
+    """
+    width, height = source
+    factor = math.sqrt(most * unit**2 / (width * height))
+    columns, rows = math.floor(factor * width / unit), math.floor(factor * height / unit)
+    if rows == 0:
+        rows, columns = 1, min(width // height, most)
+    elif columns == 0:
+        rows, columns = min(height // width, most), 1
+    return columns * unit, rows * unit
+
+
+def rounded_size(source: Size, unit: int, least: int, most: int) -> Size:
+    """The size with sides rounded to multiples of `unit`, scaled to have least..most units of area.
+
+    Source: smart_resize of Qwen's image processors (transformers). Halves are rounded to even multiples.
+    """
+    width, height = source
+    columns, rows = max(1, round(width / unit)), max(1, round(height / unit))
+    area = width * height / unit**2
+    if columns * rows > most:
+        factor = math.sqrt(area / most)
+        columns = max(1, math.floor(width / factor / unit))
+        rows = max(1, math.floor(height / factor / unit))
+        # A thin picture has a side of one unit, which leaves less than the usual room for the other.
+        columns, rows = min(columns, most // rows), min(rows, most // columns)
+    elif columns * rows < least:
+        factor = math.sqrt(least / area)
+        columns, rows = math.ceil(width * factor / unit), math.ceil(height * factor / unit)
+    return columns * unit, rows * unit

@@ -1,0 +1,157 @@
+"""Records the operations of image encoders, which are run part by part on a few hundred rows at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations, norms, sums
+from cpu_kernels.activations import GatePack, NormPack
+from cpu_kernels.norms import AddNorm, LayerNormPack
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier
+from cpu_kernels.sums import AddRows
+from models.errors import UnsupportedModelError
+from models.recording import NOTHING, Place, Rows, forms, packed_activations, product_arguments
+from models.weights import Matrix, WeightLoader, padded
+
+_MOST_ROWS, _LEAST_ROWS = 512, 64
+_PASS_OPERATIONS = 16e9
+"""Multiplications and additions of a pass: some tenths of a second of one slow core."""
+
+
+def rows_of_a_pass(operations_per_row: float) -> int:
+    """Rows that are computed between two looks at whether the work is still wanted."""
+    rows = int(_PASS_OPERATIONS / max(operations_per_row, 1.0)) // _LEAST_ROWS * _LEAST_ROWS
+    return min(max(rows, _LEAST_ROWS), _MOST_ROWS)
+
+
+@dataclass
+class Part:
+    """Consecutive operations of a program: the index of the first, and how many there are."""
+
+    first: int = 0
+    count: int = 0
+
+
+class VisionRecording:
+    """Methods that record an encoder's operations, and the buffers that they share.
+
+    max_rows: of a pass. longest: values of the longest input row of any matrix product.
+    """
+
+    def __init__(
+        self, builder: ProgramBuilder, loader: WeightLoader, max_rows: int, longest: int, threads: int
+    ) -> None:
+        self.builder, self.loader, self.max_rows = builder, loader, max_rows
+        self._packed = packed_activations(builder, max_rows, longest, threads)
+
+    @contextmanager
+    def part(self) -> Iterator[Part]:
+        """The operations that are recorded in the context, complete when it ends."""
+        part = Part(first=len(self.builder.operations))
+        yield part
+        part.count = len(self.builder.operations) - part.first
+
+    def rows(self, width: int) -> Rows:
+        """A buffer of rows."""
+        return Rows(self.builder, self.max_rows, width, spread=True)
+
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
+        """Load a vector, reordered if an order is given; return its address."""
+        return self.builder.array(self.loader.vector(name, size, order))
+
+    def bias(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Place:
+        """A bias as the addend of a product; NOTHING if the file has none."""
+        return Place(self.vector(name, size, order), 0) if self.loader.has(name) else NOTHING
+
+    def product(self, matrix: Matrix, out: Rows, *, addend: Place = NOTHING, last: bool = True) -> None:
+        """out = matrix * packed rows + addend. last: end with a barrier, if products that run concurrently follow."""
+        if matrix.scale:
+            raise UnsupportedModelError(
+                f"The native engine does not support image encoders with the tensor {matrix.scale}.",
+                remedy="llama.cpp may: use --backend llama.",
+            )
+        arguments = product_arguments(matrix, out.place, self._packed, addend, private=False)
+        self.builder.add(matrix.format.matmul, arguments, barrier=Barrier.ALWAYS if last else Barrier.NEVER)
+
+    def linear(self, name: str, rows: int, k: int, out: Rows, *, bias: bool = True) -> None:
+        """out = matrix * packed rows + bias, both named without .weight and .bias. The rows must be packed for it."""
+        addend = self.bias(f"{name}.bias", rows) if bias else NOTHING
+        self.product(self.loader.matrix(f"{name}.weight", rows, k), out, addend=addend)
+
+    def pack(self, rows: Place, *matrices: Matrix) -> None:
+        """Pack rows for these matrices as they are."""
+        self._norm_pack(rows, 0, 0.0, matrices)
+
+    def rms_pack(self, rows: Place, weight: int, epsilon: float, *matrices: Matrix) -> None:
+        """Pack rows for these matrices, normalised by RMSNorm. weight: an address."""
+        self._norm_pack(rows, weight, epsilon, matrices)
+
+    def ones(self, size: int) -> int:
+        """Address of the weights of a norm that has none."""
+        values = np.zeros(padded(size), np.float32)
+        values[:size] = 1
+        return self.builder.array(values)
+
+    def _norm_pack(self, rows: Place, weight: int, epsilon: float, matrices: tuple[Matrix, ...]) -> None:
+        arguments = NormPack(
+            x=rows.address,
+            stride=rows.stride,
+            weight=weight,
+            k=matrices[0].k,
+            forms=forms(*matrices),
+            packed=self._packed,
+            epsilon=self.builder.scalar(epsilon),
+        )
+        self.builder.add(activations.norm_pack, arguments)
+
+    def layer_norm_pack(self, rows: Place, norm: str, epsilon: float, *matrices: Matrix) -> None:
+        """Pack rows for these matrices, normalised by LayerNorm with the tensor `norm`, without .weight."""
+        size = matrices[0].k
+        arguments = LayerNormPack(
+            x=rows.address,
+            stride=rows.stride,
+            weight=self.vector(f"{norm}.weight", size),
+            bias=self.bias(f"{norm}.bias", size).address,
+            k=size,
+            forms=forms(*matrices),
+            packed=self._packed,
+            epsilon=self.builder.scalar(epsilon),
+        )
+        self.builder.add(norms.layer_norm_pack, arguments)
+
+    def layer_norm(self, rows: Rows, norm: str, size: int, epsilon: float, *, plus: Rows | None = None) -> None:
+        """rows = LayerNorm(rows + plus), with the tensor `norm`, without .weight."""
+        addend = plus.place if plus else NOTHING
+        arguments = AddNorm(
+            x=rows.address,
+            x_stride=rows.stride,
+            y=addend.address,
+            y_stride=addend.stride,
+            weight=self.vector(f"{norm}.weight", size),
+            bias=self.bias(f"{norm}.bias", size).address,
+            size=size,
+            epsilon=self.builder.scalar(epsilon),
+        )
+        self.builder.add(norms.add_norm, arguments)
+
+    def add_rows(self, to: Rows, rows: Rows, size: int) -> None:
+        """to += rows."""
+        arguments = AddRows(x=to.address, x_stride=to.stride, y=rows.address, y_stride=rows.stride, count=size)
+        self.builder.add(sums.add_rows, arguments)
+
+    def gate_pack(self, kind: int, gate: Rows, up: Rows, matrix: Matrix) -> None:
+        """Pack activation(gate) * up for a matrix. kind: an activation of cpu_kernels.activations."""
+        arguments = GatePack(
+            gate=gate.address,
+            up=up.address,
+            stride=gate.stride,
+            k=matrix.k,
+            forms=matrix.format.form,
+            packed=self._packed,
+            kind=kind,
+        )
+        self.builder.add(activations.gate_pack, arguments)

@@ -1,0 +1,256 @@
+"""Image encoders: rows equal llama.cpp's, sizes follow the makers' rules, and no thread or file changes a result."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from gguf_io.errors import LocalLLMError, ModelFileError
+from models.errors import UnsupportedModelError
+from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, vision_needs
+from models.vision.layout import Budget, PictureSizeError
+from tests.models.vision.projectors import KINDS, write_vision
+from tests.oracle import llama_oracle
+from tests.oracle.vision_oracle import LlamaVision
+
+Q = gguf.GGMLQuantizationType
+# Sizes that neither we nor llama.cpp resize, so that only the encoders are compared; a budget of as many tokens.
+WHOLE = {"gemma4uv": [(120, 96), (108, 108), (12, 840), (36, 288)]}
+# Side of what becomes one row, where a budget decides how many there are.
+UNITS = {"gemma4uv": 12}
+ODD = [(1, 1), (1, 3000), (3000, 1), (7, 5), (90, 31), (31, 90), (64, 64), (97, 64)]
+
+
+def picture(width: int, height: int, seed: int = 0) -> np.ndarray:
+    """Random pixels on a gradient, so that resizing leaves something to see."""
+    rng = np.random.default_rng([width, height, seed])
+    noise = rng.integers(0, 120, (height, width, 3))
+    slope = np.linspace(0, 135, width)[None, :, None] * np.array([1, 0.5, 0.2])
+    return (noise + slope).astype(np.uint8)
+
+
+def budget_of(kind: str, width: int, height: int) -> Budget:
+    return Budget(most_tokens=width * height // UNITS[kind] ** 2) if kind in UNITS else Budget()
+
+
+def similarity(found: np.ndarray, expected: np.ndarray) -> float:
+    """The least cosine between two rows."""
+    assert found.shape == expected.shape
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float((np.einsum("ij,ij->i", found, expected) / norms).min())
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("projectors")
+    return {kind: write_vision(folder / f"{kind}.gguf", kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def encoders(paths: dict[str, Path]) -> Iterator[dict[str, ImageEncoder]]:
+    with ExitStack() as stack:
+        found = {}
+        for kind, path in paths.items():
+            with open_model(path) as file:
+                found[kind] = stack.enter_context(open_encoder(file, threads=2))
+        yield found
+
+
+def language_model(kind: str, data_dir: Path, folder: Path) -> Path:
+    return data_dir / "models/gguf/stories260K-F32.gguf"
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("kind", WHOLE)
+def test_rows_and_marks_are_llama_cpps(kind, paths, encoders, data_dir, tmp_path) -> None:
+    model = language_model(kind, data_dir, tmp_path)
+    llama = LlamaVision(paths[kind], model)
+    try:
+        for width, height in WHOLE[kind]:
+            pixels = picture(width, height)
+            layout = encoders[kind].layout(width, height, budget_of(kind, width, height))
+            assert layout.resized == (width, height)
+            found, expected = encoders[kind].encode(pixels, layout), llama.pieces(pixels)
+            rows = [piece for piece in expected if isinstance(piece, np.ndarray)]
+            assert [run.count for run in layout.runs] == [len(each) for each in rows]
+            for mine, others in zip(found, rows, strict=True):
+                assert similarity(mine, others) > 0.9999
+            texts = [
+                tuple(llama_oracle.tokenize(model, p, add_special=False)) for p in layout.pieces if isinstance(p, str)
+            ]
+            assert texts == [piece for piece in expected if not isinstance(piece, np.ndarray)]
+    finally:
+        llama.close()
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("weights", [Q.F16, Q.BF16, Q.Q8_0], ids=lambda each: each.name)
+@pytest.mark.parametrize("kind", WHOLE)
+def test_rows_are_llama_cpps_with_other_weights(kind, weights, tmp_path, data_dir) -> None:
+    path = write_vision(tmp_path / "projector.gguf", kind, weights=weights)
+    width, height = WHOLE[kind][0]
+    llama = LlamaVision(path, language_model(kind, data_dir, tmp_path))
+    try:
+        with open_model(path) as file, open_encoder(file, threads=1) as encoder:
+            layout = encoder.layout(width, height, budget_of(kind, width, height))
+            pixels = picture(width, height)
+            # llama.cpp rounds activations for Q8_0 in blocks of 32, for BF16 to eight bits.
+            least = 0.9999 if weights is Q.F16 else 0.999
+            for mine, others in zip(encoder.encode(pixels, layout), llama.rows(pixels), strict=True):
+                assert similarity(mine, others) > least
+    finally:
+        llama.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_size_is_encoded_the_same_on_any_number_of_threads(kind, paths, encoders) -> None:
+    with open_model(paths[kind]) as file, open_encoder(file, threads=1) as alone:
+        for width, height in ODD:
+            layout = alone.layout(width, height)
+            assert layout == encoders[kind].layout(width, height) and layout.tokens >= 1
+            pixels = picture(width, height)
+            first, second = alone.encode(pixels, layout), encoders[kind].encode(pixels, layout)
+            assert [(len(rows), rows.shape[1]) for rows in first] == [(run.count, alone.width) for run in layout.runs]
+            for mine, others in zip(first, second, strict=True):
+                assert np.isfinite(mine).all()
+                np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_reports_progress_and_stops_when_asked(kind, encoders) -> None:
+    encoder, (width, height) = encoders[kind], (640, 500)
+    layout, seen, stop = encoder.layout(width, height), [], threading.Event()
+    whole = encoder.encode(picture(width, height), layout, stop, seen.append)
+    assert whole is not None and seen == sorted(seen) and seen[-1] == pytest.approx(1.0)
+
+    def stopping(done: float) -> None:
+        seen.append(done)
+        stop.set()
+
+    del seen[:]
+    assert encoder.encode(picture(width, height), layout, stop, stopping) is None or seen == [1.0]
+    assert len(seen) == 1
+    again = encoder.encode(picture(width, height), layout)
+    for mine, others in zip(whole, again, strict=True):
+        np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_counts_from_the_header_what_the_encoder_packs(kind, paths, encoders) -> None:
+    with open_model(paths[kind]) as file:
+        needs, layout = vision_needs(file, threads=2), header_layout(file)
+        assert needs.weights >= 0.9 * sum(t.nbytes for t in file.tensors.values() if len(t.shape) == 2) / 2
+        assert needs.buffers > 4 * encoders[kind].layout(640, 500).tokens * encoders[kind].width
+    assert layout(640, 500) == encoders[kind].layout(640, 500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_do_not_fit_are_refused_by_name(kind, tmp_path) -> None:
+    with open_model(write_vision(tmp_path / "whole.gguf", kind)) as file:
+        names = {name: tensor.shape for name, tensor in file.tensors.items()}
+    for number, name in enumerate(names):
+        for problem in ("missing", "wide"):
+
+            def change(tensors: dict[str, np.ndarray], name: str = name, problem: str = problem) -> None:
+                values = tensors.pop(name)
+                if problem == "wide":
+                    tensors[name] = np.concatenate([values, values], axis=-1)
+
+            path = write_vision(tmp_path / f"{number}-{problem}.gguf", kind, changed=change)
+            with open_model(path) as file:
+                if problem == "missing" and _optional(name):
+                    vision_needs(file, 1)
+                    continue
+                with pytest.raises((UnsupportedModelError, ModelFileError)) as caught:
+                    vision_needs(file, 1)
+                text = str(caught.value)
+                assert name.rpartition(".")[0] in text and str(path) in text and "\n" not in text
+            path.unlink()
+
+    def more(tensors: dict[str, np.ndarray]) -> None:
+        tensors["v.unknown.weight"] = np.ones(8, np.float32)
+
+    unused = pytest.raises(UnsupportedModelError, match=r"v\.unknown\.weight would not be used")
+    with open_model(write_vision(tmp_path / "more.gguf", kind, changed=more)) as file, unused:
+        vision_needs(file, 1)
+
+
+def _optional(name: str) -> bool:
+    """Tensors that an encoder of the kind may lack."""
+    return name.endswith(".bias")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"clip.vision.patch_size": 0},
+        {"clip.vision.patch_size": 1 << 20},
+        {"clip.vision.embedding_length": 1 << 30},
+        {"clip.vision.image_std": [0.0, 0.0, 0.0]},
+        {"clip.vision.image_mean": [float("inf"), 0.0, 0.0]},
+        {"clip.vision.projector.scale_factor": 0, "clip.vision.spatial_merge_size": 0},
+        {"clip.vision.attention.layer_norm_epsilon": float("nan")},
+        {"clip.vision.block_count": 1 << 20},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_headers_out_of_range_are_refused(keys, tmp_path) -> None:
+    path = write_vision(tmp_path / "p.gguf", "gemma4uv", keys=keys)
+    with open_model(path) as file, pytest.raises(ModelFileError) as caught:
+        header_layout(file)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_other_projectors_and_other_files_are_refused(tmp_path) -> None:
+    other = write_vision(tmp_path / "other.gguf", "gemma4uv", keys={"clip.projector_type": "resampler"})
+    sound = write_vision(tmp_path / "sound.gguf", "gemma4uv", keys={"clip.has_vision_encoder": False})
+    model = write_vision(tmp_path / "model.gguf", "gemma4uv", keys={"general.architecture": "llama"})
+    for path, words in ((other, "'resampler'.*--backend llama"), (sound, "for sound"), (model, "not a projector")):
+        with open_model(path) as file, pytest.raises(LocalLLMError, match=words):
+            open_encoder(file)
+
+
+def test_every_type_is_tested() -> None:
+    assert set(FAMILIES) == set(KINDS)
+
+
+@pytest.mark.parametrize("wrong", [{"most_tokens": 0}, {"most_tiles": -1}, {"least_tokens": 9, "most_tokens": 8}])
+def test_budgets_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(PictureSizeError):
+        Budget(**wrong)
+
+
+# Tokens of 224 x 224, 896 x 896, 1280 x 720 and 720 x 1280 pixels by the makers' own processors.
+COUNTS = {"gemma4uv": ({"patch": 16, "merge": 3}, (256, 256, 264, 264))}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_tokens_are_those_of_the_makers_processors(kind, tmp_path) -> None:
+    sizes, counts = COUNTS[kind]
+    with open_model(write_vision(tmp_path / "p.gguf", kind, **sizes)) as file:
+        layout = header_layout(file)
+    found = [layout(*size).tokens for size in ((224, 224), (896, 896), (1280, 720), (720, 1280))]
+    assert found == list(counts)
+
+
+def test_gemma_4_fills_its_budget(tmp_path) -> None:
+    with open_model(write_vision(tmp_path / "p.gguf", "gemma4uv", patch=16)) as file:
+        layout = header_layout(file)
+    for most in (70, 140, 280, 560, 1120):
+        for source in ((1280, 720), (224, 224), (5000, 3400), (333, 777)):
+            found = layout(*source, Budget(most_tokens=most))
+            assert 0.75 * most <= found.tokens <= most
+            assert found.tokens == found.resized[0] * found.resized[1] // 48**2
+    assert layout(3000, 1).resized == (280 * 48, 48)
+    assert layout(640, 480, Budget(least_tokens=560)).tokens > 500
+    with pytest.raises(PictureSizeError, match="at most 1,120"):
+        layout(640, 480, Budget(most_tokens=1121))
+    with pytest.raises(PictureSizeError, match="cannot be shown"):
+        layout(0, 10)
