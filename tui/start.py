@@ -22,8 +22,8 @@ from localllm.settings import Settings, config_path, load_settings, read_toml, s
 from localllm.text import nearest, shortened
 from tui.app import ChatApp
 from tui.backends import open_backend, remembered_as
-from tui.terminal import in_browser, light_background
-from tui.widgets.pictures import ask_terminal
+from tui.terminal import Abilities, ask_terminal, in_browser
+from tui.widgets.pictures import use_pictures
 
 
 def run_chat(
@@ -69,14 +69,22 @@ def run_chat(
         # With 16 colours or fewer, only the terminal's own palette looks right.
         few = not in_browser() and Console(force_terminal=True).color_system == "standard"
         plain = few or bool(os.environ.get("NO_COLOR"))
-        chosen = store.remembered("theme")
-        known = (chosen and not plain) or in_browser()
-        light, typed = (False, "") if known else light_background()
-        if not plain and not in_browser():
-            ask_terminal()
+        abilities = Abilities() if in_browser() else ask_terminal()
+        if abilities.draws and not plain:
+            use_pictures()
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
-        app = ChatApp(backend, store, model, parameters, keys, remembered_as(settings, host), light, plain, typed)
+        app = ChatApp(
+            backend,
+            store,
+            model,
+            parameters,
+            keys,
+            remembered_as(settings, host),
+            abilities.light,
+            plain,
+            abilities.typed,
+        )
         app.begin_with(resume, system, answering, visit, prompt)
         app.run()
         return app.return_code or 0

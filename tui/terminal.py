@@ -1,4 +1,4 @@
-"""The chat's terminal: restores it however the chat ends, and detects a light background.
+"""The chat's terminal: restores it however the chat ends, and asks what it can do.
 
 Imports nothing heavy: it is the first module of the chat to be loaded.
 """
@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gguf_io.system import terminal_restorer, unbuffered_keys
@@ -28,12 +29,14 @@ _RESET = (
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-# xterm queries: background colour (OSC 11), then device attributes, which every terminal answers.
-_QUESTIONS = b"\x1b]11;?\x1b\\\x1b[c"
+# Background colour (xterm's OSC 11), kitty's graphics, then device attributes, which every terminal answers. Attribute
+# 4 is sixel graphics.
+_QUESTIONS = b"\x1b]11;?\x1b\\\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\\x1b[c"
 _BACKGROUND = re.compile(
     rb"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)(?:/[0-9a-fA-F]+)?(?:\x1b\\|\x07)"
 )
-_ATTRIBUTES = re.compile(rb"\x1b\[\?[\d;]*c")
+_GRAPHICS = re.compile(rb"\x1b_G[^\x1b]*\x1b\\")
+_ATTRIBUTES = re.compile(rb"\x1b\[\?([\d;]*)c")
 _ANSWER_S = 0.3
 
 
@@ -98,15 +101,22 @@ def _wait(child: int) -> int:
             return os.WTERMSIG(status)
 
 
-def light_background() -> tuple[bool, str]:
-    """Whether the terminal's background is light, and what the user typed during the query.
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """light: the background is light. draws: the terminal may draw pictures. typed: by the user, during the query."""
 
-    A terminal that does not answer within _ANSWER_S counts as dark.
+    light: bool = False
+    draws: bool = False
+    typed: str = ""
+
+
+def ask_terminal() -> Abilities:
+    """Ask the terminal what it can do. One that does not answer within _ANSWER_S counts as dark and without pictures.
+
+    Not asked on Windows, where only textual-image can tell whether pictures are drawn.
     """
-    if (colours := os.environ.get("COLORFGBG", "")).rpartition(";")[2] in ("7", "15"):
-        return True, ""
-    if colours or sys.platform == "win32":
-        return False, ""
+    if sys.platform == "win32":
+        return Abilities(draws=True)
     terminal = sys.stdin.fileno()
     answer, end = b"", time.monotonic() + _ANSWER_S
     with unbuffered_keys(terminal):
@@ -115,13 +125,23 @@ def light_background() -> tuple[bool, str]:
             if not (read := os.read(terminal, 1024)):
                 break  # the terminal has gone
             answer += read
-    found = _BACKGROUND.search(answer)
-    rest = _ATTRIBUTES.sub(b"", _BACKGROUND.sub(b"", answer)).decode(errors="replace")
-    typed = "".join(letter for letter in rest.partition("\x1b")[0] if letter.isprintable())
-    if found is None:
-        return False, typed
-    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 0.5, typed
+    colour, graphics, attributes = (found.search(answer) for found in (_BACKGROUND, _GRAPHICS, _ATTRIBUTES))
+    rest = answer
+    for found in (_BACKGROUND, _GRAPHICS, _ATTRIBUTES):
+        rest = found.sub(b"", rest)
+    typed = "".join(letter for letter in rest.decode(errors="replace").partition("\x1b")[0] if letter.isprintable())
+    draws = bool(graphics and b";OK" in graphics[0]) or bool(attributes and b"4" in attributes[1].split(b";"))
+    return Abilities(_is_light(colour), draws, typed)
+
+
+def _is_light(colour: re.Match[bytes] | None) -> bool:
+    """Whether the background is light, by COLORFGBG or the terminal's answer."""
+    if colours := os.environ.get("COLORFGBG", ""):
+        return colours.rpartition(";")[2] in ("7", "15")
+    if colour is None:
+        return False
+    red, green, blue = (int(part, 16) / (16.0 ** len(part) - 1) for part in colour.groups())
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
 
 
 class TerminalOutput:

@@ -16,8 +16,11 @@ MOST_PIXELS = (1600, 1200)  # larger than any message's area
 _drawing: Callable[..., Widget] | None = None  # draws a PIL image
 
 
-def ask_terminal() -> None:
-    """Detect whether the terminal draws pictures. Call before the application starts and reads the terminal's input."""
+def use_pictures() -> None:
+    """Prepare to draw pictures if textual-image can. Call before the application starts and reads the terminal's input.
+
+    textual-image asks the terminal itself and takes a third of a second, so ask tui.terminal first.
+    """
     global _drawing  # noqa: PLW0603 - a fact about the process's terminal
     if importlib.util.find_spec("textual_image") is None or not _has_size():
         return
