@@ -71,6 +71,8 @@ ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN | _WORDS
 _SHORT = POLICY.int16_accumulators
 
 GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU, SQUARED_RELU_ALONE, XIELU_ALONE = range(8)
+QUICK_ALONE, GATE_QUICK = 8, 9
+"""GELU by a sigmoid: x / (1 + exp(-1.702 x))."""
 
 
 @inner
@@ -326,7 +328,7 @@ def _xielu(x: int, factors: int, out: int, n: int) -> None:
 
 @inner
 def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
-    """out = activation(gate) * up, without up for GELU_ALONE and SQUARED_RELU_ALONE.
+    """out = activation(gate) * up, without up for GELU_ALONE, QUICK_ALONE and SQUARED_RELU_ALONE.
 
     For xIELU, `up` is the address of its factors. All others except ReLU are x / (1 + 2^e(x)) or 1 / (1 + 2^e(x)).
     """
@@ -352,14 +354,16 @@ def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
             x = min_f32(highest, x)
             e = mul_f32(x, steep)
             factor = add_f32(one, max_f32(lowest, min_f32(highest, factor)))
+        if kind in (QUICK_ALONE, GATE_QUICK):
+            e = mul_f32(x, steep)
         if kind == GATE_SIGMOID:
             x = one
         y = div_f32(x, add_f32(one, exp2_f32(e)))
-        store_f32(out + i * 4, y if kind == GELU_ALONE else mul_f32(y, factor))
+        store_f32(out + i * 4, y if kind in (GELU_ALONE, QUICK_ALONE) else mul_f32(y, factor))
 
 
 def _gate_pack_samples() -> Iterator[Sample]:
-    for kind, rows, width in product(range(8), (1, 3), (1, 4)):
+    for kind, rows, width in product(range(10), (1, 3), (1, 4)):
         s = Sample(rows=rows, width=width)
         gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
         if kind == XIELU_ALONE:

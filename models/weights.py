@@ -43,6 +43,11 @@ def padded(values: int) -> int:
     return -(-values // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
+def whole_words(values: int) -> int:
+    """Values rounded up to whole blocks of words."""
+    return -(-values // BLOCK) * BLOCK
+
+
 def filled(values: int, length: int) -> NDArray[np.int64]:
     """The order 0, 1, ..., values - 1, then -1 up to `length`."""
     return np.where(np.arange(length) < values, np.arange(length), -1)
@@ -206,17 +211,27 @@ class WeightLoader:
         out[:, :size] = self._values(name).reshape(count, size)
         return out
 
-    def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
+    def matrix(
+        self,
+        name: str,
+        rows: int,
+        k: int,
+        order: NDArray[np.int64] | None = None,
+        experts: int = 0,
+        *,
+        widen: bool = False,
+    ) -> Matrix:
         """Pack a tensor of (experts,) rows x k; a single row may be stored as a vector.
 
         order: source row of each packed row, -1 for zeros, the same for all experts; it may be a part of the rows.
-        Without an order, the same name returns the same matrix, so that tied embeddings are stored once.
+        Without an order, the same name returns the same matrix, so that tied embeddings are stored once. widen: pad
+        rows to whole blocks of words if that makes it a matrix of words; its k is then larger.
         """
         if order is None and name in self._matrices:
             return self._matrices[name]
         shape = (experts, rows, k) if experts else (rows, k)
         tensor = self._tensor(name, shape[1:] if rows == 1 and self.shape(name) == (k,) else shape)
-        matrix = self._pack(tensor, order, rows, k, experts)
+        matrix = self._pack(tensor, order, rows, k, experts, widen=widen)
         if order is None:
             self._matrices[name] = matrix
         return matrix
@@ -225,6 +240,12 @@ class WeightLoader:
         """A tensor of any shape as float32, for what is computed outside of the program."""
         self._report(self._tensor(name, shape))
         return self._values(name)
+
+    def matrix_of(self, name: str, values: NDArray[np.float32]) -> Matrix:
+        """Pack a matrix that was computed from tensors, as floats. name: distinguishes it from others."""
+        rows, k = values.shape
+        read = lambda low, count: values[low : low + count].view(np.uint8)  # noqa: E731 - as above
+        return self._pack_rows(name, WEIGHT_FORMATS["F32"], read, None, rows, k, 0)
 
     def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
         """A reader of the rows of a rows x k tensor, which stay in the file, and the format to pack them in."""
@@ -266,18 +287,36 @@ class WeightLoader:
         self._used.add(name)
         return tensor
 
-    def _pack(self, tensor: TensorInfo, order: NDArray[np.int64] | None, rows: int, k: int, experts: int) -> Matrix:
+    def _pack(
+        self,
+        tensor: TensorInfo,
+        order: NDArray[np.int64] | None,
+        rows: int,
+        k: int,
+        experts: int,
+        *,
+        widen: bool = False,
+    ) -> Matrix:
         def read(low: int, count: int) -> NDArray[np.uint8]:
             room = count * tensor.type.row_bytes(k) + SLACK_BYTES
             if len(self._buffer) < room:
                 self._buffer = np.empty(room, np.uint8)
             return self._file.data(tensor.name, low, count, self._buffer)
 
-        weight_format = self._format_of(tensor)
+        def read_wide(low: int, count: int) -> NDArray[np.uint8]:
+            found = np.zeros((count, tensor.type.row_bytes(wide)), np.uint8)
+            found[:, : tensor.type.row_bytes(k)] = read(low, count)
+            return found
+
+        weight_format, wide = self._format_of(tensor), k
         # Token embeddings are also read one by one, and stay exact.
-        if self._words and tensor.name.startswith(_LAYERS) and k % BLOCK == 0:
-            weight_format = WORD_FORMATS.get(tensor.type.name, weight_format)
-        matrix = self._pack_rows(tensor.name, weight_format, read, order, rows, k, experts)
+        if self._words and tensor.name.startswith(_LAYERS) and tensor.type.name in WORD_FORMATS:
+            if widen:
+                wide = whole_words(k)
+            if wide % BLOCK == 0:
+                weight_format = WORD_FORMATS[tensor.type.name]
+        reader = read if wide == k else read_wide
+        matrix = self._pack_rows(tensor.name, weight_format, reader, order, rows, wide, experts)
         self._report(tensor)
         return matrix
 

@@ -25,6 +25,7 @@ from models.vision.recording import VisionRecording
 from models.weights import WeightLoader
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
+    "gemma3": ("gemma3", "Gemma3"),
     "gemma4uv": ("gemma4uv", "Gemma4Unified"),
 }
 """The module, and its class, for each projector type."""

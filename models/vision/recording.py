@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels import activations, norms, sums
 from cpu_kernels.activations import GatePack, NormPack
-from cpu_kernels.norms import AddNorm, LayerNormPack
+from cpu_kernels.norms import AddNorm, LayerNormPack, NormRows
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier
 from cpu_kernels.sums import AddRows
@@ -77,11 +77,6 @@ class VisionRecording:
         arguments = product_arguments(matrix, out.place, self._packed, addend, private=False)
         self.builder.add(matrix.format.matmul, arguments, barrier=Barrier.ALWAYS if last else Barrier.NEVER)
 
-    def linear(self, name: str, rows: int, k: int, out: Rows, *, bias: bool = True) -> None:
-        """out = matrix * packed rows + bias, both named without .weight and .bias. The rows must be packed for it."""
-        addend = self.bias(f"{name}.bias", rows) if bias else NOTHING
-        self.product(self.loader.matrix(f"{name}.weight", rows, k), out, addend=addend)
-
     def pack(self, rows: Place, *matrices: Matrix) -> None:
         """Pack rows for these matrices as they are."""
         self._norm_pack(rows, 0, 0.0, matrices)
@@ -137,6 +132,18 @@ class VisionRecording:
             epsilon=self.builder.scalar(epsilon),
         )
         self.builder.add(norms.add_norm, arguments)
+
+    def rms_norm(self, rows: Rows, norm: str, size: int, epsilon: float) -> None:
+        """rows = RMSNorm(rows), likewise."""
+        arguments = NormRows(
+            x=rows.address,
+            stride=rows.stride,
+            weight=self.vector(f"{norm}.weight", size),
+            size=size,
+            padded=-(-size // 16) * 16,
+            epsilon=self.builder.scalar(epsilon),
+        )
+        self.builder.add(norms.norm_rows, arguments)
 
     def add_rows(self, to: Rows, rows: Rows, size: int) -> None:
         """to += rows."""

@@ -14,6 +14,8 @@ from tests.gguf_files import add_keys, finish
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 FLOATS = gguf.GGMLQuantizationType.F32
+# llama.cpp cannot transpose Gemma 3's projection if it is quantised.
+_STAY_FLOATS = ("position_embd", "mm.input_projection")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,45 @@ def _gemma4uv(s: Sizes) -> Tensors:
     yield "mm.input_projection.weight", (s.text, s.width)
 
 
+def _pair(name: str, *shape: int) -> Tensors:
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[:1]
+
+
+def _layers(
+    s: Sizes, *, swapped: bool = False, biases: bool = True, gated: bool = False, fused: bool = False
+) -> Tensors:
+    """The layers of a transformer. swapped: with the names of ffn_up and ffn_down as in old files."""
+    for number in range(s.layers):
+        prefix = f"v.blk.{number}."
+        parts = {"attn_out": (s.width, s.width), "ffn_up": (s.hidden, s.width), "ffn_down": (s.width, s.hidden)}
+        parts |= {"attn_qkv": (3 * s.width, s.width)} if fused else {f"attn_{one}": (s.width, s.width) for one in "qkv"}
+        if gated:
+            parts["ffn_gate"] = (s.hidden, s.width)
+        if swapped:
+            parts["ffn_up"], parts["ffn_down"] = parts["ffn_down"], parts["ffn_up"]
+        for name, shape in [*parts.items(), ("ln1", (s.width,)), ("ln2", (s.width,))]:
+            for tensor, size in _pair(prefix + name, *shape):
+                if biases or not tensor.endswith("bias"):
+                    yield tensor, size
+
+
+def _patches(s: Sizes) -> Tensors:
+    yield "v.patch_embd.weight", (s.width, 3, s.patch, s.patch)
+    yield "v.patch_embd.bias", (s.width,)
+
+
+def _gemma3(s: Sizes) -> Tensors:
+    yield from _patches(s)
+    yield "v.position_embd.weight", ((s.side // s.patch) ** 2, s.width)
+    yield from _layers(s, swapped=True)
+    yield from _pair("v.post_ln", s.width)
+    yield "mm.input_projection.weight", (s.width, s.text)
+    yield "mm.soft_emb_norm.weight", (s.width,)
+
+
 KINDS = {
+    "gemma3": Kind(_gemma3, Sizes(side=96, width=96, hidden=208, merge=3)),
     "gemma4uv": Kind(
         _gemma4uv, Sizes(side=224, patch=4, merge=3, hidden=0, layers=0, heads=0), mean=0.0, deviation=1.0
     ),
@@ -102,7 +142,8 @@ def write_vision(
     tensors = {name: _random(rng, name, shape) for name, shape in made.tensors(s)}
     changed(tensors)
     for name, values in tensors.items():
-        chosen = weights if values.ndim == 2 and name.endswith(".weight") and "position" not in name else FLOATS
+        matrix = values.ndim == 2 and name.endswith(".weight") and not any(part in name for part in _STAY_FLOATS)
+        chosen = weights if matrix else FLOATS
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = gguf.GGMLQuantizationType.F16
         writer.add_tensor(name, quantize(values, chosen), raw_dtype=chosen)

@@ -1,0 +1,314 @@
+"""The transformer of image encoders: all patches of a picture attend to each other, or to those of their window.
+
+A picture's rows are computed a few hundred at a time. For each layer, keys and values of all rows are stored in pages
+first; then attention and the feed-forward network follow. So buffers are small, and a request to stop is noticed soon.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations, attention, kv_store
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.records import Step
+from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError
+from models.errors import refusal
+from models.kv_layout import layer_bytes_per_token
+from models.layer_sizes import Heads
+from models.page_arrays import PageArrays
+from models.recording import Rows as Buffer
+from models.vision.config import VisionConfig
+from models.vision.family import Passes, Rows
+from models.vision.recording import Part, VisionRecording, rows_of_a_pass
+from models.weights import Matrix, filled, repeated, whole_words
+
+_TYPES = (KVType.I16, KVType.I16)
+_LOG2E = math.log2(math.e)
+_TO_THE_END = 1 << 40
+_ALONE = {"gelu": activations.GELU_ALONE, "quick": activations.QUICK_ALONE}
+_GATED = {"gelu": activations.GATE_GELU, "quick": activations.GATE_QUICK, "silu": activations.GATE_SILU}
+
+
+def _every_layer(layer: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Style:
+    """The properties in which the families' transformers differ; the others follow from a file's tensors.
+
+    rms: RMSNorm in place of LayerNorm. swapped: old files of the family have the names of ffn_up and ffn_down swapped.
+    order: the source of each value of a query's or key's head, with rotated pairs at i and i + half of the padded
+    head; None if heads are not rotated. scale: of scores, None for 1 / sqrt(head size). sees_all: whether a layer's
+    rows see the whole picture, and not only their window. layers: how many are computed, None for all.
+    """
+
+    rms: bool = False
+    swapped: bool = False
+    order: NDArray[np.int64] | None = None
+    scale: float | None = None
+    sees_all: Callable[[int], bool] = _every_layer
+    layers: int | None = None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The parts of a layer's program: queries, keys and values; attention and all after it."""
+
+    before: Part
+    after: Part
+
+
+class Tower:
+    """The layers "v.blk.0" and so on of one file.
+
+    most_rows: of the largest picture. longest, longest_head, pass_rows: see Family. row_bytes: of a row of a picture,
+    kept while it is encoded.
+    """
+
+    def __init__(self, file: ModelFile, config: VisionConfig, most_rows: int, style: Style) -> None:
+        """Check the sizes. Raises ModelFileError or UnsupportedModelError."""
+        self.config, self.style = config, style
+        if not config.layers or not config.heads or config.heads * config.head_size % 16:
+            raise ModelFileError(
+                f"{file.path}: an image encoder with {config.layers} layers, {config.heads} heads of "
+                f"{config.head_size} values is not one of the type {config.kind!r}. Use another version of it."
+            )
+        self._count = config.layers if style.layers is None else style.layers
+        self._heads = Heads(config.heads, config.heads, config.head_size, config.head_size)
+        self._most_rows = most_rows
+        self._swapped = style.swapped and _columns(file, "v.blk.0.ffn_down.weight") == config.width
+        # Old files state 0.
+        self._hidden = config.hidden or _columns(file, f"v.blk.0.ffn_{'up' if self._swapped else 'down'}.weight")
+        gated = "v.blk.0.ffn_gate.weight" in file.tensors
+        self._kind = (_GATED if gated else _ALONE).get(config.activation, -1)
+        if self._kind < 0:
+            raise refusal(file, "its image encoder has SiLU without a gate")
+        self._attended = config.heads * config.head_size
+        self.longest = max(config.width, whole_words(self._hidden), self._attended)
+        self.longest_head = self._heads.padded
+        self._work_before = 6.0 * config.width * self._attended
+        self._work_after = 2.0 * config.width * (self._attended + (3 if gated else 2) * self._hidden)
+        self.pass_rows = rows_of_a_pass(self._work_before + self._work_after)
+        of_heads = 4 * config.heads * self._heads.padded
+        self.row_bytes = layer_bytes_per_token(self._heads, _TYPES) + 4 * config.width + of_heads
+
+    def record(self, recording: VisionRecording) -> None:
+        """Load the layers and record them."""
+        config, padded = self.config, self._heads.padded
+        self._x, self._sum = recording.rows(config.width), recording.rows(config.width)
+        self._queries, self._keys, self._values = (
+            Buffer(recording.builder, recording.max_rows, config.heads * padded) for _ in range(3)
+        )
+        self._attention = Buffer(recording.builder, recording.max_rows, self._attended)
+        room = whole_words(self._hidden)
+        self._gate, self._up = recording.rows(room), recording.rows(room)
+        # Windows may leave their last pages partly empty.
+        self._pages = PageArrays({0: self._heads}, _TYPES, 2 * -(-self._most_rows // PAGE_TOKENS) + 1)
+        self._scale = recording.builder.scalar((self.style.scale or config.head_size**-0.5) * _LOG2E)
+        self._epsilon = recording.builder.scalar(config.epsilon)
+        self._no_cap = recording.builder.scalar(0.0)
+        self._layers = [self._layer(recording, f"v.blk.{number}.") for number in range(self._count)]
+
+    def work(self, rows: int) -> float:
+        """The sum of shares that `run` gives to its passes."""
+        return self._count * rows * self._work_of_row(rows)
+
+    def run(
+        self,
+        x: Rows,
+        passes: Passes,
+        *,
+        table: Rows | None = None,
+        windows: Sequence[int] = (),
+        after_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        """Compute all layers, from x to x: float32[rows, width].
+
+        table: cosines and sines of each row, [row][2][half of a padded head]; None if heads are not rotated. windows:
+        the rows of each window, in order, for layers that do not see all. after_layer: called after each layer.
+        """
+        half = self._heads.padded // 2
+        if table is None:
+            table = np.concatenate([np.ones((len(x), half)), np.zeros((len(x), half))], axis=1, dtype=np.float32)
+        places = self._pages.places(np.arange(2 * -(-self._most_rows // PAGE_TOKENS) + 1)).astype(np.int32)
+        whole, parts = _Spans([len(x)], places), _Spans(windows, places)
+        queries = np.empty((len(x), self._queries.width), np.float32)
+        share = self._work_of_row(len(x)) / (self._work_before + self._work_after)
+        for number, layer in enumerate(self._layers):
+            spans = whole if self.style.sees_all(number) else parts
+            for first in range(0, len(x), passes.most):
+                rows = slice(first, min(first + passes.most, len(x)))
+                count = rows.stop - first
+                self._x.values[:count, : self.config.width] = x[rows]
+                spans.place(passes, first, count, table)
+                passes.run(layer.before, count, self._work_before * share * count)
+                queries[rows] = self._queries.values[:count]
+            for first in range(0, len(x), passes.most):
+                rows = slice(first, min(first + passes.most, len(x)))
+                count = rows.stop - first
+                self._x.values[:count, : self.config.width] = x[rows]
+                self._queries.values[:count] = queries[rows]
+                spans.place(passes, first, count, table)
+                passes.run(layer.after, count, self._work_after * share * count)
+                x[rows] = self._x.values[:count, : self.config.width]
+            if after_layer is not None:
+                after_layer(number)
+
+    def _work_of_row(self, rows: int) -> float:
+        return self._work_before + self._work_after + 4.0 * rows * self._attended
+
+    def _layer(self, recording: VisionRecording, prefix: str) -> _Layer:
+        with recording.part() as before:
+            self._project(recording, prefix)
+            self._store(recording, prefix)
+        with recording.part() as after:
+            self._attend(recording, prefix)
+            self._feed_forward(recording, prefix)
+        return _Layer(before, after)
+
+    def _norm_pack(self, recording: VisionRecording, norm: str, *matrices: Matrix) -> None:
+        config = self.config
+        if self.style.rms:
+            weight = recording.vector(f"{norm}.weight", config.width)
+            recording.rms_pack(self._x.place, weight, config.epsilon, *matrices)
+        else:
+            recording.layer_norm_pack(self._x.place, norm, config.epsilon, *matrices)
+
+    def _project(self, recording: VisionRecording, prefix: str) -> None:
+        """Compute queries, keys and values, from one fused tensor or from three."""
+        config, loader, size, padded = self.config, recording.loader, self._heads.size, self._heads.padded
+        plain = filled(size, padded)
+        turned = plain if self.style.order is None else self.style.order
+        firsts = np.arange(config.heads) * size
+        fused = loader.has(f"{prefix}attn_qkv.weight")
+        products = []
+        for number, (letter, out, order) in enumerate(
+            (("q", self._queries, turned), ("k", self._keys, turned), ("v", self._values, plain))
+        ):
+            name = f"{prefix}attn_{'qkv' if fused else letter}"
+            rows = (3 if fused else 1) * self._attended
+            sources = repeated(order, firsts + number * self._attended * fused)
+            matrix = loader.matrix(f"{name}.weight", rows, config.width, sources)
+            products.append((matrix, out, recording.bias(f"{name}.bias", rows, sources)))
+        self._norm_pack(recording, f"{prefix}ln1", *(matrix for matrix, _, _ in products))
+        for number, (matrix, out, bias) in enumerate(products):
+            recording.product(matrix, out, addend=bias, last=number == len(products) - 1)
+
+    def _store(self, recording: VisionRecording, prefix: str) -> None:
+        pages, heads = self._pages.of_layer(0), self._heads
+        arguments = kv_store.StoreKV(
+            keys=self._keys.address,
+            values=self._values.address,
+            norm=self._head_norm(recording, f"{prefix}attn_k_norm.weight"),
+            key_pages=pages.addresses[0],
+            value_pages=pages.addresses[1],
+            kv_heads=heads.keys,
+            padded=heads.padded,
+            size=heads.size,
+            rope=0,
+            epsilon=self._epsilon,
+            key_bytes=pages.head_bytes[0],
+            value_bytes=pages.head_bytes[1],
+            key_place_bytes=pages.place_bytes[0],
+            value_place_bytes=pages.place_bytes[1],
+        )
+        recording.builder.add(kv_store.KERNELS[_TYPES], arguments)
+
+    def _attend(self, recording: VisionRecording, prefix: str) -> None:
+        """x += out(attention), with a norm or factors of the addend if the file has them."""
+        pages, heads, config = self._pages.of_layer(0), self._heads, self.config
+        arguments = attention.Attention(
+            queries=self._queries.address,
+            out=self._attention.address,
+            query_norm=self._head_norm(recording, f"{prefix}attn_q_norm.weight"),
+            key_pages=pages.addresses[0],
+            value_pages=pages.addresses[1],
+            kv_heads=heads.keys,
+            padded=heads.padded,
+            size=heads.size,
+            rope=0,
+            epsilon=self._epsilon,
+            group=1,
+            scale=self._scale,
+            cap=self._no_cap,
+            window=0,
+            key_bytes=pages.head_bytes[0],
+            value_bytes=pages.head_bytes[1],
+            sinks=0,
+            behind=_TO_THE_END,
+            key_place_bytes=pages.place_bytes[0],
+            value_place_bytes=pages.place_bytes[1],
+            longest=heads.padded,
+        )
+        recording.builder.add(attention.attention_kernel(*_TYPES, 1), arguments)
+        matrix = recording.loader.matrix(f"{prefix}attn_out.weight", config.width, self._attended)
+        recording.pack(self._attention.place._replace(stride=4 * self._attended), matrix)
+        self._add(recording, matrix, f"{prefix}attn_out.bias")
+
+    def _feed_forward(self, recording: VisionRecording, prefix: str) -> None:
+        """x += feed_forward(norm(x)), likewise."""
+        config, loader, hidden = self.config, recording.loader, self._hidden
+        name_up, name_down = (f"{prefix}ffn_{name}" for name in ("down", "up")[:: 1 if self._swapped else -1])
+        up = loader.matrix(f"{name_up}.weight", hidden, config.width)
+        down = loader.matrix(f"{name_down}.weight", config.width, hidden, widen=True)
+        gates = (
+            [loader.matrix(f"{prefix}ffn_gate.weight", hidden, config.width)] if self._kind in _GATED.values() else []
+        )
+        self._norm_pack(recording, f"{prefix}ln2", up, *gates)
+        for gate in gates:
+            recording.product(gate, self._gate, addend=recording.bias(f"{prefix}ffn_gate.bias", hidden), last=False)
+        recording.product(up, self._up, addend=recording.bias(f"{name_up}.bias", hidden))
+        recording.gate_pack(self._kind, self._gate if gates else self._up, self._up, down)
+        self._add(recording, down, f"{name_down}.bias")
+
+    def _add(self, recording: VisionRecording, matrix: Matrix, bias: str) -> None:
+        """x += matrix * packed rows + bias."""
+        recording.product(matrix, self._sum, addend=recording.bias(bias, self.config.width))
+        recording.add_rows(self._x, self._sum, self.config.width)
+
+    def _head_norm(self, recording: VisionRecording, name: str) -> int:
+        """Address of the norm of queries or keys, head by head, or 0 if the file has none."""
+        if not recording.loader.has(name):
+            return 0
+        return recording.vector(name, self._heads.size, self.style.order)
+
+
+class _Spans:
+    """Runs of rows that attend to each other, each in pages of its own.
+
+    Rows of a run that see all of it may be computed in any order and number: attention takes them for its last ones.
+    """
+
+    def __init__(self, counts: Sequence[int], places: NDArray[np.int32]) -> None:
+        """counts: rows of each run, in order. places: of pages, in order."""
+        self._counts = np.asarray(counts, np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self._counts)])
+        pages = -(-self._counts // PAGE_TOKENS)
+        self._tables = places.ctypes.data + 4 * (np.cumsum(pages) - pages)
+        self._places = places
+
+    def place(self, passes: Passes, first: int, count: int, table: Rows) -> None:
+        """Write rows first..first+count-1 into the step record. table: cosines and sines of all rows."""
+        step, rows = passes.step, np.arange(first, first + count)
+        of_row = np.searchsorted(self._starts, rows, side="right") - 1
+        passes.field(Step.POSITIONS)[:count] = rows - self._starts[of_row]
+        passes.field(Step.ROW_TABLES)[:count] = self._tables[of_row]
+        runs, begins, lengths = np.unique(of_row, return_index=True, return_counts=True)
+        ends = self._counts[runs]
+        segments = np.stack([begins, lengths, ends - lengths, self._tables[runs]], axis=1)
+        passes.field(Step.SEGMENTS)[: segments.size] = segments.reshape(-1)
+        step[Step.SEGMENT_COUNT] = len(segments)
+        step[Step.ROPE_TABLES] = table.ctypes.data
+
+
+def _columns(file: ModelFile, name: str) -> int:
+    """Columns of a matrix. Raises ModelFileError if it is missing."""
+    shape = file.tensors[name].shape if name in file.tensors else ()
+    if len(shape) != 2:
+        raise ModelFileError(f"{file.path}: the matrix {name} is missing. Use another version of the model.")
+    return shape[1]
