@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
 from localllm.documents.excerpt import as_file
+from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import decoded, user_path
 from localllm.text import shortened
@@ -39,11 +40,16 @@ class MissingFileError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a draft weighs. tokens: of its text and its attached texts. context: None if unknown."""
+    """What a draft weighs. tokens: of its text and its attached texts. context: None if unknown.
+
+    cost: the counts with which its answer would start, None if unknown. without: what costs that, if there is no draft.
+    """
 
     tokens: int
     context: int | None = None
     attached: tuple[str, ...] = ()
+    cost: Counts | None = None
+    without: str = ""
 
     @property
     def is_too_much(self) -> bool:
@@ -51,6 +57,14 @@ class Weight:
         return self.context is not None and self.tokens > self.context
 
     def __str__(self) -> str:
+        cost = self.cost and f"computes {self.cost.prompt - self.cost.cached:,} of {self.cost.prompt:,}"
+        if self.without:
+            return f"{self.without} {cost} tokens"
+        own = self._own
+        return f"{own} · {cost}" if cost else own
+
+    @property
+    def _own(self) -> str:
         tokens = f"{self.tokens:,} token{'s' if self.tokens != 1 else ''}"
         most = f", more than the context of {self.context:,}" if self.is_too_much else ""
         files = "" if not self.attached else f" with {', '.join(self.attached)}"

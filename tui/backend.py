@@ -13,6 +13,7 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.engine.request import Counts
     from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
 
@@ -88,6 +89,12 @@ class Backend(Protocol):
 
     def picture_tokens(self, data: bytes) -> int | None:
         """Number of tokens for a picture file; None if unknown. Raises RequestError if the model reads text only."""
+
+    def expected_counts(self, request: AnswerRequest) -> "Counts | None":
+        """The counts with which an answer would start now: what it would reuse and compute; None if unknown.
+
+        Nothing is computed or changed.
+        """
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """Models to choose from. near: the name of the current model."""

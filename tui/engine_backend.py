@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from localllm.answer.placeholders import has_images
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from localllm.answer.local import LocalModel
     from localllm.answer.local_stream import LocalStream
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.engine.request import Counts
     from localllm.library.entry import LibraryModel
     from localllm.library.modelfile import Modelfile
     from localllm.measure.laboratory import ModelCosts
@@ -86,6 +88,16 @@ class EngineBackend:
         """Encodes the picture; the result is cached for the request."""
         model = self._model
         return model.loaded.image_tokens(data) if model else None
+
+    def expected_counts(self, request: AnswerRequest) -> "Counts | None":
+        """None also for a conversation with pictures, which would have to be encoded."""
+        model = self._model
+        if model is None or has_images(request.messages):
+            return None
+        try:
+            return model.expected_counts(request).result()
+        except CancelledError:  # the model is being unloaded
+            return None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """Local models, GGUF files in the current model's folder, and suggestions to pull."""

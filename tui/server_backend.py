@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from localllm.answer.event import AnsweringModel, AnswerStream
+from localllm.answer.placeholders import has_images
 from localllm.answer.request import AnswerRequest
+from localllm.engine.request import Counts
 from localllm.errors import RequestError
 from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
-from localllm.remote.ollama import OllamaServer
+from localllm.remote.ollama import OllamaModel, OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tui.backend import ModelChoice, ModelInfo, short_name
 
@@ -28,16 +30,9 @@ PATIENCE_S = 10.0
 
 Told = TypeVar("Told")
 
-# How servers respond to a route that they lack, or whose fields they name differently.
-_NO_SUCH_ROUTE = frozenset(
-    {
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.METHOD_NOT_ALLOWED,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.NOT_IMPLEMENTED,
-    }
-)
+# How servers respond to a route that they lack, and to one whose fields they name differently.
+_NO_ROUTE = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
+_OTHER_FIELDS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 class ServerBackend:
@@ -71,7 +66,7 @@ class ServerBackend:
         try:
             tokens = Call(self._root, "POST", "/tokenize", body, PATIENCE_S).json().get("tokens")
         except RemoteError as error:
-            self._tokenizes = error.status not in _NO_SUCH_ROUTE
+            self._tokenizes = error.status not in _NO_ROUTE | _OTHER_FIELDS
             return None
         self._tokenizes = isinstance(tokens, list)
         return len(tokens) if isinstance(tokens, list) else None
@@ -82,6 +77,10 @@ class ServerBackend:
             raise RequestError(
                 f"{short_name(self._info.name)} reads text only. Choose a model that reads pictures: /models."
             )
+        return None
+
+    def expected_counts(self, request: AnswerRequest) -> Counts | None:
+        """Always None."""
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
@@ -128,6 +127,7 @@ class OllamaBackend(ServerBackend):
     def __init__(self, server: OllamaServer) -> None:
         super().__init__(server.endpoint)
         self._server = server
+        self._prices = is_local(server.endpoint.host)  # False once the server turns out to lack /api/cost
 
     def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """The server loads the model; pull is ignored."""
@@ -141,6 +141,20 @@ class OllamaBackend(ServerBackend):
             sees="vision" in model.capabilities,
         )
         return info
+
+    def expected_counts(self, request: AnswerRequest) -> Counts | None:
+        """What localllm's /api/cost tells; None if the route is missing, and as for `count_tokens` and pictures."""
+        if not isinstance(self._model, OllamaModel) or not self._prices or has_images(request.messages):
+            return None
+        body = self._model.prepare(request).body
+        try:
+            told = Call(self._root, "POST", "/api/cost", body, PATIENCE_S).json()
+            return Counts(told["prompt_eval_count"], told["prompt_eval_cached_count"])
+        except KeyError:
+            self._prices = False
+        except RemoteError as error:
+            self._prices = error.status not in _NO_ROUTE or "not loaded" in str(error)
+        return None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return [

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from datetime import date
@@ -23,7 +24,7 @@ from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
-from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, Counts, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
 from localllm.library.errors import warn_once
@@ -79,6 +80,16 @@ class LocalModel:
             return self._shaped(request.template).prepare(replace(request, template=None))
         continues = request.continues_text and self.template.is_default and not has_images(request.messages)
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
+
+    def expected_counts(self, request: AnswerRequest) -> "Future[Counts]":
+        """What a request would reuse and compute if it were submitted now; see Engine.expected_counts.
+
+        Raises as prepare does. Nothing about the request is kept.
+        """
+        model = copy(self)
+        model.loaded = copy(self.loaded)
+        model.loaded.tool_histories = dict(self.loaded.tool_histories)
+        return self.loaded.engine.expected_counts(model.prepare(request).generation)
 
     def _shaped(self, template: str) -> "LocalModel":
         """This model with another chat template. The last TEMPLATES_KEPT are cached: each has its own process."""

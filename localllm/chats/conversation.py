@@ -174,6 +174,16 @@ class Conversation:
         shown = self.messages if continues else self.messages[:-1]
         return self._request(shown, sees, tools, tool_choice)
 
+    def draft_request(
+        self, draft: Message | None, replaced: Message | None, sees: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> AnswerRequest:
+        """The request that would be sent for a draft, or for another answer if there is none; nothing is stored.
+
+        replaced: the message from which on the path would be cut first. sees, tools: as for `request`.
+        """
+        shown = self.messages[: None if replaced is None else self._index(replaced)]
+        return self._request(shown if draft is None else [*shown, draft], sees, tools)
+
     def _request(
         self,
         shown: Sequence[Message],

@@ -117,6 +117,12 @@ class ToolLoop(ABC):
             raise RequestError(f"{model} has no chat template, so it cannot call tools. Use /tools off.")
         return (await in_thread(self.open)).offered()
 
+    def offered_already(self) -> list[dict[str, Any]] | None:
+        """The tools offered to the model; None if they are on and not open yet."""
+        if not self._conversation.parameters.tools:
+            return []
+        return self._toolbox.offered() if self._toolbox else None
+
     def close(self) -> None:
         """End the servers. Idempotent."""
         if self._servers is not None:

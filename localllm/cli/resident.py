@@ -24,10 +24,21 @@ def ps(host: Host = None, as_json: AsJson = False) -> None:
         answer(json.dumps(models, ensure_ascii=False) + "\n")
     elif models:
         now = datetime.now(UTC)
-        rows = [(row["name"], human_bytes(row["size"]), str(row["context_length"]), until(row, now)) for row in models]
-        answer(table([("NAME", "SIZE", "CONTEXT", "UNTIL"), *rows]))
+        rows = [
+            (row["name"], human_bytes(row["size"]), kv(row), str(row["context_length"]), until(row, now))
+            for row in models
+        ]
+        answer(table([("NAME", "SIZE", "KV", "CONTEXT", "UNTIL"), *rows]))
     else:
         note("No model is loaded.")
+
+
+def kv(row: Mapping[str, Any]) -> str:
+    """What a model's keys and values take, and the part of layers with a window; only localllm's servers tell."""
+    if "kv_bytes" not in row:
+        return "-"
+    windows = row["kv_window_bytes"]
+    return human_bytes(row["kv_bytes"]) + (f", windows {human_bytes(windows)}" if windows else "")
 
 
 def until(row: Mapping[str, Any], now: datetime) -> str:

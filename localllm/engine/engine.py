@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +15,23 @@ from numpy.typing import NDArray
 from cpu_kernels.cores import usable_processors
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
-from localllm.engine.generation import Generation, Vocabulary
-from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
+from localllm.engine.generation import Generation, Vocabulary, sequence_of
+from localllm.engine.inspection import EngineSnapshot, Found, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
+from localllm.engine.request import (
+    ContextPolicy,
+    Counts,
+    FinishReason,
+    FittedPrompt,
+    GenerationRequest,
+    check_request,
+    fit_prompt,
+)
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
 from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages, window_use
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
-from localllm.engine.sequence import adapter_set, text_of_prompt
+from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt
 from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import Detokenizer, EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
@@ -140,22 +148,13 @@ class Engine:
         Raises RequestError, ContextOverflowError, EngineStoppedError, QueueFullError or TemplateError before queueing.
         A long prompt takes some milliseconds here. Dropping messages takes as long as rendering the rest.
         """
-        (context, remedy), adapters = self._context_of(request), self._adapters_of(request)
-        text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
-        check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
-        keeps_all = bool(request.images) or request.prompt_logprobs is not None
-        if keeps_all and request.context_policy is ContextPolicy.ROLLING:
-            request = replace(request, context_policy=ContextPolicy.REFUSE)
-        try:
-            prompt = fit_prompt(request, context)
-        except ContextOverflowError as error:
-            by_request = context == request.context_limit
-            raise ContextOverflowError(error.prompt_tokens, context, remedy, by_request) from None
+        request, text, prompt, context = self._fitted(request)
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
         scope = request.stop_scope and request.stop_scope()
         detokenizer = Detokenizer(request.stop, scope, request.ends)
         writer = EventWriter(GenerationStream(self._wake, self._interrupt), detokenizer, self._clock)
-        generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, adapters)
+        sequence = sequence_of(request, prompt, self._adapters_of(request))
+        generation = Generation(request, prompt, sequence, context, sampler, self._vocabulary, writer)
         with self._lock:
             if self._closing or self._failure:
                 raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
@@ -171,7 +170,7 @@ class Engine:
         ended = self._take_news()
         if self._journal.asked:
             self._do_later()
-            self._answer_inspections()
+            self._journal.answer()
         plan = self._scheduler.schedule()
         self._report_progress()
         began = self._clock()
@@ -213,7 +212,26 @@ class Engine:
 
     def inspect(self) -> "Future[EngineSnapshot]":
         """Return a future for a snapshot between two steps; it is cancelled if that fails or the engine stops first."""
-        asked = self._journal.ask()
+        return self._ask(self._snapshot)
+
+    def expected_counts(self, request: GenerationRequest) -> "Future[Counts]":
+        """Return a future for the counts with which a request would start if it were submitted now.
+
+        Nothing is computed, restored, or marked as used. The future is cancelled as that of `inspect`. Raises as
+        submit does.
+        """
+        request, _, prompt, _ = self._fitted(request)
+        sequence = sequence_of(request, prompt, self._adapters_of(request))
+        return self._ask(lambda: self._expected(sequence, prompt))
+
+    def _expected(self, sequence: TokenSequence, prompt: FittedPrompt) -> Counts:
+        running = [(generation.sequence, True) for generation in self._scheduler.running]
+        memory, disk, recomputed = self._kv.expected(sequence, running)
+        dropped = prompt.dropped_messages, prompt.dropped_tokens
+        return Counts(len(prompt.tokens), memory, disk, 0, 0, 0, *dropped, recomputed)
+
+    def _ask(self, look: Callable[[], Found]) -> "Future[Found]":
+        asked = self._journal.ask(look)
         if self._closing or self._failure:
             asked.cancel()
         self._wake()
@@ -257,6 +275,23 @@ class Engine:
                 raise RuntimeError(f"sequence {sequence.handle} does not hold what its generation counts")
             owned.add(sequence.handle)
         self.runner.check_integrity(owned)
+
+    def _fitted(self, request: GenerationRequest) -> tuple[GenerationRequest, Sequence[int], FittedPrompt, int]:
+        """A request that was checked, the text tokens of its prompt, the prompt that fits its context, and the context.
+
+        Raises as submit does.
+        """
+        context, remedy = self._context_of(request)
+        text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
+        check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
+        keeps_all = bool(request.images) or request.prompt_logprobs is not None
+        if keeps_all and request.context_policy is ContextPolicy.ROLLING:
+            request = replace(request, context_policy=ContextPolicy.REFUSE)
+        try:
+            return request, text, fit_prompt(request, context), context
+        except ContextOverflowError as error:
+            by_request = context == request.context_limit
+            raise ContextOverflowError(error.prompt_tokens, context, remedy, by_request) from None
 
     def _adapters_of(self, request: GenerationRequest) -> AdapterSet:
         if request.adapters is None:
@@ -420,14 +455,6 @@ class Engine:
             generation.send_progress(0)
         for position, generation in enumerate(self._scheduler.waiting, start=1):
             generation.send_progress(position)
-
-    def _answer_inspections(self) -> None:
-        """Take a snapshot for whoever waits for one; if that fails, only their futures are cancelled."""
-        try:
-            self._journal.answer(self._snapshot())
-        except Exception:
-            log.exception("The engine's state could not be shown")
-            self._journal.cancel()
 
     def _snapshot(self) -> EngineSnapshot:
         running, waiting = self._scheduler.running, self._scheduler.waiting

@@ -41,6 +41,19 @@ class Vocabulary(Protocol):
         """The bytes of the token's text."""
 
 
+def sequence_of(request: GenerationRequest, prompt: FittedPrompt, adapters: AdapterSet) -> TokenSequence:
+    """The tokens of a request whose prompt was fitted to its context, none of them computed."""
+    whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # no message dropped
+    return TokenSequence(
+        prompt.tokens,
+        request.images,
+        KeySpace(adapters, request.namespace),
+        request.background,
+        request.persist,
+        request.trunk if whole else 0,
+    )
+
+
 class Generation:
     """A growing sequence of tokens, its drafts, and the events that its reader gets.
 
@@ -52,23 +65,16 @@ class Generation:
         self,
         request: GenerationRequest,
         prompt: FittedPrompt,
+        sequence: TokenSequence,
         context: int,
         sampler: Sampler,
         vocabulary: Vocabulary,
         writer: EventWriter,
-        adapters: AdapterSet = (),
     ) -> None:
+        """sequence: of the prompt."""
         self.request = request
         self.context = context
-        whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # no message dropped
-        self.sequence = TokenSequence(
-            prompt.tokens,
-            request.images,
-            KeySpace(adapters, request.namespace),
-            request.background,
-            request.persist,
-            request.trunk if whole else 0,
-        )
+        self.sequence = sequence
         self._speculation: Speculation | None = None
         self.writer = writer
         self.timeline = Timeline(writer.came)

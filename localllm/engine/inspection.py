@@ -1,9 +1,11 @@
 """Read-only snapshots of the engine for users: recent steps, current requests, the prefix tree."""
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,10 @@ KEPT_STEPS = 240
 KEPT_TIMELINES = 48
 KEPT_SPANS = 256  # per request
 PAUSE_S = 0.25  # decoding that pauses longer, such as for a preemption, starts a new span
+
+Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +109,21 @@ class EngineSnapshot:
 
 
 class Journal:
-    """Keeps recent steps and timelines, and delivers snapshots.
+    """Keeps recent steps and timelines, and answers questions about the engine between two steps.
 
     steps, timelines: of the latest steps and requests, oldest first; the engine appends a request's timeline when it
-    arrives. asked: futures that wait for a snapshot. Any thread may call ask, only the engine's the other methods.
+    arrives. asked: questions that wait. Any thread may call ask, only the engine's the other methods.
     """
 
     def __init__(self) -> None:
         self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self.timelines: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
-        self.asked: deque[Future[EngineSnapshot]] = deque()
+        self.asked: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
-    def ask(self) -> "Future[EngineSnapshot]":
-        """Return a future for a snapshot after the current step. The caller must wake the engine."""
-        future: Future[EngineSnapshot] = Future()
-        self.asked.append(future)
+    def ask(self, look: Callable[[], Found]) -> "Future[Found]":
+        """Return a future for what `look` finds after the current step. The caller must wake the engine."""
+        future: Future[Found] = Future()
+        self.asked.append((future, look))
         return future
 
     def note(self, step: StepRecord, began: float, parts: Iterable[tuple[Timeline, bool, int]]) -> None:
@@ -126,17 +132,25 @@ class Journal:
         for timeline, decodes, rows in parts:
             timeline.add(Span(decodes, began, began + step.seconds, rows))
 
-    def answer(self, snapshot: EngineSnapshot) -> None:
-        """Set the result of every waiting future that was not cancelled."""
+    def answer(self) -> None:
+        """Answer every question whose future was not cancelled; one that fails is logged, and its future cancelled."""
         while self.asked:
-            asked = self.asked.popleft()
-            if asked.set_running_or_notify_cancel():
-                asked.set_result(snapshot)
+            future, look = self.asked.popleft()
+            if future.cancelled():
+                continue
+            try:
+                found = look()
+            except Exception:
+                log.exception("The engine's state could not be shown")
+                future.cancel()
+            else:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(found)
 
     def cancel(self) -> None:
-        """Cancel every waiting future."""
+        """Cancel every waiting question."""
         while self.asked:
-            self.asked.popleft().cancel()
+            self.asked.popleft()[0].cancel()
 
 
 def depth_first(prefixes: Sequence[PrefixView]) -> Iterator[tuple[int, PrefixView]]:

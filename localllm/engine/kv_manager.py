@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
@@ -39,6 +39,24 @@ class _Restore:
     @property
     def tier(self) -> str:
         return DISK if isinstance(self.segments[0], Segment) else MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Segments of one tier that match a prompt. pays: whether restoring them is faster than computing."""
+
+    tier: str
+    segments: Sequence[MemorySegment] | Sequence[Segment]
+    pays: bool = True
+
+    @property
+    def useful(self) -> int:
+        """Tokens of the prompt that are stored."""
+        return self.segments[-1].useful
+
+    def after(self, computed: int) -> "deque[MemorySegment | Segment]":
+        """The segments to import if that many tokens are there; the first may begin before their end."""
+        return deque(segment for segment in self.segments if segment.stop > computed)
 
 
 class KVManager:
@@ -89,27 +107,20 @@ class KVManager:
         Waiting for that sequence computes the common part once. neighbours: the running sequences, and whether each is
         making progress. The last token is never reused, because its logits are needed; `reusable` may exclude more.
         """
-        tokens = sequence.tokens[:-1][: sequence.reusable]
-        cached = sequence.images.whole(self.cache.usable(sequence.space, tokens))
-        source, computed, coming = None, cached, cached
-        for other, goes_on in neighbours:
-            if other.handle is None or not self._can_truncate or other.space != sequence.space:
-                continue
-            common = sequence.images.whole(common_prefix(tokens, other.tokens[:-1]))
-            coming = max(coming, common if goes_on and other.computed < common else 0)
-            known = reusable(self._runner, other.handle, min(common, other.computed))
-            if known > computed:
-                source, computed = other.handle, known
+        tokens = sequence.reusable_tokens
+        cached, computed, source, coming = self._in_memory(sequence, neighbours)
         if coming - computed >= self._runner.info.page_size:
             return False
-        try:
-            segments = self._stored(sequence, tokens, computed) if len(tokens) - computed >= LEAST_RESTORED else []
-        except Exception as error:
-            self._note_failure("looked up", error)
-            segments = []
-        if segments:
-            ahead = deque(segment for segment in segments if segment.stop > computed)
-            self.restoring[sequence] = restore = _Restore(ahead, self._last_state(segments))
+        stored = self._stored(sequence, computed)
+        if self.copies:
+            self.copies.touch(sequence.space, tokens)
+        if stored and not stored.pays:
+            assert self._costs is not None
+            self._costs.passed_over(stored.tier)
+            sequence.recomputed = max(sequence.recomputed, stored.useful - computed)
+        elif stored:
+            ahead = stored.after(computed)
+            self.restoring[sequence] = restore = _Restore(ahead, self._last_state(stored.segments))
             self._read_ahead(restore)
             computed = min(computed, ahead[0].start)
         if computed == 0:
@@ -128,6 +139,44 @@ class KVManager:
         if self.copies and isinstance(self.cache, PrefixCache):
             self.cache.release_where(self.copies.holds)
         return True
+
+    def expected(
+        self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]
+    ) -> tuple[int, int, int]:
+        """Tokens that `start` would reuse from memory and restore from the disk, and stored ones to be computed.
+
+        Nothing changes. What running sequences are about to compute counts as computed.
+        """
+        _, computed, _, coming = self._in_memory(sequence, neighbours)
+        known = max(computed, coming)
+        stored = self._stored(sequence, known)
+        if stored is None or not stored.pays:
+            return known, 0, stored.useful - known if stored else 0
+        if stored.tier == MEMORY:
+            return stored.useful, 0, 0
+        kept = min(known, stored.after(known)[0].start)
+        return kept, stored.useful - kept, 0
+
+    def _in_memory(
+        self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]
+    ) -> tuple[int, int, int | None, int]:
+        """What a prompt finds in memory: (cached, computed, source, coming).
+
+        cached: tokens in the prefix cache. computed: these, or those of the running sequence `source`, if it has more.
+        coming: tokens that a running sequence is about to have.
+        """
+        tokens = sequence.reusable_tokens
+        cached = sequence.images.whole(self.cache.usable(sequence.space, tokens))
+        source, computed, coming = None, cached, cached
+        for other, goes_on in neighbours:
+            if other.handle is None or not self._can_truncate or other.space != sequence.space:
+                continue
+            common = sequence.images.whole(common_prefix(tokens, other.tokens[:-1]))
+            coming = max(coming, common if goes_on and other.computed < common else 0)
+            known = reusable(self._runner, other.handle, min(common, other.computed))
+            if known > computed:
+                source, computed = other.handle, known
+        return cached, computed, source, coming
 
     def restore(self, sequence: TokenSequence) -> bool:
         """Import one segment, if the sequence has one; return whether it had. Unreadable segments are recomputed.
@@ -272,31 +321,35 @@ class KVManager:
         if self._disks:
             self._disks[""].digest.stop()
 
-    def _stored(
-        self, sequence: TokenSequence, tokens: list[int], computed: int
-    ) -> Sequence[MemorySegment] | Sequence[Segment]:
-        """The stored segments to restore: copies in main memory, or on disk; none if computing is faster.
+    def _stored(self, sequence: TokenSequence, computed: int) -> _Stored | None:
+        """The stored segments that save most: copies in main memory, or on disk; None if they save hardly a token.
 
         computed: tokens that are there already. Without costs, those that match the most tokens, copies first.
         """
+        tokens = sequence.reusable_tokens
+        if len(tokens) - computed < LEAST_RESTORED:
+            return None
+        try:
+            found = self._found(sequence, tokens)
+        except Exception as error:
+            self._note_failure("looked up", error)
+            return None
+        gains = [one for one in found if one.useful - computed >= LEAST_RESTORED]
+        costs = self._costs
+        if costs is None or not gains:
+            return max(gains, key=lambda one: one.useful, default=None)
+        best = max(gains, key=lambda one: costs.saved_s(one.tier, one.useful - computed))
+        return replace(best, pays=costs.pays(best.tier, best.useful - computed))
+
+    def _found(self, sequence: TokenSequence, tokens: list[int]) -> list[_Stored]:
+        """The segments of each tier that match the most tokens."""
         copies = self.copies.find(sequence.space, tokens) if self.copies else []
         disk = self._disk_of(sequence)
         stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
         if self._runner.info.window_tokens:  # nothing after the last window can be continued
             ends = [at for at, one in enumerate(stored, 1) if one.state_bytes and one.useful == one.stop]
             stored = stored[: ends[-1]] if ends else []
-        gains = [(one[-1].useful - computed, tier, one) for tier, one in ((MEMORY, copies), (DISK, stored)) if one]
-        gains = [one for one in gains if one[0] >= LEAST_RESTORED]
-        costs = self._costs
-        if not gains:
-            return []
-        if costs is None:
-            return max(gains, key=lambda one: one[0])[2]
-        gained, tier, best = max(gains, key=lambda one: costs.saved_s(one[1], one[0]))
-        if costs.pays(tier, gained):
-            return best
-        sequence.recomputed = max(sequence.recomputed, gained)
-        return []
+        return [_Stored(tier, one) for tier, one in ((MEMORY, copies), (DISK, stored)) if one]
 
     def _last_state(self, segments: Sequence[MemorySegment | Segment]) -> Segment | None:
         """The last segment with a state from which the end of the useful tokens can be reached."""

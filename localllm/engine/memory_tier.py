@@ -58,14 +58,18 @@ class MemoryTier:
         self._clock = 0
 
     def find(self, space: KeySpace, tokens: Sequence[int]) -> list[MemorySegment]:
-        """Return the chain of segments from 0 that matches the most tokens, and mark it as used."""
-        self._clock += 1
+        """Return the chain of segments from 0 that matches the most tokens. Changes nothing."""
         chain, start = [], 0
         for node, useful in self._follow(space, tokens):
-            node.last_used = self._clock
             chain.append(MemorySegment(start, start + len(node.tokens), useful, node.kv))
             start = useful
         return chain
+
+    def touch(self, space: KeySpace, tokens: Sequence[int]) -> None:
+        """Mark what `find` returns as used."""
+        self._clock += 1
+        for node, _ in self._follow(space, tokens):
+            node.last_used = self._clock
 
     def holds(self, space: KeySpace, tokens: Sequence[int]) -> bool:
         """Whether all these tokens have copies."""
@@ -79,6 +83,7 @@ class MemoryTier:
 
     def store(self, space: KeySpace, tokens: Sequence[int], start: int, kv: bytes) -> None:
         """Store the KV of tokens[start:] if all tokens before have copies and there is room."""
+        self._clock += 1
         parent, at = self._roots.setdefault(space, _Node(None, [], b"")), 0
         for node, useful in self._follow(space, tokens[:start]):
             if useful == at + len(node.tokens):

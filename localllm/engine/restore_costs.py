@@ -61,11 +61,12 @@ class RestoreCosts:
         return tokens * (per_token - (restored.seconds if known else 0.0))
 
     def pays(self, source: str, tokens: int) -> bool:
-        """Whether to restore tokens; if not, they will be computed."""
-        if self.saved_s(source, tokens) >= -LEAST_SAVED_S:
-            return True
+        """Whether to restore tokens."""
+        return self.saved_s(source, tokens) >= -LEAST_SAVED_S
+
+    def passed_over(self, source: str) -> None:
+        """Note that tokens will be computed although they are stored."""
         self._paces[source].seconds *= RETRY
-        return False
 
     def keep(self) -> None:
         """Store what was learned for the next process."""

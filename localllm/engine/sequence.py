@@ -90,6 +90,11 @@ class TokenSequence:
         """Number of tokens whose KV is not stored yet; 1 while decoding."""
         return len(self.tokens) - self.computed
 
+    @property
+    def reusable_tokens(self) -> list[int]:
+        """The tokens of which stored KV may be reused: not the last one, because its logits are needed."""
+        return self.tokens[:-1][: self.reusable]
+
     def attach(self, handle: int, computed: int) -> None:
         """Attach a runner's sequence that already stores the first `computed` tokens."""
         self.handle, self.computed = handle, computed

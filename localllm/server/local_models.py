@@ -125,6 +125,8 @@ def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
             "backend": placed.name,
             "backend_reason": placed.why,
             "cached_tokens": stats.cached_tokens,
+            "kv_bytes": used,
+            "kv_window_bytes": stats.window_pages * stats.page_bytes,
             "running": stats.running,
             "waiting": stats.waiting,
         },

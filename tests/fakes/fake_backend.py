@@ -76,6 +76,8 @@ class FakeBackend:
         self.load_error = load_error
         self.submit_error = submit_error
         self.sees = sees
+        self.known: int | None = None  # of a prompt's tokens; None: unknown
+        self.priced: list[AnswerRequest] = []
         self.saved: list[tuple[str, Modelfile]] = []
         self.info: ModelInfo | None = None
         self.gate = threading.Event()  # loads last until it is set
@@ -109,6 +111,14 @@ class FakeBackend:
         if not self.sees:
             raise LocalLLMError("tiny reads text only.")
         return 256
+
+    def expected_counts(self, request: AnswerRequest) -> Counts | None:
+        """A word is a token; `known` of the first ones are reused."""
+        if self.known is None:
+            return None
+        self.priced.append(request)
+        words = sum(len(str(message["content"]).split()) for message in request.messages)
+        return Counts(words, min(self.known, words))
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return (

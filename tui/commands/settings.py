@@ -26,7 +26,7 @@ async def set_parameter(chat: ChatScreen, argument: str) -> None:
         name, text = "think", _SWITCHES[name]
     conversation = chat.conversation
     new = conversation.parameters.with_text(name, text.strip().strip('"'), conversation.defaults)
-    conversation.set_parameters(new)
+    chat.set_parameters(new)
     value = new.text(name)
     said = f"{name} is now {value}" if value else f"{name} is empty"
     chat.notify(said if said.endswith((".", "!", "?")) else f"{said}.", markup=False)
@@ -71,7 +71,7 @@ async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
 
     def changed(parameters: Parameters | None) -> None:
         if parameters is not None:
-            chat.conversation.set_parameters(parameters)
+            chat.set_parameters(parameters)
 
     chat.app.push_screen(ParametersScreen(chat.conversation.parameters, chat.conversation.defaults), changed)
 
@@ -182,7 +182,7 @@ async def persona(chat: ChatScreen, argument: str) -> None:
         chat.show_note(f"Saved: {path}")
     elif name:
         found = read_persona(name)
-        conversation.set_parameters(found.over(conversation.parameters, conversation.defaults))
+        chat.set_parameters(found.over(conversation.parameters, conversation.defaults))
         if found.model and found.model != conversation.model:
             await chat.load_model(found.model)
         chat.notify(f"{name} answers from now on. /show shows how, /set and F5 change it.", markup=False)

@@ -1,7 +1,7 @@
 """The chat screen: sends what the user asks, and has the model answer it."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -9,12 +9,14 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.worker import Worker
 
-from localllm.chats import Attachment
+from localllm.chats import Attachment, Role
+from localllm.chats import Message as ChatMessage
 from localllm.chats.conversation import Conversation
-from localllm.engine.request import FinishReason
+from localllm.chats.parameters import Parameters
+from localllm.engine.request import Counts, FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
-from tui.attachments import MissingFileError
+from tui.attachments import MissingFileError, Weight, weigh
 from tui.backend import Backend, ModelInfo, short_name
 from tui.screens.chat_view import ChatView
 from tui.screens.folder import ChatFolder
@@ -25,9 +27,15 @@ from tui.screens.writing import AnswerWriter
 from tui.status import Latency
 from tui.widgets.completion import Suggestion
 from tui.widgets.frame import Note, key_names
-from tui.widgets.messages import AnswerView
+from tui.widgets.messages import AnswerView, MessageView
 
 MEMORY_EVERY_S = 2.0
+LEAST_TOLD = 64  # tokens that a next message computes besides its own text
+
+
+def _draft(text: str, attached: Iterable[Attachment] = ()) -> ChatMessage:
+    """A message that is not stored."""
+    return ChatMessage(0, 0, None, Role.USER, text, attachments=tuple(attached))
 
 
 @dataclass
@@ -58,13 +66,14 @@ class ChatScreen(ChatView):
     ) -> None:
         """pull: whether to pull the first model if it is not on this machine. keys: the user's key bindings by id."""
         newline = key_names(keys.get("prompt.newline", "ctrl+j")).partition(",")[0]
-        super().__init__(conversation, backend, mode, commands, newline)
+        super().__init__(conversation, backend, mode, commands, self._weigh, newline)
         self.loader = loader
         self.tabs = tabs
         self.keys = keys
         self.latency = Latency()
         self.deleted: int | None = None
         self._pull = pull
+        self._counts: dict[Attachment, int] = {}  # tokens of what was attached to drafts
         self.tools = ChatTools(self)
         self.folder = ChatFolder(self)
         self.writer = AnswerWriter(self, loader, self.tools, self.latency)
@@ -91,6 +100,54 @@ class ChatScreen(ChatView):
     def info(self) -> ModelInfo | None:
         """The current model; None while one is loading."""
         return None if self.loader.busy else self.backend.info
+
+    def set_parameters(self, parameters: Parameters) -> None:
+        """Change the parameters of the next answers, and show what that costs."""
+        self.conversation.set_parameters(parameters)
+        self.prompt.weigh_again()
+
+    def _weigh(self, text: str) -> Weight | None:
+        """What a draft weighs and its answer costs; while a message is selected, what editing or regenerating it costs.
+
+        Without a draft, the cost of the next message, if that is more than usual. Runs in a thread.
+        """
+        editing, selected = self.prompt.editing, self.focused
+        if isinstance(selected, MessageView):
+            message = selected.message
+            if message.role is Role.TOOL:
+                return None
+            is_answer = message.role is Role.ASSISTANT
+            cost = self._cost(None if is_answer else message, message)
+            return Weight(0, cost=cost, without="regenerating" if is_answer else "an edit") if cost else None
+        if text.startswith("/"):
+            return None
+        if not text.strip():
+            cost = self._cost(_draft(""), None)
+            told = cost is not None and cost.prompt - cost.cached >= LEAST_TOLD
+            return Weight(0, cost=cost, without="the next message") if told else None
+        info = self.backend.info
+        known = [*(editing.attachments if editing else ()), *self.pasted()]
+        context = self.conversation.parameters.ctx or (info.context if info else None)
+        weight = weigh(text, context, self.backend.count_tokens, known, self._counts)
+        return weight and replace(weight, cost=self._cost(_draft(text.strip(), self._counts), editing))
+
+    def _cost(self, draft: ChatMessage | None, replaced: ChatMessage | None) -> Counts | None:
+        """What the answer to a draft would reuse and compute, or another answer; None if unknown or the chat is empty.
+
+        See Conversation.draft_request. It is unknown while an answer is running, and for questions to a folder, whose
+        excerpts are found when they are sent.
+        """
+        conversation, info, tools = self.conversation, self.info, self.tools.offered_already()
+        if self.busy or not conversation.messages or conversation.parameters.folder or info is None or tools is None:
+            return None
+        try:
+            request = conversation.draft_request(draft, replaced, info.sees, tools)
+            return self.backend.expected_counts(request)
+        except LocalLLMError:  # sending it says why it cannot be answered
+            return None
+
+    def on_descendant_focus(self) -> None:
+        self.prompt.weigh_again()
 
     def send(self, text: str) -> None:
         """Send a text to the model; if that is not possible now, put it back into the prompt."""

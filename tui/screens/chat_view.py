@@ -1,7 +1,7 @@
 """The view of a chat: title bar, messages, prompt and status line. Loader, tools and tabs act on it."""
 
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,7 +16,7 @@ from textual.screen import Screen
 from localllm.chats import PASTED, Attachment
 from localllm.chats.conversation import Conversation
 from localllm.errors import LocalLLMError
-from tui.attachments import Weight, weigh
+from tui.attachments import Weight
 from tui.backend import Backend
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
@@ -47,17 +47,22 @@ class ChatView(Screen[None]):
     asking = var(False, init=False)
 
     def __init__(
-        self, conversation: Conversation, backend: Backend, mode: str, commands: Sequence[Suggestion], newline: str
+        self,
+        conversation: Conversation,
+        backend: Backend,
+        mode: str,
+        commands: Sequence[Suggestion],
+        weigh: Callable[[str], Weight | None],
+        newline: str,
     ) -> None:
-        """mode: the application mode whose base screen this is. commands: completed by the prompt. newline: its key."""
+        """mode: the application mode whose base screen this is. commands, weigh, newline: of the prompt."""
         super().__init__()
         self.conversation = conversation
         self.backend = backend
         self.mode = mode
         self.transcript = Transcript(conversation)
         self.find = FindBar(self.transcript)
-        self.prompt = Prompt(commands, backend.count_tokens, self._weigh, newline)
-        self._counts: dict[Attachment, int] = {}  # tokens of what was attached to drafts
+        self.prompt = Prompt(commands, backend.count_tokens, weigh, newline)
         self.notice = Notice()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
@@ -77,6 +82,7 @@ class ChatView(Screen[None]):
 
     def watch_busy(self) -> None:
         self.post_message(TabChanged())
+        self.prompt.weigh_again()
 
     def watch_asking(self) -> None:
         self.post_message(TabChanged())
@@ -105,17 +111,12 @@ class ChatView(Screen[None]):
         if editing and editing.id not in [message.id for message in self.conversation.messages]:
             self.prompt.free_edit()
         await self.transcript.show()
+        self.prompt.weigh_again()
 
     def pasted(self) -> list[Attachment]:
         """The long texts that were pasted into this chat."""
         sent = [file for message in self.conversation.messages for file in message.attachments]
         return [*(file for file in sent if PASTED.fullmatch(file.name)), *self.prompt.pasted.values()]
-
-    def _weigh(self, text: str) -> Weight | None:
-        editing, info = self.prompt.editing, self.backend.info
-        known = [*(editing.attachments if editing else ()), *self.pasted()]
-        context = self.conversation.parameters.ctx or (info.context if info else None)
-        return weigh(text, context, self.backend.count_tokens, known, self._counts)
 
     async def attempt(self, work: Awaitable[None]) -> None:
         """Await work; its error is shown in the chat."""

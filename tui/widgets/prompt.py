@@ -76,8 +76,8 @@ class Prompt(TextArea):
     ) -> None:
         """commands: offered when the text starts with a slash. count_tokens: for the files that are offered.
 
-        weigh: what a text and its attachments weigh, shown on the border; called in a thread. newline: the key that
-        inserts a line break, as shown to the user.
+        weigh: what a text ("" and commands too) and its attachments weigh, shown on the border; called in a thread.
+        newline: the key that inserts a line break, as shown to the user.
         """
         super().__init__(
             id="prompt",
@@ -174,14 +174,15 @@ class Prompt(TextArea):
             self.refresh_bindings()
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
-        if self.text.strip() and not self.text.startswith("/"):
-            self._count(self.text)
-        else:
+        if not self.text.strip() or self.text.startswith("/"):
             self._show_weight(None)
+        self.weigh_again()
 
     @work(exclusive=True, group="count")
-    async def _count(self, text: str) -> None:
+    async def weigh_again(self) -> None:
+        """Show on the border what the text weighs, after a pause in typing."""
         await asyncio.sleep(PAUSE_S)
+        text = self.text
         weight = await in_thread(lambda: self._weigh(text))
         if self.text == text:
             self._show_weight(weight)

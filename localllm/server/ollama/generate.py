@@ -1,12 +1,16 @@
 """/api/generate and /api/chat."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.local import LocalModel
+from localllm.answer.placeholders import has_images
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import ContextPolicy
 from localllm.errors import LocalLLMError
@@ -17,12 +21,13 @@ from localllm.server.answering import Writer, answer
 from localllm.server.bodies import Object, keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
 from localllm.server.json_body import ProtocolRoute
+from localllm.server.limits import MAX_PREPARING
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
-from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import held_lines, streamed
+from localllm.server.service import Run, Service, ServiceDep, for_user_of
+from localllm.server.streams import held_lines, interruptible, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
@@ -48,6 +53,26 @@ async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     if not body.messages:
         return await _load(body, {"message": {"role": "assistant", "content": ""}}, service)
     return await _answer(body, request, _chat_fields, http, service)
+
+
+@router.post("/api/cost")
+async def cost(body: ChatBody, http: Request, service: ServiceDep) -> Object:
+    """What a conversation would compute if it were sent to a loaded model now, by its counts. Nothing is generated."""
+    (request,) = for_user_of(http, [await to_thread.run_sync(chat_request, body)])
+    if has_images(request.messages):
+        raise ApiError(400, "the cost of a conversation with images is not known before they are encoded")
+    models, entry = await service.find(body.model)
+    if entry.name not in models.loaded():
+        raise ApiError(404, f"model '{entry.name}' is not loaded in this process")
+    async with models.lease(entry, keep_alive_s(body.keep_alive), None) as lease:
+        assert isinstance(lease.model, LocalModel)
+        asked = await interruptible(partial(lease.model.expected_counts, request), MAX_PREPARING)
+        counts = await asyncio.wrap_future(asked)
+    return {
+        "model": body.model,
+        "prompt_eval_count": counts.prompt,
+        "prompt_eval_cached_count": counts.cached,
+    }
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:

@@ -179,7 +179,7 @@ def test_over_the_limit_the_least_recently_used_go_from_their_ends(short_segment
     copy(tier, new)
     assert tier.bytes <= tier.limit
     assert tier.holds(SPACE, new) and tier.holds(SPACE, old[:8]) and not tier.holds(SPACE, old)
-    tier.find(SPACE, old)
+    tier.touch(SPACE, old)
     copy(tier, [3] * 8)
     assert tier.holds(SPACE, old[:8]) and tier.holds(SPACE, new[:8]) and not tier.holds(SPACE, new)
     copy(tier, [4] * 40)

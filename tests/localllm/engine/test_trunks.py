@@ -118,7 +118,7 @@ def test_copies_of_a_trunk_go_last() -> None:
     space, tier = KeySpace((), ""), MemoryTier(60_000)
 
     def stored(tokens: list[int]) -> None:
-        tier.find(space, tokens)
+        tier.touch(space, tokens)
         for start, stop in [*tier.missing(space, tokens)]:
             tier.store(space, tokens[:stop], start, bytes(8 * (stop - start)))
 

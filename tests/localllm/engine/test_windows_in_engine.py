@@ -153,7 +153,10 @@ def test_turns_and_edits_compute_what_is_new(path: Path, runner: Counting, refer
     }
     for name, (prompt, known) in turns.items():
         runner.passes.clear()
+        asked = engine.expected_counts(GenerationRequest(tuple(prompt)))
+        engine.step()
         found = answer(engine, prompt, most=2)
+        assert asked.result(0).cached == found.last.counts.cached, name
         decoded = len(found.token_ids) - 1
         assert sum(runner.passes) <= len(prompt) - known + decoded + PAGE, name
         assert is_greedy(reference, prompt, list(found.token_ids)), name
@@ -199,9 +202,12 @@ def test_a_chat_goes_on_after_a_restart(path: Path, runner: Counting, reference:
     ):
         again = opened(path)
         engine = start(again)
+        expected = engine.expected_counts(GenerationRequest(tuple(asked)))
+        engine.step()
         found = answer(engine, asked, most=3)
+        counts = found.last.counts
+        assert expected.result(0).cached_disk == counts.cached_disk == counts.cached > 0
         assert sum(again.passes) <= len(asked) - known + len(found.token_ids) + PAGE
-
         assert is_greedy(reference, asked, list(found.token_ids))
         engine.close()
 

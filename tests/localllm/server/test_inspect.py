@@ -6,13 +6,18 @@ from concurrent.futures import Future
 import httpx
 import pytest
 
+from localllm.answer.event import Answer
+from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot, Timeline
+from localllm.engine.request import ContextPolicy
 from localllm.measure.laboratory import Reached
 from localllm.remote.connection import Endpoint, RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tests.fakes.openai_server import openai_server
 from tests.localllm.server.conftest import MODEL, Server
+from tests.localllm.server.test_infill import PICTURE
+from tests.tui.chatting import read
 from tests.waiting import PATIENCE_S
 from tui.server_backend import OllamaBackend, OpenAIBackend
 
@@ -61,6 +66,35 @@ def test_a_server_tells_what_a_prompt_costs(server: Server) -> None:
         told = http.get("/api/inspect", params={"model": MODEL, "prompt": 1000}).json()
         assert told.keys() == {"seconds", "trunks"} and all(one.keys() == {"tokens", "used"} for one in told["trunks"])
         assert http.get("/api/inspect", params={"model": MODEL, "prompt": 0}).status_code == 400
+
+
+def test_a_server_tells_what_a_draft_costs(server: Server) -> None:
+    """The counts are those of the answer; a server that lacks the route, or is elsewhere, is not asked again."""
+    backend = OllamaBackend(OllamaServer(server.url))
+    backend.load(MODEL, lambda _what, _share: None)
+    told = [{"role": "user", "content": "Once upon a time a snail went to the sea " + "and on " * 60}]
+    for messages in (told, [*told, {"role": "assistant", "content": "It"}, {"role": "user", "content": "Why?"}]):
+        request = AnswerRequest(messages=messages, max_tokens=2, policy=ContextPolicy.DROP_MESSAGES)
+        expected = [backend.expected_counts(request) for _ in range(2)]
+        answer = Answer()
+        for event in read(backend.submit(request)):
+            answer.add(event)
+        assert expected[0] == expected[1]
+        assert expected[0] is not None
+        counts = answer.last.counts
+        assert (expected[0].prompt, expected[0].cached) == (counts.prompt, counts.cached)
+    assert counts.cached > 100
+    too_long = AnswerRequest(messages=[{"role": "user", "content": "word " * 5000}])
+    assert backend.expected_counts(too_long) is None and backend.expected_counts(request)
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+        other = http.post("/api/cost", json={"model": "tinystories656K-Q8_0", "messages": told})
+        assert other.status_code == 404 and "not loaded" in other.json()["error"]
+        seen = {"role": "user", "content": "What is it?", "images": [PICTURE]}
+        assert http.post("/api/cost", json={"model": MODEL, "messages": [seen]}).status_code == 400
+    backend.close()
+    elsewhere = OllamaBackend(OllamaServer("http://192.0.2.1:9"))
+    elsewhere._model = backend._model
+    assert elsewhere.expected_counts(request) is None
 
 
 def test_a_server_that_is_not_ours_is_asked_once() -> None:

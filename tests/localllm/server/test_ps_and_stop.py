@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.cli.resident import until
+from localllm.cli.resident import kv, until
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S, eventually
 
@@ -46,9 +46,10 @@ def test_what_is_loaded_is_listed_and_stopped(
         assert httpx.post(f"{server.url}/api/generate", json=body, timeout=PATIENCE_S).status_code == 200
         assert command(server.port, "ps") == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split() == ["NAME", "SIZE", "CONTEXT", "UNTIL"]
+        assert lines[0].split() == ["NAME", "SIZE", "KV", "CONTEXT", "UNTIL"]
         (name,) = loaded(server)
         small = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"][0]
+        assert 0 < small["kv_bytes"] < small["size"] and kv(small) in lines[1]
         embed = {"model": MODEL, "input": "Once"}
         assert httpx.post(f"{server.url}/api/embed", json=embed, timeout=PATIENCE_S).status_code == 200
         (both,) = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
@@ -120,3 +121,16 @@ def test_a_proxy_of_the_environment_is_not_used(
 def test_without_a_server_it_is_said_how_to_start_one(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(9, "ps") == 2
     assert "localllm serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({}, "-"),
+        ({"kv_bytes": 3 << 20, "kv_window_bytes": 0}, "3 MiB"),
+        ({"kv_bytes": 113 << 20, "kv_window_bytes": 9 << 20}, "113 MiB, windows 9 MiB"),
+    ],
+)
+def test_what_window_layers_take_is_told_apart(row: dict[str, Any], told: str) -> None:
+    """Servers of others do not tell what keys and values take."""
+    assert kv(row) == told
