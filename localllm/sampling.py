@@ -8,7 +8,10 @@ _MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class CommonSampling:
-    """Names, defaults and order are llama.cpp's; temperature 0 is greedy, seed None or negative draws a random one."""
+    """Names, defaults and order are llama.cpp's; temperature 0 is greedy, seed None or negative draws a random one.
+
+    Where there is a watermark_key, watermark_delta is added to the logits of a share of the tokens, watermark_gamma.
+    """
 
     temperature: float = 0.8
     dynatemp_range: float = 0.0
@@ -32,6 +35,8 @@ class CommonSampling:
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    watermark_delta: float = 2.0
+    watermark_gamma: float = 0.25
     seed: int | None = None
 
 
@@ -69,6 +74,8 @@ RANGES: dict[str, Range] = {
     "mirostat": Range(0, 2),
     "mirostat_tau": Range(0, 100),
     "mirostat_eta": Range(0, 1),
+    "watermark_delta": Range(0, 100),
+    "watermark_gamma": Range(0.01, 0.99),
     "seed": Range(-(2**63), 2**64 - 1),
 }
 
@@ -95,6 +102,8 @@ MEANINGS = {
     "mirostat": "2 turns Mirostat on; 1 runs as 2; 0 is off",
     "mirostat_tau": "Mirostat's target entropy in bits",
     "mirostat_eta": "Mirostat's learning rate",
+    "watermark_delta": "what marked tokens' logits get if there is a watermark_key",
+    "watermark_gamma": "share of tokens that a watermark marks",
     "seed": "makes answers reproducible; negative for a random one",
 }
 """What each parameter does, for help and documentation."""

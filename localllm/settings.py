@@ -27,7 +27,7 @@ PREFIX = "LOCALLLM_"
 # Variables that take effect before settings are loaded, so they are read where they are used.
 OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_PREFETCH"})
 
-SECRETS = frozenset({"api_key", "remote_key"})  # never shown
+SECRETS = frozenset({"api_key", "remote_key", "watermark_key"})  # never shown
 
 _FLAGS = "command line"
 _MODEL = "the model's parameters"
@@ -73,6 +73,7 @@ class Settings(CommonSampling):
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
+    watermark_key: str | None = field(default=None, repr=False)
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
@@ -136,6 +137,9 @@ MEANINGS = {
     "ctx": Meaning("context length in tokens", "the model's"),
     "threads": Meaning("threads of the CPU engine", "one per core", "speed.md#threads"),
     "max_tokens": Meaning("maximum tokens of an answer", "until the end"),
+    "watermark_key": Meaning(
+        "secret that marks answers, so that `localllm detect` finds them", page="settings.md#watermarks"
+    ),
     "kv_mib": Meaning("memory for the KV cache in MiB", "what is free"),
     "kv_type_k": Meaning(
         "type of the KV cache's keys: f16, q8_0 (53 % of the memory) or q4_0 (28 %)",

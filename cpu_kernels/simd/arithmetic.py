@@ -62,6 +62,7 @@ def _binary(name: str, vector: Any, operation: str, meaning: Any) -> Any:
 add_i32 = _binary("add_i32", i32x16, "add", np.add)
 mul_i32 = _binary("mul_i32", i32x16, "mul", np.multiply)
 or_i32 = _binary("or_i32", i32x16, "or_", np.bitwise_or)
+xor_i32 = _binary("xor_i32", i32x16, "xor", np.bitwise_xor)
 add_f32 = _binary("add_f32", f32x16, "fadd", np.add)
 sub_f32 = _binary("sub_f32", f32x16, "fsub", np.subtract)
 mul_f32 = _binary("mul_f32", f32x16, "fmul", np.multiply)

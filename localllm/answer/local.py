@@ -234,6 +234,10 @@ class LocalModel:
         """The engine's request without the prompt and what depends on it."""
         own: Mapping[str, Any] = self._behaviour.settings
         sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
+        settings = self.loaded.placement.settings
+        if settings.watermark_key:
+            names = ("watermark_key", "watermark_delta", "watermark_gamma")
+            sampling = {name: getattr(settings, name) for name in names} | sampling
         if sampling.get("mirostat") == 1:
             warn_once("mirostat 1 runs as mirostat 2, which superseded it")
         max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens

@@ -80,7 +80,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     flags = setting_flags(given)
     settings = load_settings(flags)
     question = "" if index_only else prompt or ""
-    name = "" if index_only else model or _usual_model(settings)
+    name = "" if index_only else model or usual_model(settings)
     with DocumentIndex(folder) as index, StatusLine() as status:
         report = _updated(index, status, reports_problems=index_only or not as_json)
         room = _room(name, settings) if question else 0
@@ -225,7 +225,7 @@ def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Seque
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _usual_model(settings: "Settings") -> str:
+def usual_model(settings: "Settings") -> str:
     """The model that the chat used last. Raises RequestError if unknown."""
     import sqlite3
     from urllib.parse import quote

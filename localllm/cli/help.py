@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from localllm.text import shortened
 
 PANELS = {
-    "Use": ("chat", "run", "ask", "serve", "launch", "agent"),
+    "Use": ("chat", "run", "ask", "serve", "launch", "agent", "detect"),
     "Models": ("list", "pull", "push", "show", "plan", "create", "cp", "rm", "verify", "quantize"),
     "Server": ("service", "ps", "stop", "warm"),
     "Measure": ("measure",),
@@ -88,6 +88,10 @@ EXAMPLES = {
     "cost": (
         "localllm cost --watts 65 --kwh-price 0.30",
         "localllm cost --for 3600 --kwh-price 0.30 --api-prompt 0.10 --api-generated 0.40",
+    ),
+    "detect": (
+        "localllm detect text.txt --model qwen3:0.6b --key SECRET",
+        "localllm detect text.txt --key SECRET --gamma 0.5 --json",
     ),
     "perplexity": (
         "localllm perplexity model.gguf text.txt",

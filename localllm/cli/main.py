@@ -38,6 +38,7 @@ COMMANDS = {
     "loadtest": "localllm.cli.loadtest:loadtest",
     "simulate": "localllm.cli.simulate:simulate",
     "cost": "localllm.cli.cost:cost",
+    "detect": "localllm.cli.detect:detect",
     "perplexity": "localllm.cli.quality:perplexity",
     "quantize": "localllm.cli.quality:quantize",
     "ps": "localllm.cli.resident:ps",

@@ -69,6 +69,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         float | None, typer.Option(metavar="X", help="The same, for each occurrence (0).")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed for a reproducible answer.")] = None,
+    watermark_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Mark the answer, so that `localllm detect` finds it.")
+    ] = None,
+    watermark_delta: Annotated[
+        float | None, typer.Option(metavar="X", help="Added to the logits of marked tokens (2).")
+    ] = None,
+    watermark_gamma: Annotated[float | None, typer.Option(metavar="X", help="Share of marked tokens (0.25).")] = None,
     think: Annotated[
         str | None, typer.Option(metavar="HOW", help="Reason first: on, off, or an effort such as low or high.")
     ] = None,

@@ -22,12 +22,13 @@ ATTENTION_SINKS = 4
 class SamplingParams(CommonSampling):
     """How the next token is chosen. Only requests set what is not common to settings and chats.
 
-    mirostat 1 runs as 2, which superseded it. The final event reports the seed.
+    mirostat 1 runs as 2, which superseded it. The final event reports the seed. watermark_key: a secret; "" for none.
     """
 
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    watermark_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, source: CommonSampling, **others: Any) -> "SamplingParams":

@@ -98,20 +98,19 @@ def divergence(
     )
 
 
-def log_probabilities(runner: Runner, chunk: Sequence[int]) -> NDArray[np.float64]:
-    """Log probabilities of all tokens after each position of the second half except the last.
+def log_probabilities(runner: Runner, chunk: Sequence[int], first: int | None = None) -> NDArray[np.float64]:
+    """Log probabilities of all tokens after each position from `first` (that of the second half) on but the last.
 
-    float64[len(chunk) - 1 - len(chunk) // 2, vocab_size].
+    float64[len(chunk) - 1 - first, vocab_size].
     """
     sequence = runner.create_sequence()
     try:
-        return np.concatenate(list(_predictions(runner, sequence, chunk)))
+        return np.concatenate(list(_predictions(runner, sequence, chunk, len(chunk) // 2 if first is None else first)))
     finally:
         runner.free_sequence(sequence)
 
 
-def _predictions(runner: Runner, sequence: int, chunk: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-    first = len(chunk) // 2
+def _predictions(runner: Runner, sequence: int, chunk: Sequence[int], first: int) -> Iterator[NDArray[np.float64]]:
     for start in range(0, len(chunk), runner.info.max_rows):
         rows = chunk[start : start + runner.info.max_rows]
         positions = range(start, start + len(rows))

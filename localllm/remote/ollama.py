@@ -78,6 +78,8 @@ class OllamaModel:
     def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders and tokenises. Raises RequestError for fields the protocol lacks."""
         request.check()
+        if request.sampling.get("watermark_key"):
+            raise RequestError("watermark_key marks answers of this machine's models only, not of a remote server")
         lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar, request.prompt_logprobs)
         if any(value is not None for value in lacks):
             raise RequestError(

@@ -14,7 +14,7 @@ from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind, ca
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason
-from localllm.errors import RequestError
+from localllm.errors import RequestError, SettingsError
 from localllm.remote.connection import Call, Endpoint, RemoteError, refusal
 from localllm.remote.fields import chat_fields, completion_fields
 from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
@@ -38,8 +38,10 @@ class OpenAIServer:
     def at(cls, address: str, settings: Settings) -> "OpenAIServer":
         """The server at an address, with the key of the settings.
 
-        Raises RemoteError for a bad address, SettingsError for a bad key file.
+        Raises RemoteError for a bad address, SettingsError for a bad key file or a watermark.
         """
+        if settings.watermark_key:
+            raise SettingsError("watermark_key marks answers of this machine's models only; unset it for --remote.")
         return cls(Endpoint.parse(address, read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")))
 
     def models(self) -> "list[OpenAIModel]":
@@ -91,6 +93,8 @@ class OpenAIModel:
             raise RequestError("a remote server's template cannot be chosen; leave it out")
         if request.prompt_logprobs is not None:
             raise RequestError("a prompt's log-probabilities are not supported for models of a remote server")
+        if request.sampling.get("watermark_key"):
+            raise RequestError("watermark_key marks answers of this machine's models only, not of a remote server")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
         if request.prompt is None:

@@ -33,6 +33,7 @@ from localllm.server.limits import (
     MAX_CHOICES,
     MAX_INT,
     MAX_LOGIT_BIAS,
+    MAX_MARK_KEY_CHARS,
     MAX_MESSAGES,
     MAX_NAMED,
     MAX_NOTES,
@@ -234,6 +235,9 @@ class SamplingFields(Body):
     mirostat: Whole | None = None
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
+    watermark_key: Annotated[str | None, Field(max_length=MAX_MARK_KEY_CHARS, repr=False)] = None
+    watermark_delta: Number | None = None
+    watermark_gamma: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from localllm.engine.request import SamplingParams, TokenLogprob
 from localllm.engine.sampling.choice import Candidates, Chooser, check_model
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
+from localllm.engine.sampling.watermark import Watermark
 from localllm.errors import RequestError
 
 # Positions whose random numbers are drawn together: making a generator takes as long as the rest of sampling a token.
@@ -51,9 +52,14 @@ class Sampler:
             if token_text is None:
                 raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
             self._dry = DryPenalty(params, prompt, token_text)
+        self._watermark: Watermark | None = None
+        if params.watermark_key:
+            before = prompt[-1] if prompt else None
+            self._watermark = Watermark(params.watermark_key, params.watermark_delta, params.watermark_gamma, before)
         self._changes_logits = bool(params.logit_bias) or penalises or self._dry is not None
-        # Preallocated: allocating an array of this size takes longer than the arithmetic.
-        self._adjusted = np.empty(vocab_size, np.float32)
+        # Preallocated: allocating an array of this size takes longer than the arithmetic. The watermark writes
+        # sixteen at a time.
+        self._adjusted = np.empty(vocab_size + 15, np.float32)[:vocab_size]
         # Mirostat 2 (arXiv:2007.14966): the bound of the surprise in bits, and what the last token was drawn from.
         self._mu = 2 * params.mirostat_tau if params.mirostat and params.temperature > 0 else None
         self._last: Candidates | None = None
@@ -63,7 +69,8 @@ class Sampler:
 
         None where `sample` has to do more than choose. Nothing is masked.
         """
-        if self._params.temperature == 0 or self._mu is not None or self._changes_logits:
+        changes = self._changes_logits or self._watermark is not None
+        if self._params.temperature == 0 or self._mu is not None or changes:
             return None
         if logits.shape != (self.vocab_size,) or not logits.flags.c_contiguous:
             return None
@@ -91,7 +98,8 @@ class Sampler:
     def candidates(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None) -> Candidates:
         """Return what `sample` draws from, above temperature 0, after penalties, masks and filters."""
         self._choose(logits, allowed, None)
-        return self._chooser.candidates(self._adjusted if self._changes_logits else logits)
+        changed = self._changes_logits or self._watermark is not None
+        return self._chooser.candidates(self._adjusted if changed else logits)
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
@@ -100,6 +108,8 @@ class Sampler:
             self._history.append(token_id)
         if self._dry is not None:
             self._dry.accept(token_id)
+        if self._watermark is not None:
+            self._watermark.accept(token_id)
         if self._mu is not None and self._last is not None:
             position = int(self._last.ids.searchsorted(token_id))
             # A token that was not drawn from the last candidates changes nothing.
@@ -120,7 +130,7 @@ class Sampler:
             self._begun = False
             return self._chooser.chosen()
         adjusted = self._changes_logits or banned is not None
-        if self._params.temperature == 0 and allowed is None and not adjusted:
+        if self._params.temperature == 0 and allowed is None and not adjusted and self._watermark is None:
             token_id = int(logits.argmax())
             check_model(float(logits[token_id]))
             if logits[token_id] > -np.inf:
@@ -128,6 +138,8 @@ class Sampler:
         if adjusted:
             check_model(float(logits.max()))
             logits = self._adjust(logits, banned)
+        if self._watermark is not None:
+            logits = self._watermark.raised(logits, self._adjusted)
         uniform, coin = self._uniforms()
         token_id = self._chooser.choose(logits, allowed, uniform, coin, self._mu, adjusted)
         if self._mu is not None:

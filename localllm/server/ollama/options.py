@@ -11,7 +11,7 @@ from localllm.engine.request import SamplingParams
 from localllm.sampling import ALIASES
 from localllm.server.bodies import note_unknown, stop_strings
 from localllm.server.errors import ApiError
-from localllm.server.limits import MAX_ADAPTERS, MAX_INT
+from localllm.server.limits import MAX_ADAPTERS, MAX_INT, MAX_MARK_KEY_CHARS
 from localllm.text import nearest
 
 # Our sampling parameters have Ollama's names.
@@ -46,6 +46,10 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
             sampling[name] = _number(name, value)
         elif name == "dry_sequence_breakers":
             sampling[name] = stop_strings(value, name)
+        elif name == "watermark_key":
+            if not isinstance(value, str) or len(value) > MAX_MARK_KEY_CHARS:
+                raise ApiError(400, f'option "{name}" must be a string of at most {MAX_MARK_KEY_CHARS} characters')
+            sampling[name] = value
         elif name == "stop":
             read["stop"] = stop_strings(value)
         elif name == "lora":
@@ -92,5 +96,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _hint(name: str) -> str:
-    near = nearest(name[:LONGEST_NAME], [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop"])
+    near = nearest(
+        name[:LONGEST_NAME], [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop", "watermark_key"]
+    )
     return f"; did you mean {near!r}?" if near else ""

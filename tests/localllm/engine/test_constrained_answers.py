@@ -91,6 +91,7 @@ def test_answers_are_those_sampled_one_by_one(
             SamplingParams(seed=3, repeat_penalty=1.3, temperature=2),
             SamplingParams(seed=4, logprobs=2),
             SamplingParams(seed=5, mirostat=2),
+            SamplingParams(seed=6, watermark_key="mine"),
         )
         for limit in (None, 1, 9, 30)
     ]

@@ -32,7 +32,7 @@ def values() -> dict[str, Any]:
     usual = asdict(SamplingParams())
     given = {name: usual[name] for name in RANGES if name != "seed"}
     changed = {name: value / 2 + 0.25 if isinstance(value, float) else value + 3 for name, value in given.items()}
-    return {**changed, "mirostat": 2, "seed": 7, "dry_sequence_breakers": ("\n", "x")}
+    return {**changed, "mirostat": 2, "seed": 7, "dry_sequence_breakers": ("\n", "x"), "watermark_key": "mine"}
 
 
 def sampling_of(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def test_names_of_other_programs_are_taken(protocol: str) -> None:
 
 
 def test_settings_chats_models_and_servers_have_them_too() -> None:
-    names = {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs", "dry_sequence_breakers"}
+    own = {"logit_bias", "logprobs", "dry_sequence_breakers", "watermark_key"}
+    names = {field.name for field in fields(SamplingParams)} - own
     assert set(COMMON) == names
     assert names <= {field.name for field in fields(Settings)}
     assert names <= {field.name for field in fields(Parameters)}
