@@ -74,6 +74,7 @@ class Settings(CommonSampling):
     threads: int | None = None
     max_tokens: int | None = None
     watermark_key: str | None = field(default=None, repr=False)
+    thinking: bool = True
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
@@ -140,6 +141,7 @@ MEANINGS = {
     "watermark_key": Meaning(
         "secret that marks answers, so that `localllm detect` finds them", page="settings.md#watermarks"
     ),
+    "thinking": Meaning("let models that can think do so, where a request does not say", page="thinking.md"),
     "kv_mib": Meaning("memory for the KV cache in MiB", "what is free"),
     "kv_type_k": Meaning(
         "type of the KV cache's keys: f16, q8_0 (53 % of the memory) or q4_0 (28 %)",

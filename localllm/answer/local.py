@@ -275,7 +275,7 @@ class LocalModel:
             return request.think
         if request.is_constrained and not (request.thinks_before_format and self.template.reasoning_markers):
             return False
-        return True if can_think(self.template) else None
+        return self.loaded.placement.settings.thinking if can_think(self.template) else None
 
     def _before_format(self, request: AnswerRequest, think: bool, prompt: RenderedChat) -> tuple[Marker | None, str]:
         """The markers of the reasoning before a constrained answer, and the text to add to the prompt.

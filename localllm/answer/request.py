@@ -32,9 +32,9 @@ class AnswerRequest:
     one_call: the answer ends with its first tool call.
     format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
         source, instead.
-    think: whether to reason first, or the effort. None: reason if the model can; before a format or a forced tool call
-        only with thinks_before_format. may_skip_thinking: a model that cannot reason answers without reasoning instead
-        of refusing.
+    think: whether to reason first, or the effort. None: reason if the model can and the setting `thinking` is on;
+        before a format or a forced tool call only with thinks_before_format. may_skip_thinking: a model that cannot
+        reason answers without reasoning instead of refusing.
     template_arguments: further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
     sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
         these are sent to a remote server.

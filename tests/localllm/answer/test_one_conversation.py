@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +137,18 @@ def test_every_front_end_asks_for_the_same(
         assert generation.images.keys() == expected.images.keys(), (who, first)
     if case.behaviour.settings and who != "anthropic":
         assert {generation.max_tokens for who, generation in found.items() if who != "anthropic"} == {9}
+
+
+def test_the_thinking_setting_applies_where_a_request_does_not_say(loaded: LoadedModel) -> None:
+    silent = copy(loaded)
+    silent.placement = replace(loaded.placement, settings=Settings(thinking=False))
+    messages = [{"role": "user", "content": ASKED}]
+
+    def text(model: LoadedModel, think: bool | None) -> str | None:
+        return LocalModel("m", model).prepare(AnswerRequest(messages=messages, think=think)).text
+
+    assert text(silent, None) == text(loaded, False) != text(loaded, None)
+    assert text(silent, True) == text(loaded, None)
 
 
 def test_the_text_of_a_prompt_ends_with_the_opening_of_a_required_call(loaded: LoadedModel) -> None:

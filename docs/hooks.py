@@ -1,0 +1,58 @@
+"""What mkdocs adds to the pages: tables made from the code, and pages that lie outside this folder."""
+
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+from localllm.cli.main import COMMANDS
+from localllm.cli.reference import commands_markdown, exit_codes_markdown, settings_markdown
+from tui.commands.table import COMMANDS as SLASH_COMMANDS
+from tui.main import COMMANDS as CHAT_COMMANDS
+from tui.widgets.frame import key_names
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+OUTSIDE += sorted(ROOT.glob("benchmarks/log/*.md"))
+
+
+def slash_commands() -> str:
+    """The chat's commands, with their keys."""
+    rows = [
+        f"| `/{command.name}{' ' * bool(command.argument)}{command.argument}`".replace("|off", "\\|off") + " | "
+        f"{', '.join(key_names(key) for key in command.key.split(',') if key)} | {command.title} |"
+        for command in SLASH_COMMANDS
+    ]
+    return "\n".join(["| command | key | |", "|---|---|---|", *rows])
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "settings": settings_markdown,
+    "commands": lambda: commands_markdown({**CHAT_COMMANDS, **COMMANDS}),
+    "exit codes": exit_codes_markdown,
+    "slash commands": slash_commands,
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    for path in OUTSIDE:
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
+    source = page.file.src_uri
+    here = posixpath.dirname(source if ROOT / source in OUTSIDE else f"docs/{source}")
+    outside = {path.relative_to(ROOT).as_posix() for path in OUTSIDE}
+
+    def link(found: re.Match[str]) -> str:
+        """A link between files of the repository as a link between pages."""
+        target = posixpath.normpath(posixpath.join(here, found[1]))
+        site = target if target in outside else target.removeprefix("docs/")
+        return f"]({posixpath.relpath(site, posixpath.dirname(source))}{found[2] or ''})"
+
+    markdown = re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", link, markdown)
+    return re.sub(r"<!-- generated: ([a-z ]+) -->", lambda found: GENERATED[found[1]](), markdown)
