@@ -3,7 +3,8 @@
 #   make run         install what running needs, then let the built-in model tell a story
 #   make test        install everything, check the code, run every test
 #   make test-fast   the tests without the slow ones
-#   make check       format, lint, types, import directions
+#   make check       format, lint, types, import directions, documentation
+#   make docs        the documentation as a site in build/docs, and man/localllm.1
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
 #   make test-windows  set up Windows' Python under Wine in WINDOWS (needs root on Debian), and run fast tests there
@@ -35,7 +36,7 @@ WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/te
 # Where Debian for arm64 is set up.
 ARM64 ?= /tmp/localllm-arm64
 
-.PHONY: run install test test-fast test-clients test-windows test-arm64 check bench lock clean
+.PHONY: run install test test-fast test-clients test-windows test-arm64 check docs bench lock clean
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
@@ -68,11 +69,17 @@ test-windows: $(BIN)/python
 test-arm64: $(VENV)/.installed-dev
 	$(BIN)/python tests/platforms/arm64.py $(ARM64)
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-dev docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	for system in linux darwin win32; do $(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
 	$(BIN)/lint-imports
+
+# Fails for a broken link or anchor.
+docs: $(VENV)/.installed-dev
+	@mkdir -p man
+	$(BIN)/localllm man >man/localllm.1
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(VENV)/.installed-dev
 	@test -n "$(BENCH_MODEL)" || { echo "Say which models: make bench BENCH_MODEL='one.gguf other.gguf'" >&2; exit 1; }
@@ -95,7 +102,7 @@ lock: $(BIN)/python
 	mv .cache/constraints.txt constraints.txt
 
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist man *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -15,14 +15,14 @@ from tui.main import COMMANDS as CHAT_COMMANDS
 from tui.widgets.frame import key_names
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")]
 OUTSIDE += sorted(ROOT.glob("benchmarks/log/*.md"))
 
 
 def slash_commands() -> str:
     """The chat's commands, with their keys."""
     rows = [
-        f"| `/{command.name}{' ' * bool(command.argument)}{command.argument}`".replace("|off", "\\|off") + " | "
+        f"| `/{command.name}{' ' * bool(command.argument)}{command.argument}`".replace("|", "\\|") + " | "
         f"{', '.join(key_names(key) for key in command.key.split(',') if key)} | {command.title} |"
         for command in SLASH_COMMANDS
     ]
