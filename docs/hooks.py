@@ -1,4 +1,7 @@
-"""What mkdocs adds to the pages: tables made from the code, and pages that lie outside this folder."""
+"""What mkdocs adds to the pages: tables made from the code, and pages that lie outside this folder.
+
+The tables are also written into the pages here, so that they can be read without the site.
+"""
 
 import posixpath
 import re
@@ -21,11 +24,11 @@ OUTSIDE += sorted(ROOT.glob("benchmarks/log/*.md"))
 
 def slash_commands() -> str:
     """The chat's commands, with their keys."""
-    rows = [
-        f"| `/{command.name}{' ' * bool(command.argument)}{command.argument}`".replace("|", "\\|") + " | "
-        f"{', '.join(key_names(key) for key in command.key.split(',') if key)} | {command.title} |"
-        for command in SLASH_COMMANDS
-    ]
+    rows = []
+    for command in SLASH_COMMANDS:
+        name = f"/{command.name} {command.argument}".strip().replace("|", "\\|")
+        keys = ", ".join(key_names(key) for key in command.key.split(",") if key)
+        rows.append(f"| `{name}` | {keys} | {command.title} |")
     return "\n".join(["| command | key | |", "|---|---|---|", *rows])
 
 
@@ -35,6 +38,20 @@ GENERATED: dict[str, Callable[[], str]] = {
     "exit codes": exit_codes_markdown,
     "slash commands": slash_commands,
 }
+
+
+def on_pre_build(**_config: Any) -> None:
+    """Renew the tables in the pages, between their marks."""
+    for path in Path(__file__).parent.glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        new = re.sub(
+            r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)",
+            lambda found: f"{found[1]}\n{GENERATED[found[2]]().strip()}\n\n{found[3]}",
+            text,
+            flags=re.DOTALL,
+        )
+        if new != text:
+            path.write_text(new, encoding="utf-8")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -54,5 +71,4 @@ def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
         site = target if target in outside else target.removeprefix("docs/")
         return f"]({posixpath.relpath(site, posixpath.dirname(source))}{found[2] or ''})"
 
-    markdown = re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", link, markdown)
-    return re.sub(r"<!-- generated: ([a-z ]+) -->", lambda found: GENERATED[found[1]](), markdown)
+    return re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", link, markdown)

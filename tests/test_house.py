@@ -118,7 +118,8 @@ def test_every_environment_variable_is_a_setting_or_declared() -> None:
 
 def test_settings_page_names_every_setting() -> None:
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert [field.name for field in fields(Settings) if f"`{field.name}`" not in text] == []
+    missing = [field.name for field in fields(Settings) if f"`{field.name}`" not in text]
+    assert missing == [], "run `make docs`"
 
 
 def test_every_dependency_is_pinned() -> None:
