@@ -1,17 +1,23 @@
 """Attention alone, for one row or many: products per second and bytes of keys and values per second, by KV types.
 
     attention.py [--depth 4096] [--rows 1] [--kv i16/i16,q8_0/q8_0,q4_0/q4_0] [--rounds 7]
+    attention.py --values-from-keys
 
 Uses one thread and reports the best round in processor time, which other programs disturb less than wall time. The
 shapes are a layer of TinyLlama 1.1B (4 key-value heads for 32) and of Qwen3 0.6B (8 for 16), repeated until the pages
 of all layers exceed the caches.
+
+--values-from-keys: a full layer of Gemma 4 12B, whose values could be derived from its keys: what that takes for a
+page, beside attention over it.
 """
 
 import argparse
 import time
 from dataclasses import dataclass
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.engine_tools import table
 from cpu_kernels import attention
@@ -33,6 +39,51 @@ class Shape:
 
 
 SHAPES = (Shape("TinyLlama 1.1B", 4, 8, 64, 22), Shape("Qwen3 0.6B", 8, 2, 128, 28))
+
+GEMMA_4 = Shape("Gemma 4 12B, full layers", 1, 16, 512, 8)
+
+
+def derive(
+    keys: NDArray[np.int16],
+    scales: NDArray[np.float32],
+    turns: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    values: NDArray[np.int16],
+) -> None:
+    """Values of tokens from stored keys: turned back, divided by the norm's weights, rounded to 16 bits again.
+
+    keys, values: int16[tokens, size]. scales: of tokens. turns: float32[tokens, 2, rotated pairs]. weights: inverse.
+    """
+    size, pairs = keys.shape[1], turns.shape[2]
+    number = np.empty(size, np.float32)
+    for token in range(len(keys)):
+        for i in range(size):
+            number[i] = keys[token, i] * scales[token] * weights[i]
+        for i in range(pairs):
+            first, second = number[i], number[i + size // 2]
+            cosine, sine = turns[token, 0, i], turns[token, 1, i]
+            number[i], number[i + size // 2] = first * cosine + second * sine, second * cosine - first * sine
+        largest = np.float32(1e-30)
+        for i in range(size):
+            largest = max(largest, abs(number[i]))
+        for i in range(size):
+            values[token, i] = np.int16(np.rint(number[i] * (np.float32(32767) / largest)))
+
+
+def values_from_keys(depth: int, rounds: int) -> tuple[float, float]:
+    """Microseconds for a page: to derive its values from its keys, and for attention over it, by one row."""
+    compiled, random = numba.njit(derive, fastmath=True), np.random.default_rng(0)
+    keys = random.integers(-30_000, 30_000, (depth, GEMMA_4.size)).astype(np.int16)
+    ones, values = np.ones(max(depth, GEMMA_4.size), np.float32), np.empty_like(keys)
+    turns = random.random((depth, 2, GEMMA_4.size // 8), np.float32)  # a quarter of a head is rotated
+    best = float("inf")
+    for _ in range(rounds + 1):
+        start = time.thread_time()
+        compiled(keys, ones, turns, ones, values)
+        best = min(best, time.thread_time() - start)
+    products, _ = measure(GEMMA_4, (KVType.I16, KVType.I16), depth, 1, rounds)
+    page = 2 * PAGE_TOKENS * GEMMA_4.group * GEMMA_4.size
+    return best * 1e6 * PAGE_TOKENS / depth, page / products / 1e3
 
 
 def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, rounds: int) -> tuple[float, float]:
@@ -103,7 +154,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--kv", default="i16/i16,q8_0/q8_0,q4_0/q4_0")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--values-from-keys", action="store_true")
     arguments = parser.parse_args()
+    if arguments.values_from_keys:
+        table(
+            ("µs to derive a page's values", "µs of attention"), [values_from_keys(arguments.depth, arguments.rounds)]
+        )
+        return
     rows = []
     for shape in SHAPES:
         for pair in arguments.kv.split(","):
