@@ -37,6 +37,20 @@ async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     chat.begin_answer(view)
 
 
+async def take_back(chat: ChatScreen, argument: str) -> None:
+    """Take a prompt that waits for the running answer back into the field; without a number, all of them."""
+    queued = chat.prompt.queued
+    if not queued:
+        raise RequestError("No prompt is waiting. What you send while an answer runs waits for its end.")
+    if not argument:
+        chat.prompt.give_back_queue()
+    elif argument.isdecimal() and 1 <= int(argument) <= len(queued):
+        chat.prompt.give_back(chat.prompt.unqueue(int(argument) - 1))
+    else:
+        raise RequestError(f"There is no waiting prompt {argument}. They are numbered from 1 to {len(queued)}.")
+    chat.prompt.focus()
+
+
 async def compact(chat: ChatScreen, argument: str) -> None:
     """Replace the oldest turns in requests by the model's own summary; undo: send them again."""
     _require_idle(chat)

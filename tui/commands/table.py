@@ -58,6 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Export the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Regenerate the answer", answers.regenerate, "ctrl+r"),
+    Command("queue", "Take a waiting prompt back, or all", answers.take_back, argument="[N]"),
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
     Command("edit", "Edit and resend a message", answers.edit),
     Command("fork", "Continue in a copy of the chat", answers.fork),
@@ -85,7 +86,7 @@ _NAMES = [command.name for command in COMMANDS]
 _KEYS = (
     ("prompt.send", "enter", "Send"),
     ("prompt.newline", "ctrl+j,alt+enter,shift+enter", "New line; so does Enter after a backslash"),
-    ("prompt.earlier", "up", "Earlier prompts, on the first line"),
+    ("prompt.earlier", "up", "Earlier prompts, on the first line; a waiting one first"),
     ("prompt.complete", "tab", "Complete a command or a path"),
     ("stop", "escape", "Stop an answer or a load; close this note"),
     ("message.earlier", "ctrl+up", "Select a message"),

@@ -150,9 +150,12 @@ class ChatScreen(ChatView):
         self.prompt.weigh_again()
 
     def send(self, text: str) -> None:
-        """Send a text to the model; if that is not possible now, put it back into the prompt."""
-        if self.busy:
+        """Send a text to the model, or queue it while an answer runs; if neither is possible, put it back."""
+        if self.busy and self.prompt.editing:
             self.notify("An answer is still running. Esc stops it.", severity="warning")
+        elif self.busy:
+            self.prompt.queue(text.strip())
+            return
         elif self.info is None and not self.loader.busy:
             self.show_error("No model is loaded yet. /models chooses one.")
         else:
@@ -192,6 +195,7 @@ class ChatScreen(ChatView):
                 await self.transcript.append(message)
         except LocalLLMError as error:
             self._missing = text if isinstance(error, MissingFileError) else ""
+            self.prompt.give_back_queue()
             self.prompt.give_back(text)
             self.show_error(str(error))
             return
@@ -209,10 +213,22 @@ class ChatScreen(ChatView):
                 await work()
             finally:
                 self.busy = False
+            self._send_queued()
 
         self.busy = True
         self.stopping.clear()
         self._work = self.run_worker(whole)
+
+    def _send_queued(self) -> None:
+        """Send the next queued prompt; after an answer that was stopped or failed, the user decides about them all."""
+        if not self.prompt.queued or not self.is_running:
+            return
+        last = self.conversation.messages[-1] if self.conversation.messages else None
+        failed = last is not None and last.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
+        if failed or self.stopping.is_set():
+            self.prompt.give_back_queue()
+        else:
+            self.send(self.prompt.unqueue(0))
 
     async def stop(self) -> None:
         """Stop the running answer, even while it waits for its model to load, and wait until it is saved."""

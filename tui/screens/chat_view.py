@@ -20,7 +20,7 @@ from tui.attachments import Weight
 from tui.backend import Backend
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
-from tui.widgets.frame import KeyBar, Note, Notice, Row, StatusLine, TabMark, TitleBar
+from tui.widgets.frame import KeyBar, Note, Notice, Queue, Row, StatusLine, TabMark, TitleBar
 from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
 
@@ -64,6 +64,7 @@ class ChatView(Screen[None]):
         self.find = FindBar(self.transcript)
         self.prompt = Prompt(commands, backend.count_tokens, weigh, newline)
         self.notice = Notice()
+        self.queue = Queue()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
         self.unread = False
@@ -76,6 +77,7 @@ class ChatView(Screen[None]):
             yield self.prompt.completion
             yield self.notice
             yield self.find
+            yield self.queue
             yield self.prompt
         yield self.status_line
         yield KeyBar()
@@ -150,6 +152,9 @@ class ChatView(Screen[None]):
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
+
+    def on_prompt_queue_changed(self) -> None:
+        self.queue.show(self.prompt.queued)
 
     def on_prompt_wanted(self, event: Prompt.Wanted) -> None:
         """Handle vim normal-mode commands that search or scroll the messages."""

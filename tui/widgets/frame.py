@@ -232,6 +232,36 @@ class Notice(Static):
         self.display = False
 
 
+class Queue(Static):
+    """The prompts that wait for the running answer to end; a click on one takes it back into the field."""
+
+    MOST = 4  # prompts shown
+
+    def __init__(self) -> None:
+        super().__init__("", id="queue", markup=False)
+        self.display = False
+        self._texts: Sequence[str] = ()
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Show these prompts, one a line."""
+        self._texts, self.display = [*texts], bool(texts)
+        self._redraw()
+
+    def on_resize(self) -> None:
+        self._redraw()
+
+    def _redraw(self) -> None:
+        rows: list[Content] = []
+        for number, text in enumerate(self._texts[: self.MOST], 1):
+            click = Style.from_meta({"@click": f"app.command('queue', '{number}')"})
+            row = Content(f"▸ {number}  {harmless(' '.join(text.split()))}")
+            rows.append(row.truncate(max(self.content_size.width, 1), ellipsis=True).stylize(click))
+        if (more := len(self._texts) - self.MOST) > 0:
+            rows.append(Content(f"… and {more} more"))
+        rows.append(Content.styled("Sent when the answer ends · ↑ takes the last back, /queue N another", MUTED))
+        self.update(Content("\n").join(rows))
+
+
 def aligned(rows: Sequence[Row], width: int) -> Content:
     """Align rows in three columns of minimal width; the second and third wrap together, next to the name.
 

@@ -61,6 +61,9 @@ class Prompt(TextArea):
 
         text: str
 
+    class QueueChanged(Message):
+        """A prompt was queued, or left the queue."""
+
     @dataclass
     class Wanted(Message):
         """A normal-mode key requests an action outside the field. what: one of the values of _WANTED."""
@@ -87,6 +90,7 @@ class Prompt(TextArea):
             tab_behavior="focus",
         )
         self.sent: list[str] = []
+        self.queued: list[str] = []  # to be sent when the running answer has ended
         self.pasted: dict[str, Attachment] = {}  # long pasted texts by the name that replaces them
         self.completion = Completion(commands, count_tokens)
         self._weigh = weigh
@@ -229,7 +233,7 @@ class Prompt(TextArea):
     def unsent(self) -> list[str]:
         """Every text that was written and not sent, the one in the field last."""
         written = self.text if not self.editing or self.text != self.editing.content else ""
-        texts = [self._aside, *self._recalled[-1:], written]
+        texts = [*self.queued, self._aside, *self._recalled[-1:], written]
         return [text for place, text in enumerate(texts) if text.strip() and text not in (*self.sent, *texts[:place])]
 
     def accept(self, text: str) -> None:
@@ -237,6 +241,24 @@ class Prompt(TextArea):
         self.keep(text)
         if self.editing is None:
             self._return_to_draft()
+
+    def queue(self, text: str) -> None:
+        """Keep a text for later, and return to the draft that it replaced."""
+        self.queued.append(text)
+        self._return_to_draft()
+        self.post_message(self.QueueChanged())
+
+    def unqueue(self, place: int) -> str:
+        """Remove a text from the queue and return it."""
+        self.post_message(self.QueueChanged())
+        return self.queued.pop(place)
+
+    def give_back_queue(self) -> None:
+        """Put the queued texts back into the field."""
+        if self.queued:
+            self.give_back("\n".join(self.queued))
+            self.queued.clear()
+            self.post_message(self.QueueChanged())
 
     def keep(self, text: str) -> None:
         """Add a text to the history, where Up finds it."""
@@ -303,11 +325,17 @@ class Prompt(TextArea):
         if action == "recall":
             row, last = self.cursor_location[0], self.document.line_count - 1
             at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None
-            return at_edge and bool(self.sent)
+            return at_edge and bool(self.sent or self.queued)
         return True
 
     def action_recall(self, step: int) -> None:
-        """Step through the history; after its newest entry comes the unsent draft. Changes of entries are kept."""
+        """Step through the history; after its newest entry comes the unsent draft. Changes of entries are kept.
+
+        In an empty field, Up takes the last queued prompt back first.
+        """
+        if self.queued and not self.text and step < 0:
+            self.put(self.unqueue(-1))
+            return
         if self._place is None:
             self._recalled = [*self.sent, self.text]
             self._place = len(self._recalled) - 1
