@@ -202,6 +202,7 @@ class Conversation:
                 waiting = list(message.calls)
             messages.append(_message(message, sees))
         messages += [_result(call, NOT_RUN) for call in waiting]
+        messages = _joined(messages)
         parameters = self.parameters
         system = [parameters.system] if parameters.system else []
         if self.has_excerpts:
@@ -317,6 +318,25 @@ def _cite(place: str) -> str:
 
 def _result(call: ToolCall, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_name": call.name, "content": text}
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of the user that follow each other become one, because many templates allow only one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if found and message["role"] == found[-1]["role"] == str(Role.USER):
+            found[-1] = {"role": message["role"], "content": _both(found[-1]["content"], message["content"])}
+        else:
+            found.append(message)
+    return found
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Two contents as one: texts, or lists of pictures and texts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second)]
+    return [*parts[0], *parts[1]]
 
 
 def _message(message: Message, sees: bool) -> dict[str, Any]:

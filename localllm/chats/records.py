@@ -12,6 +12,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.documents.excerpt import Excerpt, as_file
 
 # The name of a pasted text says what was pasted; the digest tells texts of the same size apart.
+OUTPUT = "output"  # the attachment of a message with a command of the user's
 PASTED = re.compile(r"pasted-(\d+)-(lines|characters)-[0-9a-f]{6}")
 
 

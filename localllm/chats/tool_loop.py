@@ -18,12 +18,14 @@ from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, FileChange, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals, Decision, approvals_path
 from localllm.tools.builtin import builtin_tools
+from localllm.tools.command import command_tool
 from localllm.tools.editing import diff
 from localllm.tools.folder import Folder
 from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 
 REFUSED = "The user refused this call."
+REASON = "The user says:"
 STOPPED = "The user stopped before this call."
 
 # Asks the model once: (whether to continue its partial answer, tool_choice) -> the saved answer, if any.
@@ -59,7 +61,11 @@ class ToolLoop(ABC):
 
     @abstractmethod
     async def ask(self, call: ToolCall | None, action: Action) -> Decision:
-        """Show an action and wait for the user's decision; setting `stopping` refuses it. call: None for an undo."""
+        """Show an action and wait for the user's decision; setting `stopping` refuses it. call: None for an undo or a
+        command of the user's.
+
+        May raise ToolError for a refusal with a reason, which the model gets as the call's result.
+        """
 
     @abstractmethod
     async def show_call(self, call: ToolCall) -> None:
@@ -194,14 +200,34 @@ class ToolLoop(ABC):
         if stop.is_set():
             raise ToolError(STOPPED)
         action = await in_thread(lambda: toolbox.plan(call))
-        if not self.allows(action):
-            decision = await self.ask(call, action)
-            if decision is Decision.REFUSE:
-                raise ToolError(STOPPED if stop.is_set() else REFUSED)
-            if decision is not Decision.ONCE:
-                try:
-                    self.approvals.add(action, lasting=decision is Decision.ALWAYS)
-                except LocalLLMError as error:
-                    self.show_error(str(error))
+        if not await self._may_run(call, action):
+            raise ToolError(STOPPED if stop.is_set() else REFUSED)
         await self.show_running(call, action)
         return await in_thread(lambda: action.result(stop))
+
+    async def run_command(self, command: str) -> str | None:
+        """Run a command of the user's in the folder, approved like a model's; returns its output, None if refused.
+
+        Raises ToolError if it cannot be run.
+        """
+        action = await in_thread(lambda: command_tool(self.folder).plan({"command": command}))
+        if not await self._may_run(None, action):
+            return None
+        return await in_thread(lambda: action.result(self.stopping))
+
+    def keep_approvals(self) -> None:
+        """The chat has just been stored: what the user allowed before, in this chat, holds for it."""
+        if rules := self._approvals.pop(None, None):
+            self._approvals[self._conversation.session_id] = rules
+
+    async def _may_run(self, call: ToolCall | None, action: Action) -> bool:
+        """Whether a rule or the user allows an action; what the user allows for longer becomes a rule."""
+        if self.allows(action):
+            return True
+        decision = await self.ask(call, action)
+        if decision not in (Decision.REFUSE, Decision.ONCE):
+            try:
+                self.approvals.add(action, lasting=decision is Decision.ALWAYS)
+            except LocalLLMError as error:
+                self.show_error(str(error))
+        return decision is not Decision.REFUSE

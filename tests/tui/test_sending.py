@@ -28,13 +28,14 @@ def test_lines_that_come_faster_than_they_are_taken_become_one_message(make_app:
             chat = await loaded(pilot)
             await pilot.press(*"one", "enter", *"two", "enter", *"three")
             await until(pilot, lambda: backend.answers)
-            await until(pilot, lambda: chat.prompt.text.replace("\n", "") == "twothree")
+            await until(pilot, lambda: chat.prompt.queued == ["two"] and chat.prompt.text == "three")
             backend.answers[0].push(said("Done."), ended())
-            await answered(pilot)
-            assert [message.content for message in chat.conversation.messages] == ["one", "Done."]
+            await until(pilot, lambda: len(backend.answers) == 2)
+            assert [message.content for message in chat.conversation.messages][:3] == ["one", "Done.", "two"]
+            assert chat.prompt.text == "three"
 
     asyncio.run(flow())
-    assert len(backend.requests) == 1
+    assert len(backend.requests) == 2
 
 
 def test_regenerating_twice_at_once_answers_once(make_app: MakeApp) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Collapsible, OptionList, Static
+from textual.widgets import Collapsible, Input, OptionList, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
@@ -189,6 +189,74 @@ def test_refused_calls_do_nothing_and_the_model_goes_on(
         assert results(pilot) == ["Error: The user refused this call."]
 
     play(model(calls(command("touch made")), DONE), flow)
+    assert not (folder / "made").exists()
+
+
+def test_a_refusal_with_a_reason_reaches_the_model(play: Callable[[FakeBackend, Flow], None], folder: Path) -> None:
+    async def flow(pilot: Pilot[None]) -> None:
+        await say(pilot, "Go")
+        await asked(pilot)
+        await pilot.press(*["down"] * 5, "enter")
+        field = pilot.app.screen.query_one("#reason", Input)
+        await until(pilot, lambda: field.has_focus)
+        await pilot.press("escape")  # back to the choice, which is still open
+        await until(pilot, lambda: not field.display)
+        await pilot.press("enter")
+        await until(pilot, lambda: field.has_focus)
+        await pilot.press(*"Use git!", "enter")
+        await until(pilot, lambda: len(chat_of(pilot).conversation.messages) == 4)
+        assert (await answered(pilot)).content == "Done."
+        assert results(pilot) == ["Error: The user refused this call. The user says: Use git!"]
+        assert chat_of(pilot).prompt.text == ""
+
+    backend = model(calls(command("touch made")), DONE)
+    play(backend, flow)
+    assert not (folder / "made").exists()
+    assert "Use git!" in backend.requests[1].messages[-1]["content"]
+
+
+def test_the_output_of_the_users_command_goes_with_the_next_prompt(
+    play: Callable[[FakeBackend, Flow], None], folder: Path
+) -> None:
+    (folder / "a name.txt").write_text("x", encoding="utf-8")
+
+    async def flow(pilot: Pilot[None]) -> None:
+        chat = chat_of(pilot)
+        await say(pilot, "!ls")
+        screen = await asked(pilot)
+        options = screen.query_one(OptionList)
+        assert not any("model" in str(each.prompt) for each in options.options)
+        await decide(pilot, "Allow in this chat: run_command ls")
+        await until(pilot, lambda: chat.conversation.messages and not chat.busy)
+        (message,) = chat.conversation.messages
+        assert message.content == "!ls" and message.attachments[0].text == "a name.txt\na.txt\n\n[exit status 0]"
+        assert not backend.requests
+        await say(pilot, "!ls")  # allowed, so nobody is asked again
+        await until(pilot, lambda: len(chat.conversation.messages) == 2)
+        await say(pilot, "What is there?")
+        await until(pilot, lambda: len(chat.conversation.messages) == 4 and not chat.busy)
+        (sent,) = backend.requests[0].messages
+        assert sent["role"] == "user" and sent["content"].count("a name.txt") == 2
+        assert sent["content"].endswith("What is there?")
+
+    backend = model(DONE)
+    play(backend, flow)
+
+
+def test_a_command_that_is_refused_comes_back(play: Callable[[FakeBackend, Flow], None], folder: Path) -> None:
+    async def flow(pilot: Pilot[None]) -> None:
+        chat = chat_of(pilot)
+        await say(pilot, "!touch made")
+        await decide(pilot, "Refuse")
+        await until(pilot, lambda: not chat.busy)
+        assert chat.prompt.text == "!touch made" and not chat.conversation.messages
+        chat.prompt.text = ""
+        await say(pilot, "![no command](x)")
+        await until(pilot, lambda: len(chat.conversation.messages) == 2)
+        assert backend.requests[0].messages[0]["content"] == "![no command](x)"
+
+    backend = model(DONE)
+    play(backend, flow)
     assert not (folder / "made").exists()
 
 

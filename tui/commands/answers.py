@@ -7,8 +7,9 @@ from typing import cast
 from localllm.chats import Role
 from localllm.errors import LocalLLMError, RequestError
 from tui.answering import summarise
+from tui.editor import edited
 from tui.screens.chat import ChatScreen
-from tui.widgets.messages import AnswerView, MessageView, ToolView
+from tui.widgets.messages import AnswerView, MessageView, ToolView, UserView
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -48,6 +49,12 @@ async def take_back(chat: ChatScreen, argument: str) -> None:
         chat.prompt.give_back(chat.prompt.unqueue(int(argument) - 1))
     else:
         raise RequestError(f"There is no waiting prompt {argument}. They are numbered from 1 to {len(queued)}.")
+    chat.prompt.focus()
+
+
+async def write_in_editor(chat: ChatScreen, _argument: str) -> None:
+    """Write the prompt in the user's editor."""
+    chat.prompt.put(edited(chat.app, chat.prompt.text))
     chat.prompt.focus()
 
 
@@ -128,7 +135,7 @@ async def copy_code(chat: ChatScreen, _argument: str) -> None:
 async def toggle_thinking(chat: ChatScreen, _argument: str) -> None:
     """Show or hide an answer's thinking, or the result of the selected tool call."""
     view = chat.transcript.selected()
-    if isinstance(view, ToolView) and view is chat.focused:
+    if isinstance(view, (ToolView, UserView)) and view is chat.focused:
         view.toggle()
     else:
         _answer(chat).toggle_thinking()

@@ -37,7 +37,8 @@ async def show_help(chat: ChatScreen, _argument: str) -> None:
         for command in COMMANDS
     ]
     others = [(key_names(keys.get(name, usual)), what, "") for name, usual, what in _KEYS]
-    chat.show_note([*commands, ("", "", ""), *others, ("@path", "Attach a file", "")])
+    files = (("@path", "Attach a file", ""), ("!command", "Run a shell command; the model gets its output", ""))
+    chat.show_note([*commands, ("", "", ""), *others, *files])
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -58,6 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Export the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Regenerate the answer", answers.regenerate, "ctrl+r"),
+    Command("editor", "Write the prompt in your editor", answers.write_in_editor),
     Command("queue", "Take a waiting prompt back, or all", answers.take_back, argument="[N]"),
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
     Command("edit", "Edit and resend a message", answers.edit),
@@ -87,6 +89,7 @@ _KEYS = (
     ("prompt.send", "enter", "Send"),
     ("prompt.newline", "ctrl+j,alt+enter,shift+enter", "New line; so does Enter after a backslash"),
     ("prompt.earlier", "up", "Earlier prompts, on the first line; a waiting one first"),
+    ("prompt.editor", "ctrl+x", "... then Ctrl+E: write the prompt in your editor"),
     ("prompt.complete", "tab", "Complete a command or a path"),
     ("stop", "escape", "Stop an answer or a load; close this note"),
     ("message.earlier", "ctrl+up", "Select a message"),

@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.text import counted, harmless
@@ -30,10 +30,14 @@ _QUESTIONS = {
 }
 
 
-class ApprovalScreen(ModalScreen[Decision]):
-    """Returns the decision. Typed text goes to the prompt behind the dialog.
+_WITH_REASON = "reason"
 
-    No option is highlighted at first, so that an Enter meant for the prompt approves nothing.
+
+class ApprovalScreen(ModalScreen[tuple[Decision, str]]):
+    """Returns the decision and, for a refusal, the reason for the model, "" for none.
+
+    Typed text goes to the prompt behind the dialog, unless the field for the reason is open. No option is highlighted
+    at first, so that an Enter meant for the prompt approves nothing.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,10 +47,14 @@ class ApprovalScreen(ModalScreen[Decision]):
         Binding("pagedown", "scroll(1)", "More", id="approval.down", priority=True),
     ]
 
-    def __init__(self, action: Action, stop: threading.Event, typed: Callable[[str], object]) -> None:
-        """stop: setting it refuses. typed: called with each typed character."""
+    def __init__(
+        self, action: Action, stop: threading.Event, typed: Callable[[str], object], of_model: bool = True
+    ) -> None:
+        """stop: setting it refuses. typed: called with each typed character. of_model: a model wants the action."""
         super().__init__()
-        self._action, self._stop, self._typed = action, stop, typed
+        self._action, self._stop, self._typed, self._of_model = action, stop, typed, of_model
+        self._reason = Input(placeholder="What should the model do instead? Enter sends it, Esc goes back", id="reason")
+        self._reason.display = False
         self._preview = VerticalScroll(
             Static(preview(action.preview, is_diff=action.change is not None), markup=False), id="preview"
         )
@@ -59,6 +67,7 @@ class ApprovalScreen(ModalScreen[Decision]):
             yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview
             yield self._options
+            yield self._reason
             yield KeyBar(palette=False)
 
     def on_mount(self) -> None:
@@ -73,11 +82,14 @@ class ApprovalScreen(ModalScreen[Decision]):
         if rule is not None:
             found.append(Option(f"Allow in this chat: {harmless(rule)}", Decision.CHAT))
             found.append(Option(f"Always allow in this folder: {harmless(rule)}", Decision.ALWAYS))
-        return [*found, Option("Refuse", Decision.REFUSE)]
+        found.append(Option("Refuse", Decision.REFUSE))
+        if self._of_model:
+            found.append(Option("Refuse, and tell the model why", _WITH_REASON))
+        return found
 
     def _look(self) -> None:
         if self._stop.is_set() and self.is_current:
-            self.dismiss(Decision.REFUSE)
+            self.dismiss((Decision.REFUSE, ""))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer scrolling only if the preview overflows."""
@@ -85,15 +97,29 @@ class ApprovalScreen(ModalScreen[Decision]):
 
     def on_key(self, event: Key) -> None:
         """Forward printable keys to the prompt."""
-        if event.is_printable and event.character:
+        if event.is_printable and event.character and not self._reason.display:
             event.stop()
             self._typed(event.character)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(Decision(str(event.option_id)))
+        if event.option_id == _WITH_REASON:
+            self._ask_reason(True)
+        else:
+            self.dismiss((Decision(str(event.option_id)), ""))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss((Decision.REFUSE, event.value.strip()))
 
     def action_refuse(self) -> None:
-        self.dismiss(Decision.REFUSE)
+        """Refuse; close the field for the reason first."""
+        if self._reason.display:
+            self._ask_reason(False)
+        else:
+            self.dismiss((Decision.REFUSE, ""))
+
+    def _ask_reason(self, wanted: bool) -> None:
+        self._reason.display, self._options.display = wanted, not wanted
+        (self._reason if wanted else self._options).focus()
 
     def action_options(self) -> None:
         self._options.focus()

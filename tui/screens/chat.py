@@ -9,14 +9,15 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.worker import Worker
 
-from localllm.chats import Attachment, Role
+from localllm.background import in_thread
+from localllm.chats import OUTPUT, Attachment, Role
 from localllm.chats import Message as ChatMessage
 from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import Parameters
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
-from tui.attachments import MissingFileError, Weight, weigh
+from tui.attachments import MissingFileError, Weight, text_file, weigh
 from tui.backend import Backend, ModelInfo, short_name
 from tui.screens.chat_view import ChatView
 from tui.screens.folder import ChatFolder
@@ -36,6 +37,11 @@ LEAST_TOLD = 64  # tokens that a next message computes besides its own text
 def _draft(text: str, attached: Iterable[Attachment] = ()) -> ChatMessage:
     """A message that is not stored."""
     return ChatMessage(0, 0, None, Role.USER, text, attachments=tuple(attached))
+
+
+def command_in(text: str) -> str:
+    """The shell command that a text asks for, as in "!ls"; "" for none. "![" begins a picture in Markdown."""
+    return text[1:].strip() if text.startswith("!") and not text.startswith("![") else ""
 
 
 @dataclass
@@ -154,7 +160,11 @@ class ChatScreen(ChatView):
         if self.busy and self.prompt.editing:
             self.notify("An answer is still running. Esc stops it.", severity="warning")
         elif self.busy:
-            self.prompt.queue(text.strip())
+            self.prompt.queue(text.rstrip())
+            return
+        elif command := command_in(text):
+            self.remember_prompt(text.strip())
+            self.begin(partial(self._run_command, text.strip(), command))
             return
         elif self.info is None and not self.loader.busy:
             self.show_error("No model is loaded yet. /models chooses one.")
@@ -201,6 +211,29 @@ class ChatScreen(ChatView):
             return
         self.show_title()
         await self.answer()
+
+    async def _run_command(self, text: str, command: str) -> None:
+        """Run the user's command; its output becomes part of the conversation, before the next prompt."""
+        try:
+            output = await self.tools.run_command(command)
+            if output is None:
+                self.prompt.give_back_queue()
+                self.prompt.give_back(text)
+                self.notify("The command was not run.")
+                return
+            file = await in_thread(lambda: text_file(OUTPUT, output, self.backend.count_tokens))
+            if editing := self.prompt.editing:
+                self.conversation.edit(editing, text, (file,))
+                self.prompt.end_edit()
+                await self.show_conversation()
+            else:
+                await self.transcript.append(self.conversation.ask(text, (file,)))
+                self.tools.keep_approvals()
+        except LocalLLMError as error:
+            self.prompt.give_back_queue()
+            self.prompt.give_back(text)
+            self.show_error(str(error))
+        self.show_title()
 
     def begin_answer(self, view: AnswerView | None = None) -> None:
         self.begin(partial(self.answer, view))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Message
-from localllm.chats.tool_loop import ToolLoop
+from localllm.chats.tool_loop import REASON, REFUSED, ToolLoop
 from localllm.errors import LocalLLMError
-from localllm.tools.action import MAX_ROUNDS, Action
+from localllm.text import shortened
+from localllm.tools.action import MAX_ROUNDS, Action, ToolError
 from localllm.tools.approvals import Decision
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat_view import ChatView
@@ -39,12 +40,23 @@ class ChatTools(ToolLoop):
 
     async def ask(self, call: ToolCall | None, action: Action) -> Decision:
         chat = self._chat
-        stop = self.stopping if call else threading.Event()
+        stop = self.stopping if chat.busy else threading.Event()
         chat.asking = True
         try:
-            return await chat.app.push_screen_wait(ApprovalScreen(action, stop, chat.prompt.insert), mode=chat.mode)
+            screen = ApprovalScreen(action, stop, chat.prompt.insert, of_model=call is not None)
+            decision, reason = await chat.app.push_screen_wait(screen, mode=chat.mode)
         finally:
             chat.asking = False
+        if reason:
+            raise ToolError(f"{REFUSED} {REASON} {reason}")
+        return decision
+
+    async def run_command(self, command: str) -> str | None:
+        self._show_tool(f"running {shortened(command, 32)}, Esc stops")
+        try:
+            return await super().run_command(command)
+        finally:
+            self._show_tool("")
 
     async def show_call(self, call: ToolCall) -> None:
         self._show_tool(f"{call.name[:32]}, round {self.rounds} of {MAX_ROUNDS}")

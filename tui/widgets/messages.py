@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.chats import Message
+from localllm.chats import OUTPUT, Message
 from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
 from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from localllm.documents.quotations import QuotationChecker
 
 MAX_NAMED = 3
+MOST_LINES = 20  # of a command's output that is shown at once; Ctrl+T shows the rest
 MAX_ARGUMENTS = 300  # characters shown of a call's arguments; the approval dialog shows all of them
 
 
@@ -51,6 +52,11 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
         self.message = message
         self.variant = variant
 
+    def toggle(self) -> None:
+        """Show or hide the results of tools and commands."""
+        for folded in self.query(Collapsible):
+            folded.collapsed = not folded.collapsed
+
     def _variant_mark(self) -> list[str]:
         return [f"◂ {self.variant[0]}/{self.variant[1]} ▸"] if self.variant[1] > 1 else []
 
@@ -72,6 +78,12 @@ class UserView(MessageView):
             if file.line:
                 continue
             tokens = "" if file.tokens is None else f" · {file.tokens:,} tokens"
+            if file.name == OUTPUT and self.message.content.startswith("!"):
+                lines = file.text.count("\n") + 1
+                title: Any = Content(f"▤ {counted(lines, 'line')}{tokens}")
+                shown = Static(harmless(file.text), markup=False)
+                yield Collapsible(shown, title=title, collapsed=lines > MOST_LINES, classes="result")
+                continue
             data = file.picture_data()
             size = f" · {human_bytes(len(data))}" if data else ""
             yield Static(
@@ -228,10 +240,6 @@ class ToolView(MessageView):
         title: Any = Content(harmless(f"⚙ {' '.join(parts.split())}"))  # a text would be read as markup
         shown = preview(text.rstrip("\n"), is_diff=changed)
         yield Collapsible(Static(shown, markup=False), title=title, collapsed=not changed, classes="result")
-
-    def toggle(self) -> None:
-        folded = self.query_one(Collapsible)
-        folded.collapsed = not folded.collapsed
 
 
 def _verdict(checker: "QuotationChecker") -> Content:

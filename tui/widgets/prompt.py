@@ -52,6 +52,8 @@ class Prompt(TextArea):
         Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
         Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
         Binding("down", "recall(1)", "Later prompt", priority=True, id="prompt.later", show=False),
+        Binding("ctrl+x", "begin_editor", "Editor", priority=True, id="prompt.editor", show=False),
+        Binding("ctrl+e", "open_editor", "Editor", priority=True, show=False),
         Binding("ctrl+d", "leave", "Leave", priority=True, id="leave"),
     ]
 
@@ -102,6 +104,7 @@ class Prompt(TextArea):
         self._vim = False
         self._begun = ""  # the first letter of an incomplete two-letter command of vim's normal mode
         self.inserts = True  # False in vim's normal mode
+        self._editor_begun = False  # whether Ctrl+X was the last key
 
     def use_vim(self, wanted: bool) -> None:
         """Turn vim keys on or off; starts in insert mode."""
@@ -160,6 +163,7 @@ class Prompt(TextArea):
 
         In normal mode, keys are commands.
         """
+        self._editor_begun = False
         key = event.character if event.is_printable and event.character else event.key
         if not self.inserts and (event.is_printable or key in KEYS):
             event.stop()
@@ -217,6 +221,13 @@ class Prompt(TextArea):
 
     def action_newline(self) -> None:
         self.call_later(self.insert, "\n")
+
+    def action_begin_editor(self) -> None:
+        self._editor_begun = True
+
+    async def action_open_editor(self) -> None:
+        self._editor_begun = False
+        await self.run_action("app.command('editor')")
 
     def action_complete(self) -> None:
         length, value = self.completion.take()
@@ -318,15 +329,15 @@ class Prompt(TextArea):
         """Give completions their keys only while they are open, and the history only on the first or last line."""
         if action in ("complete", "mark", "shut"):
             return self.completion.is_open
+        if action in ("begin_editor", "open_editor"):  # with a selection, Ctrl+X cuts it
+            return self._editor_begun if action == "open_editor" else not self.selected_text
         if action == "normal":
             return self.takes_escape and not self.completion.is_open
         if action == "leave":  # with text, Ctrl+D deletes to the right; in normal mode, it scrolls
             return not self.text and self.inserts
-        if action == "recall":
-            row, last = self.cursor_location[0], self.document.line_count - 1
-            at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None
-            return at_edge and bool(self.sent or self.queued)
-        return True
+        row, last = self.cursor_location[0], self.document.line_count - 1
+        at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None
+        return action != "recall" or (at_edge and bool(self.sent or self.queued))
 
     def action_recall(self, step: int) -> None:
         """Step through the history; after its newest entry comes the unsent draft. Changes of entries are kept.

@@ -1,0 +1,76 @@
+"""The prompt in the user's own editor."""
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from tests.fakes.fake_backend import FakeBackend
+from tests.tui.chatting import chat_of, loaded, until
+from tests.tui.conftest import MakeApp
+from tui.app import ChatApp
+
+
+@pytest.fixture
+def suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application without a terminal cannot give it away; the editors here need none."""
+
+    @contextlib.contextmanager
+    def suspend(_: ChatApp) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(ChatApp, "suspend", suspend)
+
+
+def editor(folder: Path, script: str) -> str:
+    """A program that does this with the file it is given."""
+    path = folder / "my editor"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return f"'{path}' --wait"
+
+
+async def edit(pilot: Pilot[None], draft: str) -> None:
+    chat = await loaded(pilot)
+    chat.prompt.insert(draft)
+    await pilot.press("ctrl+x", "ctrl+e")
+
+
+@pytest.mark.usefixtures("suspended")
+def test_what_is_saved_becomes_the_prompt(make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", editor(tmp_path, 'test "$1" = --wait && printf " and\\nmore\\n" >> "$2"'))
+
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            await edit(pilot, "a draft")
+            await until(pilot, lambda: chat_of(pilot).prompt.text == "a draft and\nmore")
+            await pilot.press("ctrl+e")  # without Ctrl+X, it is TextArea's own key
+            assert chat_of(pilot).prompt.text == "a draft and\nmore"
+
+    asyncio.run(flow())
+
+
+@pytest.mark.usefixtures("suspended")
+@pytest.mark.parametrize(
+    ("script", "said"), [("exit 3", "exit status 3"), (None, "cannot be started"), ("'", "is no command")]
+)
+def test_an_editor_that_fails_leaves_the_draft(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str
+) -> None:
+    command = "'" if script == "'" else editor(tmp_path, script) if script else str(tmp_path / "nothing")
+    monkeypatch.setenv("VISUAL", command)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            await edit(pilot, "a draft")
+            chat = chat_of(pilot)
+            await until(pilot, lambda: chat.transcript.query(".failure"))
+            assert said in str(chat.transcript.query(".failure").first().render())
+            assert chat.prompt.text == "a draft"
+
+    asyncio.run(flow())
