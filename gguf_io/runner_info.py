@@ -12,39 +12,43 @@ LoadProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """Describes a loaded model's runner (localllm.engine.runner.Runner). It never changes.
+    """Describes a loaded model's runner (localllm.engine.runner.Runner). It never changes."""
 
-    backend: a display name, such as "native" or "llama.cpp". vocab_size: length of a row of logits.
-    max_context: the longest sequence that the model was trained for, in tokens. max_rows: most rows of one run.
-    max_sequences: most sequence handles alive at once. page_size: tokens in a page of KV storage, of which there are
-    pages_total. kv_bytes_per_token: of keys and values over all layers. kv_layout: what stored KV depends on besides
-    tokens and files, such as types and layout version. kv_files: the files of the model and its adapters. can_truncate:
-    whether sequences can be truncated to any length; those of recurrent models cannot. can_interrupt: whether a run
-    can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner that allocates all
-    its storage at once and slows down as it fills; 0 for others. adapter_count: LoRA adapters that sequences may be
-    computed with. can_draft: whether the model has a layer that drafts further tokens. computes_aside: whether a device
-    computes steps, so that the processor is free meanwhile. window_tokens: the most tokens that a sequence keeps of
-    sliding-window layers, 0 if it keeps all tokens of all layers. window_pages: what 16 tokens of these layers take
-    besides a page of the others, in pages.
-    """
-
+    # A display name, such as "native" or "llama.cpp".
     backend: str
+    # Length of a row of logits.
     vocab_size: int
+    # The longest sequence that the model was trained for, in tokens.
     max_context: int
+    # Most rows of one run.
     max_rows: int
+    # Most sequence handles alive at once.
     max_sequences: int
+    # Tokens in a page of KV storage, of which there are pages_total.
     page_size: int
     pages_total: int
+    # Of keys and values over all layers.
     kv_bytes_per_token: int
+    # What stored KV depends on besides tokens and files, such as types and layout version.
     kv_layout: str
+    # The files of the model and its adapters.
     kv_files: tuple[FileState, ...] = ()
+    # Whether sequences can be truncated to any length; those of recurrent models cannot.
     can_truncate: bool = True
+    # Whether a run can be ended early.
     can_interrupt: bool = False
+    # Main memory planned for copies of cached prefixes, for a runner that allocates all its storage at once and slows
+    # down as it fills; 0 for others.
     copies_bytes: int = 0
+    # LoRA adapters that sequences may be computed with.
     adapter_count: int = 0
+    # Whether the model has a layer that drafts further tokens.
     can_draft: bool = False
+    # Whether a device computes steps, so that the processor is free meanwhile.
     computes_aside: bool = False
+    # The most tokens that a sequence keeps of sliding-window layers, 0 if it keeps all tokens of all layers.
     window_tokens: int = 0
+    # What 16 tokens of these layers take besides a page of the others, in pages.
     window_pages: float = 0.0
 
     def pages_of(self, tokens: int) -> int:

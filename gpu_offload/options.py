@@ -34,32 +34,30 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """Settings of one llama.cpp model and its context.
+    """Settings of one llama.cpp model and its context."""
 
-    context_tokens: cells of the KV cache, shared by all sequences; llama.cpp rounds up to 256.
-    max_sequences: sequences alive at once, at most 255, or 127 for models with sliding windows.
-    batch_rows: most rows of one run, and of one pass of the computation.
-    threads: None means one per core that this process may use.
-    gpu_layers: layers on GPUs, counted from the end, beginning with the output layer. None means all, 0 none.
-    main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's matrices
-    ("row") are split across several; tensor_split gives the proportions, empty means by free memory. An image projector
-    is always on main_gpu.
-    cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
-    type_k, type_v: ggml types of stored keys and values.
-    lora: files of LoRA adapters; sequences select them by number.
-    mmproj: file of the projector that turns images into rows for the model.
-    """
-
+    # Cells of the KV cache, shared by all sequences; llama.cpp rounds up to 256.
     context_tokens: int = 4096
+    # Sequences alive at once, at most 255, or 127 for models with sliding windows.
     max_sequences: int = 8
+    # Most rows of one run, and of one pass of the computation.
     batch_rows: int = 512
+    # None means one per core that this process may use.
     threads: int | None = None
+    # Layers on GPUs, counted from the end, beginning with the output layer. None means all, 0 none.
     gpu_layers: int | None = None
+    # main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's
+    # matrices ("row") are split across several; tensor_split gives the proportions, empty means by free memory. An
+    # image projector is always on main_gpu.
     main_gpu: int = 0
     split_mode: SplitMode = "layer"
     tensor_split: tuple[float, ...] = ()
+    # Layers whose mixture-of-experts weights stay in main memory, counted from the first.
     cpu_expert_layers: int = 0
+    # type_k, type_v: ggml types of stored keys and values.
     type_k: str = "f16"
     type_v: str = "f16"
+    # Files of LoRA adapters; sequences select them by number.
     lora: tuple[Path, ...] = ()
+    # File of the projector that turns images into rows for the model.
     mmproj: Path | None = None

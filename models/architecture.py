@@ -233,20 +233,10 @@ class Architecture:
 
     Layers without key-value heads in the file have a short convolution, a gated delta network or a selective scan in
     place of attention; some architectures have layers with attention beside a scan, or with only a mixer or only a
-    network. If the file states the size of a latent, attention works on latents. gated_attention: the query projection
-    also computes gates of attention's output. softplus_gates: a projection of attention's input gives gates, one per
-    head or per value; attention's output is multiplied by their softplus. value_heads_together: value heads of a delta
-    network that share a key head are adjacent instead of interleaved.
+    network. If the file states the size of a latent, attention works on latents.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. stated_activations: activations by the names that files may state.
-    parallel: the feed-forward network reads attention's input instead of its output. window(config, layer): tokens
-    that a row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps if the file states
-    none. value_norms: value heads are normalised like query and key heads, but without weights; a layer without a
-    value tensor uses its key tensor for both. causal: a row sees only itself and rows before it, unless the file says
-    otherwise; if not causal, half of a window is before the row and half behind it. alibi: attention scores decrease
-    with token distance (ALiBi, Press et al., 2022), with slopes down to 2^-alibi; 0 for none. drafts: the layers for
-    multi-token prediction, behind the last one, are supported (models/prediction_layer.py).
+    shared experts are recognised by their tensors.
     """
 
     name: str
@@ -254,16 +244,31 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
+    # Activations by the names that files may state.
     stated_activations: Mapping[str, Activation] = field(default_factory=dict)
     experts: Experts = Experts()
+    # The feed-forward network reads attention's input instead of its output.
     parallel: bool = False
+    # Tokens that a row of the layer sees, its own included; 0 for all.
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
+    # attention_cap, logit_cap: soft caps if the file states none.
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    # Value heads are normalised like query and key heads, but without weights; a layer without a value tensor uses its
+    # key tensor for both.
     value_norms: bool = False
+    # A row sees only itself and rows before it, unless the file says otherwise; if not causal, half of a window is
+    # before the row and half behind it.
     causal: bool = True
+    # Attention scores decrease with token distance (ALiBi, Press et al., 2022), with slopes down to 2^-alibi; 0 for
+    # none.
     alibi: float = 0.0
+    # The query projection also computes gates of attention's output.
     gated_attention: bool = False
+    # A projection of attention's input gives gates, one per head or per value; attention's output is multiplied by
+    # their softplus.
     softplus_gates: bool = False
+    # Value heads of a delta network that share a key head are adjacent instead of interleaved.
     value_heads_together: bool = False
+    # The layers for multi-token prediction, behind the last one, are supported (models/prediction_layer.py).
     drafts: bool = False

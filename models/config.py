@@ -55,41 +55,35 @@ class StatedFactors:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes in values, contexts in tokens.
-
-    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0 if
-    there is none. mixes: whether each layer has experts. dense_feed_forwards: each layer's width of the dense network,
-    0 if the layer has none. layer_heads: each layer's heads; heads, kv_heads and head_size are those of layers without
-    a window. kv_layers: for each layer, the layer whose keys and values it reads: itself, or an earlier one. latents:
-    None if heads have keys and values of their own; else there is one key-value head, of the size that a token stores.
-    per_layer_width: values that a layer gets from each token's second embedding, 0 if there is none. sparsity: for each
-    layer, how many standard deviations above the mean a gate must be to be kept, -inf to keep all. xielu: each layer's
-    xIELU factors, if that is the activation. altup: number of parallel residual streams, and the index of the one that
-    layers compute with. attends, recurs: for each layer, whether it has attention, and whether it has a state: of a
-    gated delta network (delta_net), of a selective scan (scan), or of a short convolution over `convolution` tokens. A
-    layer may have both. gating, normalise_experts, expert_scale: as the file states them. expert_latent: values of the
-    latent that experts read and write in place of the row, or 0. expert_groups, expert_groups_used: equal groups that
-    experts are divided into, and from how many of them a row's experts are chosen. window_rope_base: rotation base of
-    sliding-window layers, if the file states it. rope_finetuned: whether Granite's heads are rotated at all.
-    activation: its name in the file, or empty. window, windowed (whether each layer has one), causal (whether rows see
-    only themselves and those before): None if not stated. joins: values of the concatenated rows that a drafting layer
-    reads.
-    """
+    """Sizes in values, contexts in tokens."""
 
     architecture: str
     layers: int
     embedding: int
+    # Width of the dense network, or of each expert.
     feed_forward: int
+    # Width of the shared expert, 0 if there is none.
     shared_feed_forward: int
+    # Whether each layer has experts.
     mixes: tuple[bool, ...]
+    # Each layer's width of the dense network, 0 if the layer has none.
     dense_feed_forwards: tuple[int, ...]
+    # attends, recurs: for each layer, whether it has attention, and whether it has a state: of a gated delta network
+    # (delta_net), of a selective scan (scan), or of a short convolution over `convolution` tokens. A layer may have
+    # both.
     attends: tuple[bool, ...]
     recurs: tuple[bool, ...]
+    # Each layer's heads; heads, kv_heads and head_size are those of layers without a window.
     layer_heads: tuple[Heads, ...]
+    # For each layer, the layer whose keys and values it reads: itself, or an earlier one.
     kv_layers: tuple[int, ...]
+    # Values that a layer gets from each token's second embedding, 0 if there is none.
     per_layer_width: int
+    # For each layer, how many standard deviations above the mean a gate must be to be kept, -inf to keep all.
     sparsity: tuple[float, ...]
+    # Each layer's xIELU factors, if that is the activation.
     xielu: tuple[tuple[float, ...], ...]
+    # Number of parallel residual streams, and the index of the one that layers compute with.
     altup: tuple[int, int]
     convolution: int
     delta_net: DeltaNetSizes | None
@@ -97,30 +91,42 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_size: int
+    # None if heads have keys and values of their own; else there is one key-value head, of the size that a token
+    # stores.
     latents: Latents | None
     vocabulary: int
     context: int
     epsilon: float
     rope_base: float
     rope_scaling: RopeScaling
+    # Whether Granite's heads are rotated at all.
     rope_finetuned: bool
+    # Rotation base of sliding-window layers, if the file states it.
     window_rope_base: float | None
     query_growth: QueryGrowth | None
+    # None if not stated, as are windowed and causal. windowed: whether each layer has a window.
     window: int | None
     windowed: tuple[bool, ...] | None
     factors: StatedFactors
+    # Its name in the file, or empty.
     activation: str
     experts: int
     experts_used: int
+    # Values of the latent that experts read and write in place of the row, or 0.
     expert_latent: int
+    # expert_groups, expert_groups_used: equal groups that experts are divided into, and from how many of them a row's
+    # experts are chosen.
     expert_groups: int
     expert_groups_used: int
+    # gating, normalise_experts, expert_scale: as the file states them.
     gating: int | None
     normalise_experts: bool
     expert_scale: float | None
     attention_cap: float | None
     logit_cap: float | None
+    # Whether rows see only themselves and those before.
     causal: bool | None
+    # Values of the concatenated rows that a drafting layer reads.
     joins: int = 0
 
     def stores(self, layer: int) -> bool:

@@ -47,16 +47,17 @@ class Sequence:
     """A sequence's length in tokens and its page table: table[:ceil(length / 16)], stored at table_address.
 
     An entry is a page's place, see models.page_arrays. window_table has the places of the window parts of pages `tail`
-    to the last, all of which have one; other entries are those of part 0. written: the position up to which its last
-    page holds values, at least length; more if the sequence was truncated, or forked from a longer one. state: the
-    position after the rows that its last page keeps for short convolutions, if the page is not full. branches: whether
-    nothing was appended since it was forked or its window was imported.
+    to the last, all of which have one; other entries are those of part 0.
     """
 
     length: int = 0
+    # The position up to which its last page holds values, at least length; more if the sequence was truncated, or
+    # forked from a longer one.
     written: int = 0
+    # The position after the rows that its last page keeps for short convolutions, if the page is not full.
     state: int = 0
     tail: int = 0
+    # Whether nothing was appended since it was forked or its window was imported.
     branches: bool = False
     table: NDArray[np.int32] = field(init=False)
     window_table: NDArray[np.int32] = field(init=False)

@@ -325,7 +325,7 @@ class DeltaNetSizes:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of one part of a layer's slot."""
         from cpu_kernels import delta_net  # most models have none
 
         return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)

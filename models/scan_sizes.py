@@ -55,7 +55,7 @@ class ScanSizes:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of one part of a layer's slot."""
         from cpu_kernels import selective_scan  # most models have none
 
         return 4 * selective_scan.unit_floats(self.unit_heads, self.padded_state, self.padded_head, self.reach)

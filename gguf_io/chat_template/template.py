@@ -42,12 +42,6 @@ class ChatTemplate:
     The Jinja source runs in a child process with bounds on time, memory and output (`sandbox.py`); the child starts on
     the first use of anything but `source`, and ends with this object. Thread-safe. The rendered text begins with the
     BOS token only if the template writes it: encode it with special tokens parsed, and add BOS unless it is there.
-
-    source: the Jinja text, at most `sandbox.MAX_SOURCE_CHARS` characters; TemplateError if longer.
-    bos_token, eos_token: their texts, "" if the model has none.
-    tool_use_source: the template to use when tools are given, for files that have a separate one.
-    warning: set when `source` is a default because the file has no template of its own.
-    stop_strings: texts that end the assistant's turn if no token does.
     """
 
     def __init__(
@@ -60,6 +54,12 @@ class ChatTemplate:
         warning: str | None = None,
         stop_strings: tuple[str, ...] = (),
     ) -> None:
+        """source: the Jinja text; TemplateError if it exceeds `sandbox.MAX_SOURCE_CHARS` characters.
+
+        bos_token, eos_token: their texts, "" if the model has none. tool_use_source: the template to use when tools are
+        given, for files that have a separate one. warning: set when `source` is a default because the file has no
+        template of its own. stop_strings: texts that end the assistant's turn if no token does.
+        """
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateError(f"the chat template has {len(source)} characters, and the limit is {MAX_SOURCE_CHARS}")
         self.source = source

@@ -190,9 +190,9 @@ class Tokenizer:
 
         add_special: add the tokens that the model expects at both ends, such as BOS. parse_special: read "<|im_end|>"
         and the like as tokens; without it they are text, as anything that a user wrote must be. Tokens of the type
-        user-defined are found either way, but no token of either kind within the `literal` ranges of the text, which
-        ascend and are disjoint. Lone surrogates count as U+FFFD. Raises TokenizerError if the text or the vocabulary
-        cannot be encoded, or a text of over a million characters has no place to cut it.
+        user-defined are found either way, but none of either kind within the `literal` ranges of the text, which ascend
+        and are disjoint. Lone surrogates count as U+FFFD. Raises TokenizerError if the text or the vocabulary cannot be
+        encoded, or a text of over a million characters cannot be cut.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []

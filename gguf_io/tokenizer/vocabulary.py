@@ -124,28 +124,27 @@ _SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts as the file spells them, with everything else that the file says about them.
-
-    ids: from text to token id, every text once. kinds: values of tokenizer.ggml.token_type, corrected by name.
-    special: token ids by role, for the roles that have one.
-    never_text: tokens that are control or unknown in the file itself, which no text may become by merging.
-    add_sep: whether a separator comes between a pair of texts.
-    add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
-    lstrip, rstrip: special tokens that swallow the white space before or after them.
-    """
+    """Token texts as the file spells them, with everything else that the file says about them."""
 
     model: str
     pre: str
     tokens: list[str]
+    # From text to token id, every text once.
     ids: dict[str, int]
+    # Values of tokenizer.ggml.token_type, corrected by name.
     kinds: list[int]
+    # Tokens that are control or unknown in the file itself, which no text may become by merging.
     never_text: frozenset[int]
+    # Token ids by role, for the roles that have one.
     special: dict[str, int]
     end_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
+    # Whether a separator comes between a pair of texts.
     add_sep: bool
+    # Whether a space is put before a text; the normalisation of "t5" does that by itself.
     add_space_prefix: bool
+    # lstrip, rstrip: special tokens that swallow the white space before or after them.
     lstrip: frozenset[int]
     rstrip: frozenset[int]
     pre_tokenizer: PreTokenizer | None

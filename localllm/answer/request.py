@@ -17,62 +17,62 @@ MAX_CALLS = 4096  # tool calls in a conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """A conversation to answer, or a text to continue, for any model. None means the model's default.
+    """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
-    messages: in OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and
-        {"type": "image", "data": bytes} (PNG or JPEG). The answer continues an assistant's message at the end, unless
-        it has tool calls.
-    continues_text: a model without its own chat template continues the messages' text.
-    prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
-        token ids before the prompt or the messages.
-    template: a Jinja chat template for this request, instead of the model's.
-    tools: in OpenAI's format. described: the names of those that the messages define, so that the prompt's list does
-        not. allowed: the names of those that may be called; None for all.
-    tool_choice: the name of the tool that must be called, "" for any of them.
-    one_call: the answer ends with its first tool call.
-    format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
-        source, instead.
-    think: whether to reason first, or the effort. None: reason if the model can and the setting `thinking` is on;
-        before a format or a forced tool call only with thinks_before_format. may_skip_thinking: a model that cannot
-        reason answers without reasoning instead of refusing.
-    template_arguments: further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
-    sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
-        these are sent to a remote server.
-    stop: stop strings; None for the model's own.
-    adapters, keep, background, priority, namespace, client: see GenerationRequest.
-    prompt_logprobs: see GenerationRequest.
-    persist_from: prompts of at least this many tokens may be written to the disk cache.
-    """
-
+    # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
+    # "image", "data": bytes} (PNG or JPEG). The answer continues an assistant's message at the end, unless it has tool
+    # calls.
     messages: Sequence[Message] = ()
+    # A model without its own chat template continues the messages' text.
     continues_text: bool = False
+    # The text or token ids to continue, instead of messages.
     prompt: str | Sequence[int] | None = None
+    # The text after the gap to fill.
     suffix: str | None = None
+    # Token ids before the prompt or the messages.
     before: Sequence[int] = ()
+    # A Jinja chat template for this request, instead of the model's.
     template: str | None = None
+    # In OpenAI's format.
     tools: Sequence[Mapping[str, Any]] = ()
+    # The names of those that the messages define, so that the prompt's list does not.
     described: Collection[str] = ()
+    # The names of those that may be called; None for all.
     allowed: Collection[str] | None = None
+    # The name of the tool that must be called, "" for any of them.
     tool_choice: str | None = None
+    # The answer ends with its first tool call.
     one_call: bool = False
+    # "json" or a JSON Schema that the answer must fit.
     format: Any = None
+    # Its language (a value of ConstraintKind) and source, instead.
     grammar: tuple[str, str] | None = None
+    # Whether to reason first, or the effort. None: reason if the model can and the setting `thinking` is on; before a
+    # format or a forced tool call only with thinks_before_format.
     think: bool | str | None = None
+    # A model that cannot reason answers without reasoning instead of refusing.
     may_skip_thinking: bool = False
+    # Further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     thinks_before_format: bool = False
+    # Parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only these are
+    # sent to a remote server.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     defaults: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
+    # Stop strings; None for the model's own.
     stop: tuple[str, ...] | None = None
     ignore_eos: bool = False
     context_limit: int | None = None
     policy: ContextPolicy = ContextPolicy.REFUSE
+    # adapters, keep, background, priority, namespace, client: see GenerationRequest.
     keep: int | None = None
     adapters: tuple[tuple[int, float], ...] | None = None
     background: bool = False
     priority: int = 0
+    # See GenerationRequest.
     prompt_logprobs: int | None = None
+    # Prompts of at least this many tokens may be written to the disk cache.
     persist_from: int = 0
     namespace: str = ""
     client: str = ""

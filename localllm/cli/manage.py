@@ -45,7 +45,7 @@ def copy(
     ],
     target: Annotated[str, typer.Argument(help="Second name of the model.", show_default=False)],
 ) -> None:
-    """Give a stored model a second name. No file is copied."""
+    """Copy a model under a new name; no data is duplicated."""
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store

@@ -49,7 +49,7 @@ def warm(
     port: Port = None,
     ctx: Ctx = None,
 ) -> None:
-    """Compute an agent's system text and tools in advance. They are stored on disk.
+    """Precompute an agent's system prompt and tools. They are stored on disk.
 
     Starts the program in this folder to capture its first prompt, which no model answers. The server of these settings
     then computes it, or one that is started for this. Later sessions only compute what they add.

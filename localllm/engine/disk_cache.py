@@ -70,8 +70,8 @@ class DiskCache:
 
     identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files, None
     if the identity covers them; until it is known, nothing is found or stored. limit_bytes: for all identities
-    together; None takes 4 GiB or 5 % of the free disk space, whichever is less. whole: stored states cannot be
-    truncated, so a segment starts at 0 and is only usable whole. Only the engine's thread calls `find`, and only one
+    together; None takes 4 GiB or 5 % of the free disk, whichever is less. whole: states cannot be truncated, so a
+    segment starts at 0 and is only usable whole. Only the engine's thread calls `find`, and only one
     writer thread `store` and `pin`; `load` may be called from any thread.
     """
 

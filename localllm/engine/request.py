@@ -83,49 +83,51 @@ class StopScope(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue, as token ids: rendered and tokenised once by the front end.
-
-    max_tokens: None runs to the end of the context; 0 fills the cache and generates nothing. stop: texts that end the
-    answer where its stop_scope, made for each answer, says that they count; None: everywhere. ends: texts that end the
-    answer everywhere, as a chat template's end of turn does. context_limit: None is the
-    engine's own. time_limit_s: from submission; a request that reaches it finishes with LENGTH. priority: lower values
-    are served first. background: the request (a title, say) never evicts cached chats, and leaves nothing in the cache.
-    messages: only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped. persist: whether
-    the KV may go to the disk tier afterwards. constraint: made by LoadedModel.constraint and not advanced yet; the
-    engine works on a copy. The constraint alone decides when the answer may end, whatever min_tokens is. adapters: LoRA
-    adapters by number, each with its weight; None takes those that the model was loaded with. namespace: requests share
-    KV of known prefixes only within their namespace. images: the rows of the prompt's images, by the first id of each;
-    a window with images never rolls. keep: how many first tokens of the prompt a rolling window keeps, limited to less
-    than half of the window; negative: all of them; None: the engine's default. client: the request's sender; clients
-    take turns in the queue. Each request with "" counts as a client of its own. trunk: how many first tokens of the
-    prompt other conversations share (an agent's system text and tools, say); their KV is evicted last, within a share
-    of the memory and of the disk. prompt_logprobs: request the prompt's own log-probabilities, each with this number of
-    most probable tokens. They need the logits of the whole prompt, so no known prefix is reused; such a window never
-    rolls.
-    """
+    """A prompt to continue, as token ids: rendered and tokenised once by the front end."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    # None runs to the end of the context; 0 fills the cache and generates nothing.
     max_tokens: int | None = None
     min_tokens: int = 0
+    # Texts that end the answer where its stop_scope, made for each answer, says that they count; None: everywhere.
     stop: tuple[str, ...] = ()
     stop_scope: Callable[[], StopScope] | None = None
+    # Texts that end the answer everywhere, as a chat template's end of turn does.
     ends: tuple[str, ...] = ()
     ignore_eos: bool = False
+    # In tokens; None is the engine's own.
     context_limit: int | None = None
+    # Counted from submission; a request that reaches it finishes with LENGTH.
     time_limit_s: float | None = None
+    # Lower values are served first.
     priority: int = 0
+    # The request (a title, say) never evicts cached chats, and leaves nothing in the cache.
     background: bool = False
     context_policy: ContextPolicy = ContextPolicy.REFUSE
+    # Only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped.
     messages: Conversation | None = None
+    # Whether the KV may go to the disk tier afterwards.
     persist: bool = True
+    # Made by LoadedModel.constraint and not advanced yet; the engine works on a copy. The constraint alone decides when
+    # the answer may end, whatever min_tokens is.
     constraint: "Constraint | LazyConstraint | None" = None
+    # LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
     adapters: tuple[tuple[int, float], ...] | None = None
+    # The rows of the prompt's images, by the first id of each; a window with images never rolls.
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
+    # Requests share KV of known prefixes only within their namespace.
     namespace: str = ""
+    # How many first tokens of the prompt a rolling window keeps, limited to less than half of the window; negative: all
+    # of them; None: the engine's default.
     keep: int | None = None
+    # The request's sender; clients take turns in the queue. Each request with "" counts as a client of its own.
     client: str = ""
+    # How many first tokens of the prompt other conversations share (an agent's system text and tools, say); their KV is
+    # evicted last, within a share of the memory and of the disk.
     trunk: int = 0
+    # Request the prompt's own log-probabilities, each with this number of most probable tokens. They need the logits of
+    # the whole prompt, so no known prefix is reused; such a window never rolls.
     prompt_logprobs: int | None = None
 
 
@@ -190,27 +192,25 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One step of a generation.
+    """One step of a generation."""
 
-    text is complete UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
-    token_ids. logprobs belong to tokens that some text was sent for. Tokens that end the answer, including those of a
-    stop string, have none, unless the prompt's are requested. prompt_logprobs belong to the prompt's tokens after the
-    first, all on the first event after the prompt. progress is set on events before the first token; finish_reason,
-    seed, error, cause (the exception behind an error) and stop_string (the one that ended the text) on the last event
-    only.
-    """
-
+    # Complete UTF-8 that can no longer become part of a stop string; may be empty, or belong to several token_ids.
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    # Of tokens that some text was sent for. Tokens that end the answer, including those of a stop string, have none,
+    # unless the prompt's are requested.
     logprobs: tuple[TokenLogprob, ...] = ()
     counts: Counts = Counts()
     timings: Timings = Timings()
+    # Set on events before the first token.
     progress: Progress | None = None
+    # These are set on the last event only. cause: the exception behind an error. stop_string: the one that ended it.
     finish_reason: FinishReason | None = None
     seed: int | None = None
     error: str | None = None
     cause: Exception | None = None
     stop_string: str | None = None
+    # Of the prompt's tokens after the first, all on the first event after the prompt.
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 

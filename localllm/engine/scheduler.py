@@ -42,31 +42,33 @@ class PlannedRows:
 
 @dataclass(slots=True)
 class Plan:
-    """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows.
-
-    logits: the rows of run's result that belong to each part: the scored rows, then the last pending token and the
-    drafts; the latter two only once the prompt is complete. pages: taken by all parts. again: this pass changed what
-    the next one can plan, by reading stored KV or by preempting, so the engine must schedule again even if no row
-    was planned. patient: the step may take long, because it is interrupted as soon as a request arrives or is
-    cancelled. decoded, drafted: rows of decoding, and of drafts after them. decodes: each part has one pending token.
-    images: some part is an image. drafting_s: seconds in which a model drafted for it. work: each part's timeline,
-    whether it decodes, and its rows.
-    """
+    """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
     parts: list[PlannedRows] = field(default_factory=list)
+    # The rows of run's result that belong to each part: the scored rows, then the last pending token and the drafts;
+    # the latter two only once the prompt is complete.
     logits: list[slice] = field(default_factory=list)
+    # Pages taken by all parts.
     pages: int = 0
+    # decoded, drafted: rows of decoding, and of drafts after them.
     decoded: int = 0
     drafted: int = 0
+    # Each part has one pending token.
     decodes: bool = True
+    # Some part is an image.
     images: bool = False
+    # Seconds in which a model drafted for it.
     drafting_s: float = 0.0
+    # Each part's timeline, whether it decodes, and its rows.
     work: list[tuple[Timeline, bool, int]] = field(default_factory=list)
+    # This pass changed what the next one can plan, by reading stored KV or by preempting, so the engine must schedule
+    # again even if no row was planned.
     again: bool = False
+    # The step may take long, because it is interrupted as soon as a request arrives or is cancelled.
     patient: bool = False
 
     def __len__(self) -> int:
@@ -112,12 +114,13 @@ class Scheduler:
 
     First come, first served within a priority; background requests come last. Simultaneous requests of one client go
     into successive rounds of the queue, so others wait for one of them, not for all (start-time fair queueing).
-
-    If waiting requests do not fit beside the running ones, the running ones take turns. One that has run for TURN_S and
-    has a new token goes to the end of the queue, so endless answers do not starve others. Its KV goes to the prefix
-    cache, so it resumes for free. Only when memory is short may that KV be evicted; then turns last longer than
-    recomputing it would, so most of the time goes to new tokens. The batch stays full, so turns cost no throughput.
     """
+
+    # If waiting requests do not fit beside the running ones, the running ones take turns. One that has run for TURN_S
+    # and has a new token goes to the end of the queue, so endless answers do not starve others. Its KV goes to the
+    # prefix cache, so it resumes for free. Only when memory is short may that KV be evicted; then turns last longer
+    # than recomputing it would, so most of the time goes to new tokens. The batch stays full, so turns cost no
+    # throughput.
 
     def __init__(
         self,

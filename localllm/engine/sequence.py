@@ -54,10 +54,7 @@ class TokenSequence:
 
     The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
     drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
-    it share KV. background, persist and trunk are the request's. from_memory, from_disk: prompt tokens whose KV was
-    reused from memory, and from disk. restore_s: seconds that restoring took. recomputed: stored tokens that are
-    computed because that is faster. reusable: how many first tokens may be reused, if the logits of the others are
-    needed; else None.
+    it share KV. background, persist and trunk are the request's.
     """
 
     def __init__(
@@ -77,11 +74,11 @@ class TokenSequence:
         self.trunk = trunk
         self.handle: int | None = None
         self.computed = 0
-        self.reusable: int | None = None
-        self.from_memory: int | None = None
-        self.from_disk = 0
-        self.restore_s = 0.0
-        self.recomputed = 0
+        self.reusable: int | None = None  # first tokens that may be reused, if the logits of the others are needed
+        self.from_memory: int | None = None  # prompt tokens whose KV was reused from memory
+        self.from_disk = 0  # ... and from disk
+        self.restore_s = 0.0  # seconds that restoring took
+        self.recomputed = 0  # stored tokens that are computed because that is faster
         self._prompt = len(self.tokens)
         self._counts = True  # whether reused tokens are counted: not after a preemption, which would count them twice
 

@@ -59,34 +59,39 @@ XIELU = (Rule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
 
 @dataclass(frozen=True)
 class Family:
-    """architecture: GGUF's name. keys: makes the family's own keys, without the architecture's prefix. expects: the
-    only values of the configuration that the engine supports.
+    """How checkpoints of one family become GGUF."""
 
-    permuted: RoPE pairs values half a head apart in the checkpoint, and neighbours in GGUF. shifted_norms: 1 has to be
-    added to stored norms. activations: those that the engine supports for this architecture. rules: for tensors that
-    gguf's table has under other names or in another form. rope: the kind of layers that rope.freq_base is for. rotary:
-    the share of a head that is rotated, if the configuration does not say. window_is_context: every layer has the
-    stated window. tied: logits are computed from the embeddings, if the configuration does not say. sharpening: GGUF
-    states YaRN's mscale_all_dim times this; None if models have none. truncated: whether YaRN's limits have to be
-    integers. attends: whether there is attention at all. table: the architecture to take tensor names from, if gguf's
-    table has none for this one. lacks: a note on stored values that GGUF has no place for.
-    """
-
+    # GGUF's name of the architecture.
     architecture: str
+    # Makes the family's own keys, without the architecture's prefix.
     keys: Callable[[Config], Keys] = lambda _config: {}
+    # The only values of the configuration that the engine supports.
     expects: Mapping[str, Any] = field(default_factory=dict)
+    # RoPE pairs values half a head apart in the checkpoint, and neighbours in GGUF.
     permuted: bool = False
+    # 1 has to be added to stored norms.
     shifted_norms: bool = False
+    # Those that the engine supports for this architecture.
     activations: tuple[str, ...] = SILU
+    # For tensors that gguf's table has under other names or in another form.
     rules: tuple[Rule, ...] = ()
+    # The kind of layers that rope.freq_base is for.
     rope: str | None = None
+    # The share of a head that is rotated, if the configuration does not say.
     rotary: float = 1.0
+    # Every layer has the stated window.
     window_is_context: bool = False
+    # Logits are computed from the embeddings, if the configuration does not say.
     tied: bool = False
+    # GGUF states YaRN's mscale_all_dim times this; None if models have none.
     sharpening: float | None = None
+    # Whether YaRN's limits have to be integers.
     truncated: bool = True
+    # Whether there is attention at all.
     attends: bool = True
+    # The architecture to take tensor names from, if gguf's table has none for this one.
     table: str | None = None
+    # A note on stored values that GGUF has no place for.
     lacks: str | None = None
 
     def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:

@@ -124,6 +124,7 @@ class _Translation:
         return whole, whole if self._up_to_answer is None else self._up_to_answer
 
     def _value(self, source: str) -> str:
+        """Translate an expression. At the first that reads the response, note the template up to the answer."""
         value = _expression(source, self._dot)
         if "R['Response']" in value and self._up_to_answer is None:
             ends = (f"{{%- end{word} -%}}" for word, _ in reversed(self._open))

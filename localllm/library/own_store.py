@@ -142,7 +142,7 @@ class OwnStore:
         return True
 
     def copy(self, source: ModelName, target: ModelName) -> None:
-        """Give a model a second name without copying blobs. Raises LibraryError if one of its blobs is missing."""
+        """Copy a model under a new name without copying blobs. Raises LibraryError if one of its blobs is missing."""
         if not self.add_manifest(target, self.manifest(source)):
             raise LibraryError(
                 f"Files of {source} are gone.", remedy=f"`localllm verify {source} --repair` pulls them again."

@@ -21,7 +21,7 @@ CONTEXT = 512
 LIKELY = 0.01
 """A lower p is called a watermark."""
 FEWEST = 25
-"""Of fewer pairs nothing is said."""
+"""With fewer pairs, no verdict is given."""
 _STEEPEST = 20.0
 
 

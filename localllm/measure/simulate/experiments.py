@@ -143,7 +143,7 @@ def prefix(server: Server) -> Finding:
 
 
 def speculate(server: Server) -> Finding:
-    """A draft model."""
+    """Speculative decoding with a draft model, at several acceptance rates and numbers of clients."""
     setup = server.setup
     drafting = scaled(setup.times, _DRAFT_COST)
     requests = Shape(Lengths(64, 64), Lengths(128, 128)).requests(16, server.seed)

@@ -96,7 +96,7 @@ async def create_model(body: CreateBody, service: ServiceDep) -> Response:
 
 @router.post("/api/copy")
 async def copy_model(body: CopyBody, service: ServiceDep) -> Response:
-    """Give a model a second name."""
+    """Copy a model under a new name."""
     target = parse_name(body.destination)
 
     def copy() -> None:
