@@ -45,6 +45,7 @@ BOUNDS = {
     "kv_mib": Range(1, 2**40),
     "packed_mib": Range(0, 2**40),
     "parallel": Range(1, 2**16),
+    "pinned_percent": Range(0, 90),
     "max_tokens": Range(0, 2**31),
     "port": Range(0, 2**16 - 1),
     "max_queue": Range(1, 2**31),
@@ -81,6 +82,7 @@ class Settings(CommonSampling):
     parallel: int = 16
     draft: str | None = None
     self_draft: bool = True
+    pinned_percent: int = 25
     disk_cache: bool = True
     packed_mib: int | None = None
     from_disk: bool = False
@@ -152,6 +154,7 @@ MEANINGS = {
     "parallel": Meaning("sequences that run at once; at most 16 with llama.cpp"),
     "draft": Meaning("draft model, or EAGLE-3 head, for speculative decoding", page=_SPECULATION),
     "self_draft": Meaning("draft with the model's own multi-token prediction layers", page=_SPECULATION),
+    "pinned_percent": Meaning("share of the KV cache for prompts that requests pin", page="api.md#pinned-prompts"),
     "disk_cache": Meaning("keep the KV of long prompts on disk"),
     "packed_mib": Meaning(
         "disk for packed weights in MiB, which speed up the next load; 0 keeps none",

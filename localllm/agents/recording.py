@@ -16,6 +16,12 @@ from localllm.files import read_text, write_whole
 
 # The routes that generate, in the protocols that programs use; how a request to most of them limits the answer.
 _LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+_RETENTION = {"prompt_cache_retention": "24h"}
+_PINS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/messages": {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    "/v1/chat/completions": _RETENTION,
+    "/v1/responses": _RETENTION,
+}
 ROUTES = (*_LIMITS, "/api/chat")
 MOST_BYTES = 64 << 20
 # How much later the prompt with tools may come than another one, such as one for a title.
@@ -48,8 +54,8 @@ class Recording:
         write_whole(file, json.dumps({"path": self.path, "body": self.body}).encode())
 
     def for_model(self, model: str) -> dict[str, Any]:
-        """The body of a request that computes the prompt and one token."""
-        body = {**self.body, "model": model, "stream": False}
+        """The body of a request that computes the prompt and one token, and pins it where the protocol can."""
+        body = {**self.body, "model": model, "stream": False, **_PINS.get(self.path, {})}
         if self.path in _LIMITS:
             return {**body, _LIMITS[self.path]: 1}
         return {**body, "options": {**self.body.get("options", {}), "num_predict": 1}}
@@ -143,7 +149,7 @@ def tokens_of(usage: Mapping[str, Any]) -> tuple[int, int]:
     """A response's prompt tokens, and how many of them were cached, in any of the protocols."""
     if "cache_read_input_tokens" in usage:
         known = usage["cache_read_input_tokens"]
-        return usage["input_tokens"] + known, known
+        return usage["input_tokens"] + usage.get("cache_creation_input_tokens", 0) + known, known
     details: Sequence[Any] = [usage.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
     known = next((one["cached_tokens"] for one in details if one), 0)
     return usage.get("prompt_tokens", usage.get("input_tokens", 0)), known

@@ -18,12 +18,13 @@ from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.late_tools import history_of, name_of, ordered
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
-from localllm.answer.rendering import RenderedChat, render, trunk_length
+from localllm.answer.rendering import RenderedChat, render, shared_length, trunk_length
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
+from localllm.engine.pins import Pin
 from localllm.engine.request import ContextPolicy, Counts, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
@@ -165,6 +166,11 @@ class LocalModel:
             images=prompt.images,
             constraint=constraint,
             trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
+            pins=tuple(
+                Pin(shared_length(self.loaded, self.conversation(one.messages), prompt.tokens, options), one.seconds)
+                for one in request.pins
+                if one.messages is not None
+            ),
         )
 
         return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
@@ -228,7 +234,10 @@ class LocalModel:
             most = CONTEXTS_OF_ANSWER * context
             limit = most if generation.max_tokens is None else min(generation.max_tokens, most)
             generation = replace(generation, max_tokens=limit)
-        return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text, request.one_call)
+        whole = [Pin(len(generation.prompt), one.seconds) for one in request.pins if one.messages is None]
+        pins = tuple(replace(pin, priority=request.priority) for pin in (*generation.pins, *whole) if pin.tokens)
+        generation = replace(generation, persist=persist, pins=pins)
+        return LocalPrompt(self.loaded, generation, splitter, text, request.one_call)
 
     def _generation(self, request: AnswerRequest) -> GenerationRequest:
         """The engine's request without the prompt and what depends on it."""

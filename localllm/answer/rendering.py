@@ -180,3 +180,21 @@ def trunk_length(
         while len(model.trunks) > MOST_KEPT:
             model.trunks.pop(next(iter(model.trunks)), None)
     return common_prefix(kept, tokens)
+
+
+def shared_length(
+    model: LoadedModel, beginning: Sequence[Message], tokens: Sequence[int], options: Mapping[str, Any]
+) -> int:
+    """How many of a prompt's tokens belong to the messages of its beginning; 0 if that is not known.
+
+    tokens, options: as for trunk_length. Images are not encoded again, so a beginning with images is not known.
+    """
+    if has_images(beginning):
+        return 0
+    only_system = all(message.get("role") in SYSTEM_ROLES for message in beginning)
+    try:
+        rendered = render(model, [*beginning, _STAND_IN] if only_system else beginning, **options)
+    except TemplateError as error:
+        log.info("The end of the text to pin is not known: %s", error)
+        return 0
+    return common_prefix(rendered.tokens, tokens)

@@ -15,6 +15,14 @@ UNLIMITED = -1  # for max_tokens: overrides the model's own limit
 MAX_CALLS = 4096  # tool calls in a conversation
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedStart:
+    """The beginning of a prompt that stays in memory: these messages and the tools before them; None for all of it."""
+
+    seconds: float
+    messages: Sequence[Message] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
@@ -72,6 +80,8 @@ class AnswerRequest:
     priority: int = 0
     # See GenerationRequest.
     prompt_logprobs: int | None = None
+    # Beginnings of the prompt to keep in memory for a time.
+    pins: tuple[PinnedStart, ...] = ()
     # Prompts of at least this many tokens may be written to the disk cache.
     persist_from: int = 0
     namespace: str = ""

@@ -99,6 +99,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         chunk: ChunkSize | None = None,
         costs: RestoreCosts | None = None,
+        pinned_share: float = 0.0,
     ) -> None:
         info = runner.info
         self._clock = clock
@@ -121,6 +122,7 @@ class Engine:
             clock=clock,
             costs=costs,
             adapters=adapters,
+            pinned_share=pinned_share,
         )
         self._costs = costs
         self._scheduler = Scheduler(runner, self._kv, max_running, drafter, clock, chunk)
@@ -153,7 +155,7 @@ class Engine:
         scope = request.stop_scope and request.stop_scope()
         detokenizer = Detokenizer(request.stop, scope, request.ends)
         writer = EventWriter(GenerationStream(self._wake, self._interrupt), detokenizer, self._clock)
-        sequence = sequence_of(request, prompt, self._adapters_of(request))
+        sequence = sequence_of(request, prompt, self._adapters_of(request), self._kv.most_pinned)
         generation = Generation(request, prompt, sequence, context, sampler, self._vocabulary, writer)
         with self._lock:
             if self._closing or self._failure:
@@ -221,7 +223,7 @@ class Engine:
         submit does.
         """
         request, _, prompt, _ = self._fitted(request)
-        sequence = sequence_of(request, prompt, self._adapters_of(request))
+        sequence = sequence_of(request, prompt, self._adapters_of(request), self._kv.most_pinned)
         return self._ask(lambda: self._expected(sequence, prompt))
 
     def _expected(self, sequence: TokenSequence, prompt: FittedPrompt) -> Counts:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -41,16 +42,27 @@ class Vocabulary(Protocol):
         """The bytes of the token's text."""
 
 
-def sequence_of(request: GenerationRequest, prompt: FittedPrompt, adapters: AdapterSet) -> TokenSequence:
-    """The tokens of a request whose prompt was fitted to its context, none of them computed."""
-    whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # no message dropped
+def sequence_of(
+    request: GenerationRequest, prompt: FittedPrompt, adapters: AdapterSet, most_pinned: int
+) -> TokenSequence:
+    """The tokens of a request whose prompt was fitted to its context, none of them computed.
+
+    most_pinned: how many tokens a request can pin.
+    """
+
+    def is_whole(length: int) -> bool:  # no message dropped
+        return tuple(prompt.tokens[:length]) == request.prompt[:length]
+
+    pins = [] if request.background else [pin for pin in request.pins if is_whole(pin.tokens)]
+    pins = [replace(pin, tokens=min(pin.tokens, most_pinned)) for pin in pins if most_pinned]
     return TokenSequence(
         prompt.tokens,
         request.images,
         KeySpace(adapters, request.namespace),
         request.background,
         request.persist,
-        request.trunk if whole else 0,
+        request.trunk if is_whole(request.trunk) else 0,
+        pins,
     )
 
 
@@ -108,6 +120,7 @@ class Generation:
     def counts(self) -> Counts:
         """Tokens so far."""
         sequence, speculation, prompt = self.sequence, self._speculation, self._prompt
+        reused = (sequence.from_memory or 0) + sequence.from_disk
         return Counts(
             len(prompt.tokens),
             sequence.from_memory or 0,
@@ -118,6 +131,7 @@ class Generation:
             prompt.dropped_messages,
             prompt.dropped_tokens + self._rolled,
             sequence.recomputed,
+            max(max((pin.tokens for pin in sequence.pins), default=0) - reused, 0),
         )
 
     @property

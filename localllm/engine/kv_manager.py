@@ -1,6 +1,7 @@
 """Finds and stores each sequence's KV: prefix cache, other running sequences, copies, disk, free pages."""
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,7 +66,8 @@ class KVManager:
     kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
     kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
     can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk. clock:
-    in seconds. costs: decides whether restoring pays; None restores whatever is stored.
+    in seconds. costs: decides whether restoring pays; None restores whatever is stored. pinned_share: of each kind of
+    memory, for what requests pin.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class KVManager:
         clock: Callable[[], float],
         costs: RestoreCosts | None = None,
         adapters: AdapterSet = (),
+        pinned_share: float = 0.0,
     ) -> None:
         self._runner = runner
         self._clock = clock
@@ -95,9 +98,14 @@ class KVManager:
         self._readers: ThreadPoolExecutor | None = None  # made for the first segment on disk
         self._marks: dict[TokenSequence, list[int]] = {}  # where steps must end, so that states can be kept
         self._windows: dict[TokenSequence, list[int]] = {}  # where windows are to be kept
-        self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
-        limit = runner.info.copies_bytes if self._can_truncate else 0
-        self.copies = MemoryTier(limit) if limit else None
+        info = runner.info
+        self.most_pinned = int(pinned_share * info.pages_total) * info.page_size
+        states = math.ceil(pinned_share * info.max_sequences / 2)
+        self.cache: PrefixCache | StateCache = (
+            PrefixCache(runner, self.most_pinned, clock) if self._can_truncate else StateCache(runner, states, clock)
+        )
+        limit = info.copies_bytes if self._can_truncate else 0
+        self.copies = MemoryTier(limit, pinned_share * limit, clock) if limit else None
         self.spiller: Spiller | None = None  # made for the first prefix
         self._failed = False
 
@@ -133,9 +141,12 @@ class KVManager:
         if self._runner.info.window_tokens and not sequence.background:
             branch = self.cache.match(sequence.space, tokens)
             trunk = sequence.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
-            self._windows[sequence] = sorted({branch, trunk, sequence.trunk, len(sequence.tokens)})
+            pins = (pin.tokens for pin in sequence.pins)
+            self._windows[sequence] = sorted({branch, trunk, sequence.trunk, *pins, len(sequence.tokens)})
         if not self._can_truncate and not sequence.background:
-            self._marks[sequence] = mark_places(len(sequence.tokens), sequence.trunk)
+            self._marks[sequence] = mark_places(
+                len(sequence.tokens), (sequence.trunk, *(pin.tokens for pin in sequence.pins))
+            )
         if self.copies and isinstance(self.cache, PrefixCache):
             self.cache.release_where(self.copies.holds)
         return True
@@ -388,12 +399,15 @@ class KVManager:
         trunk = sequence.trunk if sequence.trunk <= len(tokens) else 0
         if trunk:
             self.cache.pin(sequence.space, tokens[:trunk])
+        pins = [pin for pin in sequence.pins if pin.tokens <= len(tokens)]
+        for pin in pins:
+            self.cache.keep(sequence.space, tokens[: pin.tokens], pin)
         text = sequence.images.text_end(0, len(tokens))  # the text before the first image; images are never copied
         disk = self._disk_of(sequence) if sequence.persist and text >= LEAST_TOKENS else None
         if disk or self.copies:
             if self.spiller is None:
                 self.spiller = Spiller(self._runner, self.cache, self.copies, self._wake_engine)
-            self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text))
+            self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text), pins)
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """The disk tier for a sequence's KV, separate for each namespace; None without one or for other adapters."""

@@ -5,11 +5,13 @@ are copied when the engine is idle, freed in the runner when another request sta
 that starts with them. Copies are segments in a tree like the disk tier's, compared token by token.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, missing_segments
+from localllm.engine.pins import Pin, Pins
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.sequence import KeySpace
 
@@ -44,13 +46,17 @@ class _Node:
 
 
 class MemoryTier:
-    """Segments of up to `limit` bytes in all. Evicts the least recently used from the ends of the trees, trunks last.
+    """Segments of up to `limit` bytes in all. Evicts the least recently used from the ends of the trees, trunks
+    and pins last.
 
     Each space has its own tree. Not thread-safe: the engine's thread is the only caller.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, pinned_bytes: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """pinned_bytes: how many bytes requests may pin."""
         self.limit = limit
+        self._pinned_bytes = pinned_bytes
+        self._pins: Pins[_Node] = Pins(clock)
         self.bytes = 0
         self._roots: dict[KeySpace, _Node] = {}
         self._ends: set[_Node] = set()
@@ -98,7 +104,14 @@ class MemoryTier:
             self._ends.add(made)
             self.bytes += made.size
         while self.bytes > self.limit:
-            self._remove(min(self._ends - {made}, key=self._worth, default=made))
+            pins = self._pins.current()
+            self._remove(
+                min(
+                    self._ends - {made},
+                    key=lambda node: (node in pins, node in self._trunks, node.last_used),
+                    default=made,
+                )
+            )
         self._roots = {space: root for space, root in self._roots.items() if root.children}
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
@@ -114,8 +127,11 @@ class MemoryTier:
         while sum(node.size for node in self._trunks) > most:
             self._trunks.remove(min(self._trunks, key=lambda node: node.last_used))
 
-    def _worth(self, node: _Node) -> tuple[bool, int]:
-        return node in self._trunks, node.last_used
+    def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
+        """Pin the segments of a prefix for a request."""
+        for node, _ in self._follow(space, tokens):
+            self._pins.add(node, pin)
+        self._pins.limit(lambda nodes: sum(node.size for node in nodes), self._pinned_bytes, lambda one: one.last_used)
 
     def _follow(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
         """The chain that matches the most tokens: each segment, and the number of matching tokens up to its end."""
@@ -144,4 +160,5 @@ class MemoryTier:
             going += gone.children
             self._ends.discard(gone)
             self._trunks.discard(gone)
+            self._pins.discard(gone)
             self.bytes -= gone.size

@@ -1,8 +1,10 @@
 """Cache of prefixes whose keys and values are in memory: radix trees on token ids over the runner's sequences."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from localllm.engine.inspection import PrefixView
+from localllm.engine.pins import Pin, Pins
 from localllm.engine.runner import Runner, reusable
 from localllm.engine.sequence import KeySpace
 
@@ -35,12 +37,16 @@ class PrefixCache:
     Each space has its own radix tree, so spaces share nothing. Every leaf owns one sequence of the runner, as long as
     its path; inner nodes own none, because any leaf below holds their tokens. The runner shares pages, so a prefix of
     many conversations is stored once. Eviction truncates the least recently used prefix of all trees, from its end;
-    trunks, with which future conversations start, are evicted last. The runner must be able to truncate sequences
-    (StateCache is for those that cannot). Not thread-safe: the engine's thread is the only caller.
+    trunks, with which future conversations start, and what requests pinned are evicted last. The runner
+    must be able to truncate sequences (StateCache is for those that cannot). Not thread-safe: the engine's thread is
+    the only caller.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, pinned_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """pinned_tokens: how many tokens requests may pin."""
         self._runner = runner
+        self._pinned_tokens = pinned_tokens
+        self._pins: Pins[_Node] = Pins(clock)
         self._roots: dict[KeySpace, _Node] = {}
         self._leaves: set[_Node] = set()
         self._trunks: set[_Node] = set()
@@ -87,13 +93,13 @@ class PrefixCache:
             self._touch(self._split(node, length))
             return
         self._roots[space] = root
-        if node.sequence is not None and length == node.depth and node not in self._trunks:
+        if node.sequence is not None and length == node.depth and not self._is_kept(node):
             self._runner.free_sequence(node.sequence)
             leaf = node
             leaf.edge = [*leaf.edge, *tokens[length:]]
         else:
             node = self._split(node, length)
-            if node.sequence is not None:  # a trunk, with which the new leaf's sequence starts
+            if node.sequence is not None:  # a trunk or a pin, with which the new leaf's sequence starts
                 self._runner.free_sequence(node.sequence)
                 self._leaves.discard(node)
                 node.sequence = None
@@ -116,11 +122,21 @@ class PrefixCache:
         while sum(trunk.depth for trunk in self._trunks) > most:
             self._trunks.remove(min(self._trunks, key=lambda trunk: trunk.last_used))
 
+    def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
+        """Pin a cached prefix for a request."""
+        root = self._roots.get(space)
+        node, length = _walk(root, tokens) if root else (None, 0)
+        if node is None or not 0 < length == len(tokens):
+            return
+        self._pins.add(self._split(node, length), pin)
+        self._pins.limit(_distinct_tokens, self._pinned_tokens, lambda one: one.last_used)
+
     def evict(self, pages: int) -> bool:
         """Truncate the least recently used prefix by about `pages` pages, at least a token; False if none is left."""
         if not self._leaves:
             return False
-        leaf = min(self._leaves, key=lambda node: (node in self._trunks, node.last_used))
+        pins = self._pins.current()
+        leaf = min(self._leaves, key=lambda node: (node in pins, node in self._trunks, node.last_used))
         page = self._runner.info.page_size
         keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
         self.evicted_tokens += leaf.depth - keep
@@ -176,8 +192,8 @@ class PrefixCache:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
         if leaves != self._leaves or self.tokens != tokens or not all(root.children for root in self._roots.values()):
             raise RuntimeError("prefix cache: leaves, tokens or roots are not the trees'")
-        if not self._trunks <= {*self._nodes()}:
-            raise RuntimeError("prefix cache: a trunk is in no tree")
+        if not self._trunks | self._pins.current() <= {*self._nodes()}:
+            raise RuntimeError("prefix cache: a trunk or a pin is in no tree")
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
@@ -198,6 +214,9 @@ class PrefixCache:
             below += each.children.values()
         owned = (each.sequence for each in below if each.sequence is not None)
         return max(((reusable(self._runner, sequence, length), sequence) for sequence in owned), default=(0, -1))
+
+    def _is_kept(self, node: _Node) -> bool:
+        return node in self._trunks or node in self._pins.current()
 
     def _nodes(self) -> Iterator[_Node]:
         """All nodes but the roots, parents before their children."""
@@ -232,6 +251,7 @@ class PrefixCache:
         del parent.children[leaf.edge[0]]
         self._leaves.discard(leaf)
         self._trunks.discard(leaf)
+        self._pins.discard(leaf)
         self.tokens -= len(leaf.edge)
         if parent.children or parent.parent is None:
             self._runner.free_sequence(sequence)
@@ -252,6 +272,17 @@ def _walk(root: _Node, tokens: Sequence[int]) -> tuple[_Node, int]:
         if shared < len(child.edge):
             break
     return node, length
+
+
+def _distinct_tokens(nodes: set[_Node]) -> int:
+    """Tokens of the prefixes that end at some nodes; those that prefixes share count once."""
+    ways: set[_Node] = set()
+    for node in nodes:
+        at: _Node | None = node
+        while at is not None and at not in ways:
+            ways.add(at)
+            at = at.parent
+    return sum(len(node.edge) for node in ways)
 
 
 def _path(node: _Node) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from localllm.engine.pins import Pin
 from localllm.errors import ContextOverflowError, RequestError
 from localllm.sampling import COMMON, RANGES, CommonSampling, Range
 
@@ -126,6 +127,8 @@ class GenerationRequest:
     # How many first tokens of the prompt other conversations share (an agent's system text and tools, say); their KV is
     # evicted last, within a share of the memory and of the disk.
     trunk: int = 0
+    # Beginnings of the prompt that are evicted last for a time, within a share of the memory.
+    pins: tuple[Pin, ...] = ()
     # Request the prompt's own log-probabilities, each with this number of most probable tokens. They need the logits of
     # the whole prompt, so no known prefix is reused; such a window never rolls.
     prompt_logprobs: int | None = None
@@ -146,7 +149,8 @@ class Counts:
 
     cached_memory and cached_disk are the parts of prompt whose KV was reused from that tier. drafted and accepted count
     speculative tokens. dropped_messages and dropped_tokens were dropped by ContextPolicy. recomputed: tokens whose KV
-    is stored in main memory or on disk, and was computed because that is faster on this machine.
+    is stored in main memory or on disk, and was computed because that is faster on this machine. pinned: prompt tokens
+    that were computed and that the request pinned.
     """
 
     prompt: int = 0
@@ -158,6 +162,7 @@ class Counts:
     dropped_messages: int = 0
     dropped_tokens: int = 0
     recomputed: int = 0
+    pinned: int = 0
 
     @property
     def cached(self) -> int:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from localllm.engine.pins import Pin
 from localllm.engine.runner import AdapterSet, ImageRows
 from localllm.errors import RequestError
 from localllm.sampling import LARGEST_LORA_WEIGHT
@@ -54,7 +55,7 @@ class TokenSequence:
 
     The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
     drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
-    it share KV. background, persist and trunk are the request's.
+    it share KV. background, persist, trunk and pins are the request's.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TokenSequence:
         background: bool = False,
         persist: bool = True,
         trunk: int = 0,
+        pins: Sequence[Pin] = (),
     ) -> None:
         self.tokens = list(prompt)
         self.images = ImageSpans(self.tokens, images)
@@ -72,6 +74,7 @@ class TokenSequence:
         self.background = background
         self.persist = persist
         self.trunk = trunk
+        self.pins = pins
         self.handle: int | None = None
         self.computed = 0
         self.reusable: int | None = None  # first tokens that may be reused, if the logits of the others are needed
@@ -115,7 +118,7 @@ class TokenSequence:
 
     def replace(self, tokens: list[int]) -> None:
         """Continue with other tokens, none of them computed. The runner's sequence must be detached."""
-        self.tokens, self.computed, self.trunk = tokens, 0, 0
+        self.tokens, self.computed, self.trunk, self.pins = tokens, 0, 0, ()
 
 
 def text_of_prompt(prompt: Sequence[int], rows: Mapping[int, ImageRows]) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cpu_kernels.limits import available_memory
 from localllm.engine.disk_cache import SEGMENT_TOKENS, STATE_TOKENS, DiskCache
 from localllm.engine.memory_tier import MemoryTier
+from localllm.engine.pins import Pin
 from localllm.engine.prefix_cache import PrefixCache
 from localllm.engine.runner import KeepsStates, Runner
 from localllm.engine.sequence import KeySpace
@@ -40,14 +41,15 @@ def told(error: Exception) -> str:
 class _Prefix:
     """A prefix to copy to main memory, and to `disk` unless None.
 
-    trunk: how many of its tokens are a trunk. segments: still to be exported, each (start, stop, goes to main memory,
-    goes to the disk); None until looked up.
+    trunk: how many of its tokens are a trunk. pins: the request's, for main memory. segments: still to be
+    exported, each (start, stop, goes to main memory, goes to the disk); None until looked up.
     """
 
     space: KeySpace
     tokens: list[int]
     disk: DiskCache | None
     trunk: int
+    pins: Sequence[Pin]
     segments: deque[tuple[int, int, bool, bool]] | None = None
 
 
@@ -93,7 +95,14 @@ class Spiller:
         self._thread = threading.Thread(target=self._write, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def later(self, space: KeySpace, tokens: Sequence[int], disk: DiskCache | None, trunk: int = 0) -> None:
+    def later(
+        self,
+        space: KeySpace,
+        tokens: Sequence[int],
+        disk: DiskCache | None,
+        trunk: int = 0,
+        pins: Sequence[Pin] = (),
+    ) -> None:
         """Queue a prefix to be copied, and written to `disk` unless None, with its first `trunk` tokens pinned.
 
         disk: None for fewer than LEAST_TOKENS tokens.
@@ -101,10 +110,10 @@ class Spiller:
         if disk is not None and not disk.enabled:
             disk = None
         if disk is not None and not disk.ready:
-            self._undigested.append(_Prefix(space, list(tokens), disk, trunk))
+            self._undigested.append(_Prefix(space, list(tokens), disk, trunk, pins))
             disk = None
         if disk is not None or (self._copies is not None and len(tokens) >= LEAST_COPIED):
-            self._prefixes.append(_Prefix(space, list(tokens), disk, trunk))
+            self._prefixes.append(_Prefix(space, list(tokens), disk, trunk, pins))
 
     def spill(self, wait: bool = False) -> bool:
         """Export one segment; False if there is none, or if the writer is behind and `wait` is False.
@@ -182,10 +191,13 @@ class Spiller:
         return b""
 
     def _pin(self, prefix: _Prefix) -> None:
-        """Pin the trunk of a prefix that has been exported."""
+        """Pin the trunk of a prefix that has been exported, and what its request pinned."""
         trunk = prefix.tokens[: prefix.trunk]
-        if trunk and self._copies is not None:
-            self._copies.pin(prefix.space, trunk)
+        if self._copies is not None:
+            if trunk:
+                self._copies.pin(prefix.space, trunk)
+            for pin in prefix.pins:
+                self._copies.keep(prefix.space, prefix.tokens[: pin.tokens], pin)
         if trunk and prefix.disk is not None:
             self._writes.put(_Write(prefix.disk, trunk))
 

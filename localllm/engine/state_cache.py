@@ -1,9 +1,11 @@
 """Cache of states that cannot be truncated (recurrent, hybrid models): kept whole, found by their tokens."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from localllm.engine.inspection import PrefixView
+from localllm.engine.pins import Pin, Pins
 from localllm.engine.prefix_cache import TRUNK_SHARE
 from localllm.engine.runner import Runner
 from localllm.engine.sequence import KeySpace
@@ -15,12 +17,12 @@ MARKS = 4
 LEAST_BETWEEN = 512
 
 
-def mark_places(length: int, trunk: int = 0) -> list[int]:
-    """Where to keep the state of a prompt of `length` tokens, and of its trunk, during prefill; ascending."""
+def mark_places(length: int, wanted: Collection[int] = ()) -> list[int]:
+    """Where to keep the state of a prompt of `length` tokens during prefill, also after `wanted` tokens; ascending."""
     step = max(length // MARKS // LEAST_BETWEEN + 1, 1) * LEAST_BETWEEN
     last = length - TAIL_TOKENS
     places = [*range(step, last, step), last] if last > TAIL_TOKENS else []
-    return sorted({*places, trunk}) if trunk else places
+    return sorted({*places, *(place for place in wanted if 0 < place < length)})
 
 
 @dataclass(eq=False, slots=True)
@@ -37,12 +39,15 @@ class _State:
 class StateCache:
     """Replaces PrefixCache for a runner whose sequences are only usable whole.
 
-    Evicts states that another one continues before the others, each the least recently used first, and trunks last. Not
-    thread-safe: the engine's thread is the only caller.
+    Evicts states that another one continues before the others, each the least recently used first, trunks and
+    pins last. Not thread-safe: the engine's thread is the only caller.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, pinned_states: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """pinned_states: how many states requests may pin."""
         self._runner = runner
+        self._pinned_states = pinned_states
+        self._pins: Pins[_State] = Pins(clock)
         self._states: list[_State] = []
         self._clock = 0
         self.evicted_tokens = 0
@@ -97,11 +102,23 @@ class StateCache:
         for old in trunks[max(int(TRUNK_SHARE * self._runner.info.max_sequences / 2), 1) :]:
             old.trunk = False
 
+    def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
+        """Pin the longest cached state within a prefix for a request."""
+        if state := self._exact(space, tokens[: self.match(space, tokens)]):
+            self._pins.add(state, pin)
+            self._pins.limit(len, self._pinned_states, lambda one: one.last_used)
+
     def evict(self, pages: int) -> bool:
         """Remove one state, whatever `pages` is; False if none is left."""
         if not self._states:
             return False
-        state = min(self._states, key=lambda state: (state.trunk, not self._is_continued(state), state.last_used))
+        pins = self._pins.current()
+
+        def worth(state: _State) -> tuple[bool, bool, bool, int]:
+            return state in pins, state.trunk, not self._is_continued(state), state.last_used
+
+        state = min(self._states, key=worth)
+        self._pins.discard(state)
         self._states.remove(state)
         self._runner.free_sequence(state.sequence)
         self.evicted_tokens += len(state.tokens)

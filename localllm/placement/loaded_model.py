@@ -181,6 +181,7 @@ def load_model(
             disk=disk,
             drafter=drafter,
             adapters=adapters,
+            pinned_share=settings.pinned_percent / 100,
             costs=costs_of(runner.info, repr(placed.options)),
         )
         opened.pop_all()

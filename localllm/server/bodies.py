@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from localllm.answer.request import PinnedStart
 from localllm.engine.request import ContextPolicy, SamplingParams
 from localllm.sampling import ALIASES
 from localllm.server.errors import ApiError
@@ -35,6 +36,7 @@ from localllm.server.limits import (
     MAX_LOGIT_BIAS,
     MAX_MARK_KEY_CHARS,
     MAX_MESSAGES,
+    MAX_NAME_CHARS,
     MAX_NAMED,
     MAX_NOTES,
     MAX_STOP_CHARS,
@@ -68,6 +70,7 @@ Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 # Defaults below the request and the model's manifest: OpenAI's; min_p, which OpenAI lacks, is Ollama's.
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 MAX_PRIORITY = 1000
+RETENTION_S, LONG_RETENTION_S = 600.0, 86400.0  # of OpenAI's prompt caching
 BANNED = -100  # a logit_bias of this or less bans the token
 
 
@@ -250,7 +253,8 @@ class Extensions(SamplingFields, ComputedBody):
 
     num_ctx limits the context, truncate drops old messages that do not fit, progress asks for events before the first
     token. lora replaces the default adapters; an empty list uses none. service_tier "flex", OpenAI's, lets other
-    requests go first; so does a higher priority, vLLM's.
+    requests go first; so does a higher priority, vLLM's. prompt_cache_key and prompt_cache_retention, OpenAI's, pin the
+    prompt.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -258,6 +262,8 @@ class Extensions(SamplingFields, ComputedBody):
     lora: Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)] | None = None
     service_tier: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
         """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
@@ -274,8 +280,14 @@ class Extensions(SamplingFields, ComputedBody):
             "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
             "background": self.service_tier == "flex",
             "priority": self.priority,
+            "pins": self._pins(),
             "adapters": None if self.lora is None else tuple((entry.id, entry.scale) for entry in self.lora),
         }
+
+    def _pins(self) -> tuple[PinnedStart, ...]:
+        if self.prompt_cache_retention == "24h":
+            return (PinnedStart(LONG_RETENTION_S),)
+        return (PinnedStart(RETENTION_S),) if self.prompt_cache_key or self.prompt_cache_retention else ()
 
 
 class StreamOptions(Body):

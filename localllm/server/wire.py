@@ -95,9 +95,18 @@ def usage(answers: Sequence[Answer], choices: int = 1) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in counts[::choices])},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(one.cached for one in counts[::choices]),
+            **cache_written(*counts[::choices]),
+        },
         **dropped_of(counts[0]),
     }
+
+
+def cache_written(*counts: Counts) -> dict[str, int]:
+    """The tokens that requests pinned, as some servers of OpenAI's protocol name them; no field for none."""
+    written = sum(one.pinned for one in counts)
+    return {"cache_write_tokens": written} if written else {}
 
 
 def dropped_of(counts: Counts) -> dict[str, int]:

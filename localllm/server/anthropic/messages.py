@@ -167,9 +167,9 @@ def _tool_use(name: str, arguments: Object) -> Object:
 def _usage(last: AnswerEvent) -> Object:
     counts = last.counts
     return {
-        "input_tokens": counts.prompt - counts.cached,
+        "input_tokens": counts.prompt - counts.cached - counts.pinned,
         "cache_read_input_tokens": counts.cached,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": counts.pinned,
         "output_tokens": counts.generated,
     }
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from localllm.answer.late_tools import definitions
-from localllm.answer.request import AnswerRequest
+from localllm.answer.request import AnswerRequest, PinnedStart
 from localllm.server.anthropic.client_tools import known
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
@@ -38,6 +38,9 @@ PLACEHOLDER = "DeferredToolPlaceholder"
 
 _HOSTED_SEARCH = "tool_search_tool_"
 
+MOST_PINS = 4
+LIFETIMES_S = {"5m": 300.0, "1h": 3600.0}
+
 
 class Message(Body):
     """A message. content: text or blocks. role: also "system", in place."""
@@ -49,7 +52,7 @@ class Message(Body):
 class Tool(Body):
     """A tool that the model may call. type: other than "custom" for tools that Anthropic defines.
 
-    defer_loading: the model knows it only once a tool_reference names it.
+    defer_loading: the model knows it only once a tool_reference names it. cache_control: pins the tools.
     """
 
     name: str = ""
@@ -58,6 +61,7 @@ class Tool(Body):
     input_schema: Object | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    cache_control: Object | None = None
 
 
 class OutputConfig(Body):
@@ -80,12 +84,13 @@ class CountBody(ModelBody):
 
 
 class MessagesBody(CountBody, Extensions):
-    """/v1/messages. output_format: the former name of output_config.format."""
+    """/v1/messages. output_format: the former name of output_config.format. cache_control: pins the whole prompt."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    cache_control: Object | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
 
 
@@ -95,11 +100,47 @@ def messages_request(body: MessagesBody) -> AnswerRequest:
     choice = body.tool_choice or {}
     return AnswerRequest(
         **conversation(body),
-        **fields,
+        **fields | {"pins": _pins(body)},
         tool_choice=_tool_choice(choice),
         one_call=bool(choice.get("disable_parallel_tool_use")),
         format=_format(body),
     )
+
+
+def _pins(body: MessagesBody) -> tuple[PinnedStart, ...]:
+    """What cache_control pins: all up to the block that has it. Raises ApiError 400."""
+    system = body.system if isinstance(body.system, list) else []
+    before = [*(tool.cache_control for tool in body.tools or []), *(block.get("cache_control") for block in system)]
+    times = [_seconds(control) for control in before if control is not None]
+    found = [PinnedStart(max(times), _beginning(body, []))] if times else []
+    for at, message in enumerate(body.messages):
+        blocks = message.content if isinstance(message.content, list) else []
+        for end, block in enumerate(blocks, 1):
+            if (control := block.get("cache_control")) is not None:
+                is_last = at == len(body.messages) - 1 and end == len(blocks)
+                cut = message.model_copy(update={"content": blocks[:end]})
+                messages = None if is_last else _beginning(body, [*body.messages[:at], cut])
+                found.append(PinnedStart(_seconds(control), messages))
+    if (marks := len(found) - bool(times) + len(times)) > MOST_PINS:
+        raise ApiError(400, f"cache_control may end at most {MOST_PINS} parts of a request (got {marks})")
+    if body.cache_control is not None:
+        found.append(PinnedStart(_seconds(body.cache_control)))
+    return tuple(found)
+
+
+def _seconds(control: Any) -> float:
+    """How long a cache_control pins. Raises ApiError 400."""
+    if not isinstance(control, dict) or control.get("type") != "ephemeral":
+        raise ApiError(400, 'cache_control must be an object of type "ephemeral"')
+    ttl = control.get("ttl", "5m")
+    if not isinstance(ttl, str) or ttl not in LIFETIMES_S:
+        raise ApiError(400, f"cache_control: ttl must be {' or '.join(LIFETIMES_S)}")
+    return LIFETIMES_S[ttl]
+
+
+def _beginning(body: MessagesBody, messages: list[Message]) -> list[Object]:
+    found: list[Object] = conversation(body.model_copy(update={"messages": messages}))["messages"]
+    return found
 
 
 def conversation(body: CountBody) -> Object:

@@ -16,7 +16,7 @@ from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
-from localllm.server.wire import TimedProgress, sse, usage
+from localllm.server.wire import TimedProgress, cache_written, sse, usage
 
 DONE = b"data: [DONE]\n\n"
 _KINDS = {401: "authentication_error", 404: "not_found_error"}
@@ -66,7 +66,7 @@ def item_usage(answer: Answer) -> Object:
     counts = answer.last.counts
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached},
+        "input_tokens_details": {"cached_tokens": counts.cached, **cache_written(counts)},
         "output_tokens": counts.generated,
         "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": counts.prompt + counts.generated,

@@ -234,7 +234,8 @@ def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "first.json"
     Recording("/v1/responses", {"input": "Hi", "stream": True}).write(path)
     body = Recording.read(path).for_model("m")
-    assert body == {"input": "Hi", "stream": False, "model": "m", "max_output_tokens": 1}
+    pinned = {"prompt_cache_retention": "24h"}
+    assert body == {"input": "Hi", "stream": False, "model": "m", "max_output_tokens": 1, **pinned}
     for content in ("", "[]", '{"path": "/etc", "body": {}}', '{"path": "/api/chat", "body": 3}'):
         path.write_text(content)
         with pytest.raises(RequestError, match=r"first\.json"):

@@ -1,0 +1,47 @@
+"""Beginnings of prompts that requests pin: evicted last until a time, within a share of each kind of memory."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+N = TypeVar("N", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The first tokens of a prompt, kept for some seconds after their last use. priority: a request's, lower first."""
+
+    tokens: int
+    seconds: float
+    priority: int = 0
+
+
+class Pins(Generic[N]):
+    """What is pinned, until when (by a monotonic clock), and with which priority. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: dict[N, tuple[float, int]] = {}
+
+    def add(self, one: N, pin: Pin) -> None:
+        """Pin something, or prolong its pin."""
+        until, priority = self._kept.get(one, (0.0, pin.priority))
+        self._kept[one] = max(until, self._clock() + pin.seconds), min(priority, pin.priority)
+
+    def discard(self, one: N) -> None:
+        """Remove a pin, if there is one."""
+        self._kept.pop(one, None)
+
+    def current(self) -> set[N]:
+        """What is pinned now; pins that have expired are removed."""
+        now = self._clock()
+        self._kept = {one: kept for one, kept in self._kept.items() if kept[0] > now}
+        return {*self._kept}
+
+    def limit(self, size: Callable[[set[N]], float], most: float, last_used: Callable[[N], int]) -> None:
+        """Remove pins until those left have at most this size: the lowest priorities, the least recently used first."""
+        left = self.current()
+        while left and size(left) > most:
+            worst = max(left, key=lambda one: (self._kept[one][1], -last_used(one)))
+            self.discard(worst)
+            left.remove(worst)
