@@ -22,7 +22,8 @@ class Step(IntEnum):
     WIDTH_INDEX selects one of the operation's kernels. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; the fields
     at indices 16 higher are for the wanted rows. TURN: a number of the program's run, set by it; see
     cpu_kernels.sharing. AHEAD: prefetch distances of products in bytes, one field per kind of
-    `Ahead`.
+    `Ahead`. ADAPTERS, WANTED_ADAPTERS: tables of the rows that LoRA adapters change (cpu_kernels.lora), 0 in a step
+    without adapters.
     """
 
     ROWS = 0
@@ -43,7 +44,9 @@ class Step(IntEnum):
     WANTED_SEGMENTS = 28
     WANTED_SEGMENT_COUNT = 29
     WANTED_PARTS = 38
-    SIZE = 40
+    ADAPTERS = 40
+    WANTED_ADAPTERS = 41
+    SIZE = 42
 
 
 class Ahead(IntEnum):
@@ -81,11 +84,13 @@ class Barrier(IntEnum):
 
     Without a barrier the next operation must not touch what this one writes: any thread may compute any item, so it
     does not help that both divide the same rows or heads. MANY_ROWS: a single row is packed by each thread for itself.
+    ADAPTERS: only in steps with adapters.
     """
 
     NEVER = 0
     ALWAYS = 1
     MANY_ROWS = 2
+    ADAPTERS = 3
 
 
 class Act(IntEnum):

@@ -97,7 +97,11 @@ def _run(program: int, step: int, control: int, thread: int, threads: int) -> No
         column = field(step, Step.WIDTH_INDEX + stage)
         call_kernel(field(op, column), op, step, thread, threads)
         barrier = field(op, Op.BARRIER)
-        if barrier == Barrier.ALWAYS or (barrier == Barrier.MANY_ROWS and field(step, Step.ROWS + stage) > 1):
+        if (
+            barrier == Barrier.ALWAYS
+            or (barrier == Barrier.MANY_ROWS and field(step, Step.ROWS + stage) > 1)
+            or (barrier == Barrier.ADAPTERS and field(step, Step.ADAPTERS) != 0)
+        ):
             _meet(control, thread, threads)
     _meet(control, thread, threads)
 

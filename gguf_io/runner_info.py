@@ -31,7 +31,7 @@ class RunnerInfo:
     kv_bytes_per_token: int
     # What stored KV depends on besides tokens and files, such as types and layout version.
     kv_layout: str
-    # The files of the model and its adapters.
+    # The model's files.
     kv_files: tuple[FileState, ...] = ()
     # Whether sequences can be truncated to any length; those of recurrent models cannot.
     can_truncate: bool = True
@@ -40,8 +40,8 @@ class RunnerInfo:
     # Main memory planned for copies of cached prefixes, for a runner that allocates all its storage at once and slows
     # down as it fills; 0 for others.
     copies_bytes: int = 0
-    # LoRA adapters that sequences may be computed with.
-    adapter_count: int = 0
+    # Of each LoRA adapter that sequences may be computed with.
+    adapter_files: tuple[tuple[FileState, ...], ...] = ()
     # Whether the model has a layer that drafts further tokens.
     can_draft: bool = False
     # Whether a device computes steps, so that the processor is free meanwhile.
@@ -50,6 +50,11 @@ class RunnerInfo:
     window_tokens: int = 0
     # What 16 tokens of these layers take besides a page of the others, in pages.
     window_pages: float = 0.0
+
+    @property
+    def adapter_count(self) -> int:
+        """Number of adapters."""
+        return len(self.adapter_files)
 
     def pages_of(self, tokens: int) -> int:
         """The most pages that a sequence of this many tokens takes."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gguf_io.lora import Adapter
 from gguf_io.model_file import FileState, ModelFile, open_model
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
@@ -19,7 +20,7 @@ class Adapters:
     def __init__(self, handle: Any, model: ModelFile, paths: Sequence[Path]) -> None:
         """Load them, before the model's context is opened. Raises ModelFileError or LlamaCppError."""
         self._lib = llama()
-        self.files: list[FileState] = []
+        self.files: list[tuple[FileState, ...]] = []
         self._handles = [self._load(handle, model, path) for path in paths]
 
     def __len__(self) -> int:
@@ -40,21 +41,9 @@ class Adapters:
 
     def _load(self, handle: Any, model: ModelFile, path: Path) -> Any:
         with open_model(path) as file:
-            check_adapter(file, model.architecture)
-            self.files += file.states
+            Adapter(file, model)
+            self.files.append(file.states)
         adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
         if not adapter:
             raise failure(f"llama.cpp cannot apply {path} to {model.path.name}")
         return adapter
-
-
-def check_adapter(file: ModelFile, architecture: str) -> None:
-    """Raise LlamaCppError unless a file is an adapter for models of this architecture."""
-    kind = file.metadata.get_str("adapter.type", "")
-    if kind != "lora":
-        raise LlamaCppError(
-            f"{file.path} is not a LoRA adapter in GGUF (adapter.type is {kind!r}). "
-            "Convert one with llama.cpp's convert_lora_to_gguf.py."
-        )
-    if file.architecture != architecture:
-        raise LlamaCppError(f"{file.path} is an adapter for {file.architecture!r}; the model is {architecture!r}.")

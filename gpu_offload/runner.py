@@ -84,11 +84,11 @@ class LlamaCppRunner:
             pages_total=self._pool.total,
             kv_bytes_per_token=kv_bytes,
             kv_layout=f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}",
-            kv_files=(*model.states, *self._adapters.files),
+            kv_files=model.states,
             can_truncate=self._sequences.can_truncate,
             can_interrupt=moves,
             copies_bytes=kv_bytes * self._pool.total // COPIES_SHARE if moves else 0,
-            adapter_count=len(self._adapters),
+            adapter_files=tuple(self._adapters.files),
             computes_aside=not on_cpu,
         )
 

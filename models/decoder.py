@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogitsOperations:
-    """The operations that write logits, to be changed when their buffer grows, and the padded width of a row."""
+    """The operations that write logits, to be changed when their buffer grows, and the padded width of a row.
+
+    change: adds what adapters change.
+    """
 
     product: int
     cap: int | None
     width: int
+    change: int | None = None
 
 
 class DecoderRecorder:
@@ -87,6 +91,8 @@ class DecoderRecorder:
         self._layers(narrows=self._recording.config.narrows)
         logits = self._logits()
         self._recording.loader.check_all_used(self._recording.config.layers)
+        if self._recording.adapters:
+            self._recording.adapters.check_all_used(self._recording.loader.left_out)
         return logits
 
     def record_states(self) -> Rows:
@@ -183,6 +189,7 @@ class DecoderRecorder:
         recording, config = self._recording, self._recording.config
         table = recording.loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
         recording.embed(table, recording.x.place, recording.builder.scalar(recording.embedding_factor))
+        recording.change_embeddings(recording.x.place, recording.embedding_factor)
 
     def _finish_embedding(self) -> None:
         """Add an encoder's position embeddings and first token type, and normalise, if the file has these tensors."""
@@ -210,13 +217,16 @@ class DecoderRecorder:
         if output.scale:
             factor *= float(recording.loader.vector(output.scale, 1)[0])
             output = replace(output, scale="")
+        output = replace(output, name="output.weight")  # tied embeddings are changed as embeddings only
         gathers = builder.stage is Stage.ALL
         recording.norm_pack(architecture.norms.output, output, wanted=gathers, factor=factor)
         bias, place = recording.bias("output.bias", config.vocabulary), Place(0, 4 * output.rows)
+        before = recording.last_change
         product = recording.product(output, place, addend=bias, last=True, stage=Stage.WANTED)
+        change = recording.last_change if recording.last_change != before else None
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:
             arguments = SoftCap(y=place.address, stride=place.stride, count=output.rows, cap=builder.scalar(cap))
             capped = recording.add(activations.soft_cap, arguments, stage=Stage.WANTED)
-        return LogitsOperations(product, capped, output.rows)
+        return LogitsOperations(product, capped, output.rows, change)

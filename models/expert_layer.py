@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from cpu_kernels import activations, experts, sums
-from cpu_kernels.records import TILE_WIDTHS, Form, Stage
+from cpu_kernels import activations, experts, lora, sums
+from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
@@ -50,6 +50,7 @@ class ExpertLayers:
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
+        self._changes = recording.adapters.table_of_slots(recording.max_rows) if recording.adapters else 0
         rules = recording.architecture.experts
         self._scale = builder.scalar(rules.scale(config))
         self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
@@ -151,6 +152,15 @@ class ExpertLayers:
                 groups_used=config.expert_groups_used,
             ),
         )
+        if self._changes:
+            slots = lora.TileSlots(
+                table=self._changes,
+                used=config.experts_used,
+                segments=self._segments,
+                slot_of_choice=self._slot_of_choice,
+                expert_of_choice=self._expert_of_choice,
+            )
+            recording.add(lora.tile_slots, slots, barrier=Barrier.NEVER)  # which packing slots does not touch
 
     def _gather(self, prefix: str, form: Form) -> None:
         """Pack each slot's row."""
@@ -211,7 +221,7 @@ class ExpertLayers:
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
         """out = matrix * packed, each slot with its expert's matrix."""
         slots = (self._packed, self._segments)
-        self._recording.products_of_slots(matrix, out, *slots, last=last, stage=Stage.EXPERT)
+        self._recording.products_of_slots(matrix, out, *slots, last=last, stage=Stage.EXPERT, table=self._changes)
 
     def _add_bias(self, name: str, rows: Rows, size: int) -> None:
         """Add the bias of each slot's expert, if the file has biases."""

@@ -59,6 +59,8 @@ class Sequence:
     tail: int = 0
     # Whether nothing was appended since it was forked or its window was imported.
     branches: bool = False
+    # LoRA adapters by number, each with its weight, that compute the sequence.
+    adapters: tuple[tuple[int, float], ...] = ()
     table: NDArray[np.int32] = field(init=False)
     window_table: NDArray[np.int32] = field(init=False)
     table_address: int = field(init=False)
@@ -241,7 +243,8 @@ class PageStore:
         """Return a sequence of the first `length` tokens that shares the source's pages."""
         end = -(-length // PAGE_TOKENS)
         last = end * PAGE_TOKENS
-        made = Sequence(length, min(last, source.written), min(last, source.state), branches=True)
+        written, state = min(last, source.written), min(last, source.state)
+        made = Sequence(length, written, state, branches=True, adapters=source.adapters)
         made.reserve(end)
         made.table[:end] = source.table[:end]
         self._references[self._numbers(made, 0, end)] += 1

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cpu_kernels.activations import SoftCap
 from cpu_kernels.arguments import indices_of
 from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.lora import Expand
 from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -17,7 +18,9 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.lora import Adapter
 from gguf_io.runner_info import LoadProgress, RunnerInfo
+from models.adapters import Adapters
 from models.architecture import Architecture
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
@@ -56,6 +59,7 @@ class NativeRunner:
         ready: PackedWeights | None = None,
         drafts: bool | ModelFile = True,
         config: ModelConfig | None = None,
+        adapters: Ordered[Adapter] = (),
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
@@ -63,8 +67,8 @@ class NativeRunner:
         it may use. context: the longest sequence that will be used, which some models' rotation depends on; None for
         the trained context. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready: weights
         packed earlier. drafts: whether to load the file's drafting layer, if it has one, or another file with a draft
-        head. config: the file's sizes, if they were read already. Raises UnsupportedModelError or ModelFileError before
-        anything large is allocated.
+        head. config: the file's sizes, if they were read already. adapters: LoRA adapters for the model, which
+        sequences select by number. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = config or read_config(file)
@@ -88,13 +92,14 @@ class NativeRunner:
             kv_bytes_per_token=self._store.bytes_per_token,
             kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}" + (f":window {windows.window}" if windows else ""),
             kv_files=file.states,
+            adapter_files=tuple(one.file.states for one in adapters),
             can_draft=chosen is not None,
             window_tokens=windows.kept if windows else 0,
             window_pages=self._store.window_share,
         )
         self._team = ThreadTeam(usable_threads(threads))
         try:
-            self._load(file, architecture, context or config.context, chosen, progress, ready)
+            self._load(file, architecture, context or config.context, chosen, progress, ready, adapters)
         except BaseException:
             self._team.close()
             raise
@@ -107,6 +112,7 @@ class NativeRunner:
         drafts: ModelFile | ModelConfig | None,
         progress: LoadProgress | None,
         ready: PackedWeights | None,
+        loaded: Ordered[Adapter],
     ) -> None:
         """drafts: the file of a draft head, or the sizes of the model's own drafting layer."""
         config = self._config
@@ -115,7 +121,8 @@ class NativeRunner:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress, ready)
-        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads)
+        adapters = Adapters(loaded, config, builder) if loaded else None
+        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads, adapters)
         self._ropes = Ropes(recording, context)
         recorder = DecoderRecorder(recording, self._store, self._ropes, read)
         self._logits_operations = recorder.record()
@@ -130,7 +137,7 @@ class NativeRunner:
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
         self._inputs = recorder.inputs
-        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress)
+        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, adapters)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._reserve_logits(1)
@@ -148,10 +155,10 @@ class NativeRunner:
         return self._store.needed(self._sequences[sequence], tokens)
 
     def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
-        """Return the handle of a new, empty sequence. Raises ValueError if adapters are given."""
-        if adapters:
-            raise ValueError("the native engine has no LoRA adapters")
-        return self._register(Sequence())
+        """Return the handle of a new, empty sequence. Raises ValueError for adapters that are not loaded."""
+        if any(not 0 <= number < self.info.adapter_count for number, _ in adapters):
+            raise ValueError(f"there are {self.info.adapter_count} adapters; {adapters} names others")
+        return self._register(Sequence(adapters=adapters))
 
     def fork_sequence(self, source: int, length: int) -> int:
         """Return a new sequence that shares the first `length` tokens of `source`."""
@@ -406,5 +413,7 @@ class NativeRunner:
         operations = self._logits_operations
         self._logits = aligned_zeros((room, operations.width), np.float32)
         self._steps.program.set_argument(operations.product, indices_of(Product).y, self._logits.ctypes.data)
+        if operations.change is not None:
+            self._steps.program.set_argument(operations.change, indices_of(Expand).y, self._logits.ctypes.data)
         if operations.cap is not None:
             self._steps.program.set_argument(operations.cap, indices_of(SoftCap).y, self._logits.ctypes.data)

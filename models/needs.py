@@ -4,7 +4,7 @@ Plans use the same code that decides at load how each tensor is packed and which
 description of the models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,9 @@ from cpu_kernels.recorded_step import Products, product_form, row_products
 from cpu_kernels.records import Act, Form, Op
 from cpu_kernels.threads import lead, work
 from gguf_io import ModelFile
+from gguf_io.lora import Adapter
+from gguf_io.model_file import FileState
+from models.adapters import Adapters
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
@@ -95,13 +98,15 @@ class NativeNeeds(Needs):
     values: int  # of a row's residual stream, summed over the layers: what other operations than products take
     kernels: tuple[Kernel, ...]  # of the program and its threads
     packers: tuple[Kernel, ...]  # that pack its weights
+    adapters: int = 0  # bytes of LoRA adapters
 
     def states(self, kv_bytes: int) -> int:
         """What states of recurrent layers take of a KV budget, independent of the number of tokens."""
         return state_bytes(self.config, kv_bytes)
 
 
-_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool | Path], NativeNeeds]] = WeakKeyDictionary()
+_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...]]
+_KNOWN: WeakKeyDictionary[ModelFile, dict[_Key, NativeNeeds]] = WeakKeyDictionary()
 
 
 def native_needs(
@@ -109,21 +114,23 @@ def native_needs(
     kv_types: tuple[str, str] = ("f16", "f16"),
     threads: int | None = None,
     drafts: bool | ModelFile = True,
+    adapters: Sequence[Adapter] = (),
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these KV types and number of threads (None: its default).
 
-    drafts: as for NativeRunner; `row` and `logits` do not include drafting. Results are cached per open file, KV types,
-    threads and draft head. Raises UnsupportedModelError for what NativeRunner would refuse, ModelFileError for
-    incomplete metadata.
+    drafts, adapters: as for NativeRunner; `row` and `logits` include neither. Results are cached per open file, KV
+    types, threads, draft head and adapters. Raises UnsupportedModelError for what NativeRunner would refuse,
+    ModelFileError for incomplete metadata.
     """
     count = usable_threads(threads)
+    files = tuple(state for adapter in adapters for state in adapter.file.states)
     known, key = (
         _KNOWN.setdefault(file, {}),
-        (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts),
+        (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files),
     )
     if key not in known:
         with addressable(file):
-            known[key] = _recorded_needs(file, kv_types, count, drafts)
+            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters)
     return known[key]
 
 
@@ -139,29 +146,33 @@ def addressable(file: ModelFile) -> Iterator[None]:
         ) from error
 
 
-def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile) -> NativeNeeds:
+def _recorded_needs(
+    file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile, loaded: Sequence[Adapter]
+) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
     builder = ProgramBuilder()
     loader = HeaderLoader(file, builder)
     types, windows = stored_types(config, kv_types), window_layers(config, architecture)
     store = PageStore(config, 0, types, windows)
-    recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
+    adapters = Adapters(loaded, config, builder, reads=False) if loaded else None
+    recording = Recording(builder, loader, config, architecture, MAX_ROWS, count, adapters)
     ropes = Ropes(recording, config.context)
     chosen = choose_drafts(file, config, architecture, drafts)
     read = layers_read(chosen, config)
     logits = DecoderRecorder(recording, store, ropes, read).record()
-    step_fields(builder, config, MAX_ROWS, count)
+    step_fields(builder, config, MAX_ROWS, count, adapters)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
-    drafting = 0
+    of_adapters = adapters.bytes if adapters else 0
+    beside = adapters.peak_bytes(MAX_ROWS) if adapters else 0
     if chosen:
         layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
         step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
-        drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
+        beside += touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
     latest = store.states.latest_bytes if store.states else 0
     return NativeNeeds(
         config=config,
         weights=loader.packed_bytes,
-        buffers=touched_bytes(builder) - loader.packed_bytes + latest + 4 * logits.width + drafting,
+        buffers=touched_bytes(builder) - loader.packed_bytes - of_adapters + latest + 4 * logits.width + beside,
         kv_per_token=store.bytes_per_token,
         window_per_token=window_page_bytes(config, types, windows) // PAGE_TOKENS,
         window_tokens=windows.kept if windows else 0,
@@ -172,6 +183,7 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         values=config.layers * config.embedding,
         kernels=(lead, work, *builder.kernels),
         packers=tuple(loader.packers.values()),
+        adapters=of_adapters,
     )
 
 

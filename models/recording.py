@@ -6,18 +6,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import activations, layer_inputs, norms, sums
+from cpu_kernels import activations, layer_inputs, lora, norms, sums
 from cpu_kernels.activations import GatePack, NormAdd, NormPack
 from cpu_kernels.arguments import Arguments
 from cpu_kernels.formats.weight_format import Embed
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.layer_inputs import KeepWanted
+from cpu_kernels.lora import LANES, SPAN, Expand, LookUp, Shrink
 from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.norms import AddNorm, LayerNormPack, NormRows
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import TILE_WIDTHS, Act, Barrier, Form, Stage
 from cpu_kernels.sums import AddRows, CopyRows, ScaleAndAdd, ScaleByExpert
+from gguf_io.lora import TOKENS
+from models.adapters import CONCURRENT, Adapters
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader, padded
@@ -105,7 +108,10 @@ class Recording:
         architecture: Architecture,
         max_rows: int,
         threads: int,
+        adapters: Adapters | None = None,
     ) -> None:
+        """adapters: LoRA adapters, whose operations are recorded too."""
+        self.adapters = adapters
         self.builder, self.loader, self.config, self.architecture = builder, loader, config, architecture
         self.add = builder.add
         self.max_rows, self.threads = max_rows, threads
@@ -118,6 +124,9 @@ class Recording:
         self.plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
         self._unscaled: list[tuple[Kernel, Arguments, Stage | None]] = []
+        self._expansions: list[tuple[Expand, Stage | None]] = []
+        self.last_change: int | None = None
+        """The latest operation that adds what adapters change."""
 
     @cached_property
     def sublayer(self) -> Rows:
@@ -220,6 +229,14 @@ class Recording:
         )
         self.add(table.format.embed, arguments)
 
+    def change_embeddings(self, out: Place, factor: float) -> None:
+        """Add the adapters' changes to the embeddings of the step's tokens. factor: as the embeddings were scaled."""
+        if self.adapters and self.adapters.changed(TOKENS):
+            factors = self.adapters.factors_of_tokens(self.config.embedding, factor)
+            self.add(lora.look_up, LookUp(factors=factors, index=0), barrier=Barrier.ADAPTERS)
+            self._expand_later(factors, 1, padded(self.config.embedding), out, 0, None)
+            self._finish_products()
+
     def product(
         self,
         matrix: Matrix,
@@ -230,7 +247,7 @@ class Recording:
         private: bool = True,
         stage: Stage | None = None,
     ) -> int:
-        """out = matrix * packed + addend. Returns the operation's index.
+        """out = matrix * packed + addend, changed by adapters. Returns the operation's index.
 
         last: end with a barrier; False for all but the last of several products that may run concurrently. private: a
         single row is packed once per thread.
@@ -240,18 +257,32 @@ class Recording:
         room = self.sublayer.place if scaled and addend.address == out.address else out
         arguments = product_arguments(matrix, room, self.packed, NOTHING if scaled else addend, private=private)
         barrier = Barrier.ALWAYS if last else Barrier.NEVER
+        self._change(matrix, out, self.packed, private=private, stage=stage)
         operation = self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if scaled:
             factor = self.vector(matrix.scale, 1)
             self._unscaled.append((sums.scale_and_add, _scaling(out, room, matrix.rows, factor, addend), stage))
         if last:
-            self._scale_products()
+            self._finish_products()
         return operation
 
     def products_of_slots(
-        self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
+        self,
+        matrix: Matrix,
+        out: Rows,
+        packed: int,
+        segments: int,
+        *,
+        last: bool = True,
+        stage: Stage | None = None,
+        table: int = 0,
     ) -> None:
-        """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot."""
+        """out = matrix * packed for each slot, with the matrix (expert or head) that `segments` assigns to the slot.
+
+        table: of the slots that adapters change, see cpu_kernels.lora.
+        """
+        if table:
+            self._change(matrix, out.place, packed, private=False, stage=stage, table=table)
         arguments = product_arguments(matrix, out.place, packed, NOTHING, private=False, segments=segments)
         barrier = Barrier.ALWAYS if last else Barrier.NEVER
         self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
@@ -263,10 +294,53 @@ class Recording:
             )
             self._unscaled.append((sums.scale_by_expert, scaling, stage))
         if last:
-            self._scale_products()
+            self._finish_products()
+
+    def _change(
+        self, matrix: Matrix, out: Place, packed: int, *, private: bool, stage: Stage | None, table: int = 0
+    ) -> None:
+        """Record what adapters change in a product: A x now, concurrently with the product, and B (A x) after it."""
+        # The factor of such a matrix may be applied elsewhere.
+        scaled = self.loader.has(f"{matrix.name.removesuffix('weight')}scale")
+        if self.adapters and self.adapters.changed(matrix.name) and not scaled:
+            factors, index = self.adapters.factors_of(matrix), len(self._expansions)
+            arguments = Shrink(
+                factors=factors,
+                k=matrix.k,
+                form=matrix.format.form,
+                packed=packed,
+                private=private,
+                index=index,
+                table=table,
+            )
+            self.add(lora.shrink, arguments, barrier=Barrier.NEVER, stage=stage)
+            self._expand_later(factors, -(-matrix.k // SPAN), matrix.rows, out, table, stage)
+
+    def _expand_later(
+        self, factors: int, spans: int, outputs: int, out: Place, table: int, stage: Stage | None
+    ) -> None:
+        index = len(self._expansions)
+        assert index < CONCURRENT
+        arguments = Expand(
+            factors=factors,
+            spans=spans,
+            vectors=outputs // LANES,
+            y=out.address,
+            y_stride=out.stride,
+            index=index,
+            table=table,
+        )
+        self._expansions.append((arguments, stage))
+
+    def _finish_products(self) -> None:
+        """Multiply the finished concurrent products by the factors of their matrices, and add what adapters change."""
+        self._scale_products()
+        while self._expansions:
+            arguments, stage = self._expansions.pop(0)
+            barrier = Barrier.NEVER if self._expansions else Barrier.ADAPTERS
+            self.last_change = self.add(lora.expand, arguments, barrier=barrier, stage=stage)
 
     def _scale_products(self) -> None:
-        """Multiply the finished concurrent products by the factors of their matrices."""
         while self._unscaled:
             kernel, arguments, stage = self._unscaled.pop(0)
             barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS

@@ -19,6 +19,7 @@ from cpu_kernels.records import TILE_WIDTHS, Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from gguf_io.runner_info import LoadProgress
+from models.adapters import Adapters
 from models.config import ModelConfig
 from models.kv_pages import Sequence
 from models.layer_sizes import DeltaNetSizes
@@ -58,12 +59,14 @@ class StepSizes(Protocol):
 
 
 def step_fields(
-    builder: ProgramBuilder, config: StepSizes, max_rows: int, threads: int
+    builder: ProgramBuilder, config: StepSizes, max_rows: int, threads: int, adapters: Adapters | None = None
 ) -> dict[Step, NDArray[np.generic]]:
     """New arrays for the step record's address fields, kept alive by the program."""
     needs = [4 * padded(config.longest), scratch_bytes(config.longest_head), SCRATCH_BYTES]
     if config.slot_sizes:
         needs.append(config.slot_sizes.scratch_bytes)
+    if adapters:
+        needs.append(adapters.scratch_bytes)
     sizes: dict[Step, tuple[int, type[np.generic]]] = {
         Step.TOKENS: (max_rows, np.int32),
         Step.POSITIONS: (max_rows, np.int32),
@@ -92,9 +95,11 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
+        adapters: Adapters | None = None,
     ) -> None:
-        """Compile the builder's kernels."""
-        fields = step_fields(builder, config, max_rows, team.threads)
+        """Compile the builder's kernels. adapters: those that the program was recorded with."""
+        fields = step_fields(builder, config, max_rows, team.threads, adapters)
+        self._adapters = adapters
         self.program = builder.build(compiling(progress))
         release_linker()
         self._team, self._config = team, config
@@ -138,6 +143,8 @@ class Steps:
         spans = [(length - count, length - 1) for count, length in lengths]
         self._share_attention(Step.PARTS, lengths)
         ropes.cover(spans, step)
+        if self._adapters:
+            self._adapters.place(step, [(sequence.adapters, first, count) for sequence, first, count in segments])
         self._placed = segments
 
     def _place_wanted(self, wanted: Ordered[int]) -> None:
@@ -168,6 +175,8 @@ class Steps:
             set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
         if self._narrows:
             self._place_wanted(wanted)
+        if self._adapters:
+            self._adapters.place_wanted(step, wanted)
         if self._config.experts:
             set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
         self.program.run(self._team, self._address)

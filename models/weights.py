@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NoReturn
 
@@ -68,7 +68,7 @@ class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
     scale: the tensor of a factor for the whole matrix, one per expert, which is not included in `packed`; empty for
-    none.
+    none. name, order: the tensor and the source of each row, None for its own order; no name for a part of heads.
     """
 
     format: WeightFormat
@@ -77,6 +77,8 @@ class Matrix:
     k: int
     experts: int
     scale: str = ""
+    name: str = ""
+    order: NDArray[np.int64] | None = None
 
     @property
     def address(self) -> int:
@@ -143,6 +145,8 @@ class WeightLoader:
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
         self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
+        self.left_out: set[str] = set()
+        """Tensors that do not affect the results."""
         self._ready = ready
         self._words = words and POLICY.multiplies_words
         self.packed: dict[str, NDArray[np.generic]] = {}
@@ -173,6 +177,7 @@ class WeightLoader:
     def leave_out(self, *names: str) -> None:
         """Mark tensors as used that need not be loaded because they do not affect the results."""
         self._used.update(names)
+        self.left_out.update(names)
 
     def check_all_used(self, layers: int, layer: int | None = None) -> None:
         """Raise UnsupportedModelError for tensors that were not used: ignoring them would change the results.
@@ -232,6 +237,7 @@ class WeightLoader:
         shape = (experts, rows, k) if experts else (rows, k)
         tensor = self._tensor(name, shape[1:] if rows == 1 and self.shape(name) == (k,) else shape)
         matrix = self._pack(tensor, order, rows, k, experts, widen=widen)
+        matrix = replace(matrix, name=name, order=order)
         if order is None:
             self._matrices[name] = matrix
         return matrix

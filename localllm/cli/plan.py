@@ -28,7 +28,7 @@ COMPARED_TOKENS = 4096  # context with which every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
-@with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "threads", "gpu_layers", "lora"}, after="gpu_layers")
+@with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "threads", "gpu_layers"}, after="gpu_layers")
 def plan(
     given: typer.Context,
     model: Model,

@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
+from gguf_io.model_file import FileState
 from gguf_io.runner_info import RunnerInfo
 from gguf_io.system import make_folder, read_file
 from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
-from localllm.engine.runner import AdapterSet
 from localllm.engine.segment_file import DamagedSegmentError, read_header, read_kv, read_state, write_segment
 from localllm.files import TEMPORARY, listed, stale, write_whole
 
@@ -109,9 +109,14 @@ class DiskCache:
         """Whether the digest of the model's files is known."""
         return self.digest.value is not None
 
-    def apart(self, namespace: str) -> "DiskCache":
-        """The same tier for a namespace, which shares no segments with others."""
-        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole, self.digest)
+    def apart(self, namespace: str, adapters: Sequence[tuple[Sequence[FileState], float]] = ()) -> "DiskCache":
+        """The same tier for a namespace, which shares no segments with others. adapters: files and weights."""
+        identity, digest = f"{self._identity}/{namespace}" if namespace else self._identity, self.digest
+        if adapters:
+            files = [file for files, _ in adapters for file in files]
+            digest = FileDigest(files, self._root / _DIGESTS, digest)
+            identity += f"/{[weight for _, weight in adapters]}"
+        return DiskCache(self._root, identity, self._limit, self._whole, digest)
 
     def of_states(self) -> "DiskCache":
         """The same tier for a model whose states cannot be truncated."""
@@ -283,11 +288,10 @@ def missing_segments(stored: Iterable[tuple[int, int]], length: int) -> Iterator
     yield from ((at, min(at + SEGMENT_TOKENS, length)) for at in range(start, length, SEGMENT_TOKENS))
 
 
-def disk_cache_of(info: RunnerInfo, adapters: AdapterSet) -> DiskCache:
-    """The user's disk tier for KV that a runner computes with these adapters."""
+def disk_cache_of(info: RunnerInfo) -> DiskCache:
+    """The user's disk tier for KV that a runner computes."""
     root = disk_cache_folder()
-    identity = f"{info.kv_layout}/{adapters}" if adapters else info.kv_layout
-    return DiskCache(root, identity, digest=FileDigest(info.kv_files, root / _DIGESTS))
+    return DiskCache(root, info.kv_layout, digest=FileDigest(info.kv_files, root / _DIGESTS))
 
 
 def disk_cache_folder() -> Path:

@@ -121,7 +121,6 @@ class Engine:
             wake_engine=self._wake,
             clock=clock,
             costs=costs,
-            adapters=adapters,
             pinned_share=pinned_share,
         )
         self._costs = costs

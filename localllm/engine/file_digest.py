@@ -27,10 +27,11 @@ class FileDigest:
     """One digest of several files, in the state in which they were opened.
 
     value: None until it is known, and forever if a file was changed or replaced since. A digest computed before is
-    known at once: `store` has it with the file's size, times and inode. files: as passed in.
+    known at once: `store` has it with the file's size, times and inode. files: as passed in. after: a digest of other
+    files that this one includes.
     """
 
-    def __init__(self, files: Sequence[FileState], store: Path) -> None:
+    def __init__(self, files: Sequence[FileState], store: Path, after: "FileDigest | None" = None) -> None:
         self.value: str | None = None
         self.files = files
         self._store = store
@@ -38,7 +39,8 @@ class FileDigest:
         self._stopped = threading.Event()
         self._ended = threading.Event()
         kept = _read(store)
-        digests = [_kept(kept, file) for file in files]
+        self._after = after
+        digests = [*([after.value] if after else []), *(_kept(kept, file) for file in files)]
         if None not in digests:
             self.value = _joined(digests)
             self._ended.set()
@@ -66,6 +68,9 @@ class FileDigest:
         lower_thread_priority()
         try:
             digests = [_kept(_read(self._store), file) or self._digest(file) for file in self.files]
+            if self._after:
+                self._after._ended.wait()
+                digests.insert(0, self._after.value)
             if None not in digests:
                 self.value = _joined(digests)
         except OSError as error:

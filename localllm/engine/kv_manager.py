@@ -11,8 +11,8 @@ from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.restore_costs import DISK, MEMORY, RestoreCosts
-from localllm.engine.runner import AdapterSet, KeepsStates, KeepsWindows, Runner, reusable
-from localllm.engine.sequence import TokenSequence
+from localllm.engine.runner import KeepsStates, KeepsWindows, Runner, reusable
+from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.spill import LEAST_TOKENS, Spiller, told
 from localllm.engine.state_cache import StateCache, mark_places
 
@@ -65,9 +65,8 @@ class KVManager:
 
     kept_sequences limits the cached prefixes, so running generations always find a free handle. background_pages are
     kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
-    can take more. adapters: those that the model was loaded with; only KV computed with them goes to the disk. clock:
-    in seconds. costs: decides whether restoring pays; None restores whatever is stored. pinned_share: of each kind of
-    memory, for what requests pin.
+    can take more. clock: in seconds. costs: decides whether restoring pays; None restores whatever is stored.
+    pinned_share: of each kind of memory, for what requests pin.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class KVManager:
         wake_engine: Callable[[], None],
         clock: Callable[[], float],
         costs: RestoreCosts | None = None,
-        adapters: AdapterSet = (),
         pinned_share: float = 0.0,
     ) -> None:
         self._runner = runner
@@ -88,11 +86,10 @@ class KVManager:
         self._can_truncate = runner.info.can_truncate
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
-        self._adapters = adapters
         self._wake_engine = wake_engine
-        self._disks: dict[str, DiskCache] = {}  # by namespace; empty without a disk tier
+        self._disks: dict[KeySpace, DiskCache] = {}  # empty without a disk tier
         if disk is not None:
-            self._disks[""] = disk if self._can_truncate else disk.of_states()
+            self._disks[KeySpace()] = disk if self._can_truncate else disk.of_states()
             disk.digest.when_known(wake_engine)
         self.restoring: dict[TokenSequence, _Restore] = {}  # to import before their next rows
         self._readers: ThreadPoolExecutor | None = None  # made for the first segment on disk
@@ -256,7 +253,7 @@ class KVManager:
             if not isinstance(segment, Segment):
                 return
             self._readers = self._readers or ThreadPoolExecutor(READERS, "kv-reader")
-            restore.reads.append(self._readers.submit(self._disks[""].load, segment))
+            restore.reads.append(self._readers.submit(self._disks[KeySpace()].load, segment))
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
         """Pending tokens before the next image, or before the next mark where the state is kept."""
@@ -329,8 +326,8 @@ class KVManager:
             self.spiller.close(finish, release)
         else:
             release()
-        if self._disks:
-            self._disks[""].digest.stop()
+        for disk in self._disks.values():
+            disk.digest.stop()
 
     def _stored(self, sequence: TokenSequence, computed: int) -> _Stored | None:
         """The stored segments that save most: copies in main memory, or on disk; None if they save hardly a token.
@@ -372,7 +369,7 @@ class KVManager:
     def _import_state(self, handle: int, segment: Segment) -> None:
         """Import the state after a segment. Without it, the runner computes rows since the last known state again."""
         assert isinstance(self._runner, KeepsStates)
-        if (state := self._disks[""].load_state(segment)) is None:
+        if (state := self._disks[KeySpace()].load_state(segment)) is None:
             return
         try:
             self._runner.import_state(handle, state)
@@ -410,10 +407,13 @@ class KVManager:
             self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text), pins)
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
-        """The disk tier for a sequence's KV, separate for each namespace; None without one or for other adapters."""
-        adapters, namespace = sequence.space
-        if not self._disks or adapters != self._adapters:
+        """The disk tier for a sequence's KV, separate for each key space; None without one."""
+        if not self._disks:
             return None
-        if namespace not in self._disks:
-            self._disks[namespace] = self._disks[""].apart(namespace)
-        return self._disks[namespace]
+        if (found := self._disks.get(sequence.space)) is None:
+            files = self._runner.info.adapter_files
+            adapters = [(files[number], weight) for number, weight in sequence.space.adapters]
+            found = self._disks[KeySpace()].apart(sequence.space.namespace, adapters)
+            found.digest.when_known(self._wake_engine)
+            self._disks[sequence.space] = found
+        return found

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gguf_io import open_model
+from gguf_io import ModelFile, open_model
+from gguf_io.lora import Adapter
 from gguf_io.system import read_file, sync_folder
-from gpu_offload.adapters import check_adapter
 from localllm.files import file_problem
 from localllm.library.behaviour import own_template
 from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
@@ -36,7 +36,7 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     for an invalid recipe, and ModelFileError if the base is not a model.
     """
     with open_model(base.path) as file:
-        adapters = [_adapter(Path(path), file.architecture) for path in recipe.adapters]
+        adapters = [_adapter(Path(path), file) for path in recipe.adapters]
     defaults = base.defaults()
     template = defaults.template
     if recipe.template is not None:
@@ -97,12 +97,12 @@ def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path 
     return [], next(iter(base.projectors()), None)
 
 
-def _adapter(path: Path, architecture: str) -> bytes:
-    """The content of a LoRA adapter for models of this architecture. Raises LocalLLMError."""
+def _adapter(path: Path, model: ModelFile) -> bytes:
+    """The content of a LoRA adapter for a model. Raises LocalLLMError."""
     if problem := file_problem(path):
         raise LibraryError(f"ADAPTER {path}: {problem}.")
     with open_model(path) as file:
-        check_adapter(file, architecture)
+        Adapter(file, model)
     return read_file(path)
 
 

@@ -20,6 +20,7 @@ from localllm.placement.companions import (
     draft_beside,
     for_draft,
     native_drafts,
+    open_adapters,
     projector_of,
     refuse_as_model,
     refuse_head_on_llama,
@@ -133,7 +134,7 @@ def _chosen(
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs, adapters nor images and cannot use {', '.join(wishes)}.",
+                f"The native engine has neither GPUs nor images and cannot use {', '.join(wishes)}.",
                 remedy="Leave that out, or choose llama.cpp with --backend llama.",
             )
         with suppress(UnsupportedModelError):  # reported when it is opened
@@ -191,12 +192,13 @@ def _placed_natively(
     from models.needs import native_needs
 
     types = native_kv_types(file, settings)
-    needs = native_needs(file, types, settings.threads, native_drafts(settings, draft))
+    with open_adapters(settings, file) as adapters:
+        needs = native_needs(file, types, settings.threads, native_drafts(settings, draft), adapters)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         budget = needs.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
-    other = beside.main_bytes if beside else 0
+    other = (beside.main_bytes if beside else 0) + needs.adapters
     placed = place_in_memory(needs, context, budget, room, other=other)
     if placed.problem:
         more = "\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
@@ -323,7 +325,6 @@ def _wishes(settings: Settings) -> list[str]:
         "main_gpu": settings.main_gpu is not None,
         "split_mode": settings.split_mode,
         "n_cpu_moe": settings.n_cpu_moe,
-        "lora": settings.lora,
         "rpc": settings.rpc,
         "mmproj": settings.mmproj not in (None, WITHOUT),
     }
@@ -369,7 +370,9 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        native_needs(file, native_kv_types(file, settings), settings.threads, native_drafts(settings, draft))
+        types, drafts = native_kv_types(file, settings), native_drafts(settings, draft)
+        with open_adapters(settings, file) as adapters:
+            native_needs(file, types, settings.threads, drafts, adapters)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error.message}"
     projector = projector_of(file, settings)
@@ -453,17 +456,19 @@ def _open_native(
     compile_all([*needs.kernels, choose, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
-        return NativeRunner(
-            file,
-            kv_bytes=use.kv,
-            threads=settings.threads,
-            context=context_limit(file, settings.ctx),
-            kv_types=native_kv_types(file, settings),
-            progress=progress,
-            ready=ready,
-            drafts=native_drafts(settings, draft),
-            config=needs.config,
-        )
+        with open_adapters(settings, file) as adapters:
+            return NativeRunner(
+                file,
+                kv_bytes=use.kv,
+                threads=settings.threads,
+                context=context_limit(file, settings.ctx),
+                kv_types=native_kv_types(file, settings),
+                progress=progress,
+                ready=ready,
+                drafts=native_drafts(settings, draft),
+                config=needs.config,
+                adapters=adapters,
+            )
 
     try:
         if placed.on_disk:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
+from gguf_io.lora import Adapter
 from localllm.errors import RequestError
 from localllm.files import file_problem, listed, user_path
 from localllm.library.names import is_gguf, is_projector_name
@@ -85,6 +86,13 @@ def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
         if problem := file_problem(path):
             raise RequestError(f"{path}: adapter not found: {problem}.", remedy="Check the lora setting, --lora.")
     return found
+
+
+@contextlib.contextmanager
+def open_adapters(settings: Settings, model: ModelFile) -> Iterator[list[Adapter]]:
+    """Open the settings' LoRA adapters for a model. Raises ModelFileError for one that is not for this model."""
+    with contextlib.ExitStack() as opened:
+        yield [Adapter(opened.enter_context(open_model(path)), model) for path, _ in usual_adapters(settings)]
 
 
 def projector_of(file: ModelFile, settings: Settings) -> Path | None:

@@ -169,7 +169,7 @@ def load_model(
         files = usual_adapters(settings)
         chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
-        disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
+        disk = disk_cache_of(runner.info) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
             drafter = SelfDrafter(runner)
         engine = Engine(

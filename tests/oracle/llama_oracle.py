@@ -146,9 +146,21 @@ def context(path: Path | str, tokens: int, setup: Setup = DEFAULT) -> Iterator[A
         llama.llama_free(handle)
 
 
-def prefill_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAULT) -> NDArray[np.float32]:
-    """Return the logits after every token, all tokens computed as one batch: float32[len(tokens), vocabulary]."""
+def prefill_logits(
+    path: Path | str, tokens: Sequence[int], setup: Setup = DEFAULT, adapters: Sequence[tuple[Path, float]] = ()
+) -> NDArray[np.float32]:
+    """Return the logits after every token, all tokens computed as one batch: float32[len(tokens), vocabulary].
+
+    adapters: LoRA adapters, each with its weight.
+    """
+    llama, count = api(), len(adapters)
     with context(path, len(tokens), setup) as handle:
+        model = llama.llama_get_model(handle)
+        found = [llama.llama_adapter_lora_init(model, str(adapter).encode()) for adapter, _ in adapters]
+        if not all(found):
+            raise ValueError(f"llama.cpp cannot load an adapter:\n{log()[-2000:]}")
+        scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
+        llama.llama_set_adapters_lora(handle, (ctypes.POINTER(ctypes.c_void_p) * count)(*found), count, scales)
         return decode(handle, tokens, 0)
 
 

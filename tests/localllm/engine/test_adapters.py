@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_io.model_file import FileState
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -17,6 +18,7 @@ from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.gpu_offload import lora_files
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 GREEDY = SamplingParams(temperature=0)
 ONE: AdapterSet = ((0, 1.0),)
@@ -68,7 +70,7 @@ def expected(runner: FakeRunner, adapters: AdapterSet, tokens: tuple[int, ...] =
 
 
 def test_prefixes_are_shared_under_the_same_adapters_alone() -> None:
-    runner = FakeRunner(pages=400, adapter_count=2)
+    runner = FakeRunner(pages=400, adapter_files=((), ()))
     engine = Engine(runner, FakeVocabulary(), adapters=ONE)
     for adapters, meant, reused in (
         (None, ONE, 0),
@@ -89,7 +91,7 @@ def test_prefixes_are_shared_under_the_same_adapters_alone() -> None:
 
 
 def test_neighbours_of_other_adapters_do_not_wait_for_each_other() -> None:
-    runner = FakeRunner(pages=400, adapter_count=2)
+    runner = FakeRunner(pages=400, adapter_files=((), ()))
     engine = Engine(runner, FakeVocabulary())
     sets: list[AdapterSet] = [(), ONE, (), BOTH, ONE]
     streams = [
@@ -102,29 +104,50 @@ def test_neighbours_of_other_adapters_do_not_wait_for_each_other() -> None:
         assert stream.collect().token_ids == expected(runner, adapters)
 
 
-def test_only_the_usual_adapters_go_to_the_disk(tmp_path: Path) -> None:
-    for turn in range(2):
-        runner = FakeRunner(pages=400, adapter_count=2)
-        engine = Engine(runner, FakeVocabulary(), adapters=ONE, disk=DiskCache(tmp_path, "fake", 2**20))
-        other = ask(engine, ())
-        assert (other.token_ids, other.last.counts.cached) == (expected(runner, ()), 0)
-        usual = ask(engine, None)
-        assert usual.token_ids == expected(runner, ONE)
-        assert (usual.last.counts.cached_disk > 0) == (turn == 1)
+def stored(path: Path, content: bytes) -> tuple[FileState, ...]:
+    """The state of a new file."""
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        return (FileState.of(path, file.fileno()),)
+
+
+def test_each_set_of_adapters_has_its_own_place_on_the_disk(tmp_path: Path) -> None:
+    first, second, moved = (
+        stored(tmp_path / name, content) for name, content in (("a", b"one"), ("b", b"two"), ("c", b"one"))
+    )
+    asked: list[tuple[tuple[tuple[FileState, ...], ...], AdapterSet, bool]] = [
+        ((first, second), (), False),
+        ((first, second), ONE, False),
+        ((first, second), BOTH, False),
+        ((first, second), ((1, 1.0),), False),
+        ((moved, second), ONE, True),
+        ((second, moved), ((1, 1.0),), True),
+        ((first,), ((0, 0.5),), False),
+        ((first, second), BOTH, True),
+        ((), (), True),
+    ]
+    for files, chosen, known in asked:
+        runner = FakeRunner(pages=400, adapter_files=files)
+        engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path / "kv", "fake", 2**26))
+        ask(engine, chosen, PROMPT[::-1])  # starts the digest of the adapters
+        for disk in engine._kv._disks.values():
+            disk.digest.wait(PATIENCE_S)
+        done = ask(engine, chosen)
+        assert done.last.counts.cached_disk > 0 if known else done.last.counts.cached_disk == 0
         engine.close()
 
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-def test_a_model_loaded_with_adapters_answers_as_the_merged_one(data_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["llama", "native"])
+def test_a_model_loaded_with_adapters_answers_as_the_merged_one(backend: str, data_dir: Path, tmp_path: Path) -> None:
     path = data_dir / "models/gguf/stories260K-F32.gguf"
     made = lora_files.factors(path, 3)
     adapter = lora_files.write(tmp_path / "adapter.gguf", made)
     lora_files.merge(path, tmp_path / "merged.gguf", (made, 0.5))
-    settings = Settings(lora=f"{adapter}:0.5", ctx=256, threads=1, disk_cache=False)
+    settings = Settings(lora=f"{adapter}:0.5", backend=backend, ctx=256, threads=1, disk_cache=False)
     with load_model(path, settings) as model:
-        assert model.placement.name == "llama.cpp"
-        assert "lora set" in model.placement.why
+        assert model.placement.name == ("llama.cpp" if backend == "llama" else "native")
         prompt = tuple(model.tokenizer.encode("Once upon a time"))
         answers = [
             model.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=12, adapters=adapters)).collect().token_ids
@@ -132,7 +155,5 @@ def test_a_model_loaded_with_adapters_answers_as_the_merged_one(data_dir: Path, 
         ]
     merged, plain = (llama_oracle.greedy(name, list(prompt), 12) for name in (tmp_path / "merged.gguf", path))
     assert [list(answer) for answer in answers] == [merged, plain, merged]
-    with pytest.raises(RequestError, match="cannot use lora"):
-        load_model(path, Settings(backend="native", lora=str(adapter)))
     with pytest.raises(RequestError, match=r"absent\.gguf: adapter not found"):
         load_model(path, Settings(lora=str(tmp_path / "absent.gguf")))

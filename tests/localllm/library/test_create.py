@@ -6,7 +6,6 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from localllm.chats.parameters import Parameters
 from localllm.engine.request import SamplingParams
@@ -239,10 +238,8 @@ def test_a_created_model_behaves_as_its_recipe_says(
 def test_an_adapter_is_kept_with_the_model(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_file(home / "recipes/tiny.gguf", tiny_gguf)
-    with open_model(home / "recipes/tiny.gguf") as file:
-        architecture = file.architecture
-    adapter = lora_files.write(home / "recipes/lora.gguf", {}, architecture)
+    model = write_file(home / "recipes/tiny.gguf", tiny_gguf)
+    adapter = lora_files.write(home / "recipes/lora.gguf", lora_files.factors(model, 1, targets=("attn_k",)))
     content = adapter.read_bytes()
     write_file(home / "recipes/Modelfile", b"FROM tiny.gguf\nADAPTER lora.gguf")
     assert command("create", "tuned", "-f", "recipes/Modelfile") == 0

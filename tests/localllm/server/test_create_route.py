@@ -136,8 +136,8 @@ def test_first_tokens_that_a_window_keeps(client: ollama.Client) -> None:
 def test_an_uploaded_adapter_is_kept_with_the_model(
     client: ollama.Client, model_files: Path, tmp_path: Path, store: Path
 ) -> None:
-    architecture = "llama"
-    digest = client.create_blob(lora_files.write(tmp_path / "adapter.gguf", {}, architecture))
+    made = lora_files.factors(model_files / "stories260K-F32.gguf", 1)
+    digest = client.create_blob(lora_files.write(tmp_path / "adapter.gguf", made))
     client.create("adapted", from_=Q8, adapters={"adapter.gguf": digest})
     (manifest,) = (store / "manifests").rglob("adapted/latest")
     assert f'"digest": "{digest}"' in manifest.read_text(encoding="utf-8")

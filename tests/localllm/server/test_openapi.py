@@ -49,7 +49,7 @@ def llama_api(start_server: Any, model_files: Path, tmp_path_factory: pytest.Tem
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
     write_projector(folder / "mmproj-seer.gguf")
     bert_reranker(folder / "ranker.gguf")
-    adapter = lora_files.write(folder / "adapter.gguf", {}, "llama")
+    adapter = lora_files.write(folder / "adapter.gguf", lora_files.factors(folder / "seer.gguf", 1), "llama")
     flags = ["--model", str(folder / "seer.gguf"), "--model", str(folder / "ranker.gguf"), "--lora", str(adapter)]
     with start_server(*flags, models=(), LOCALLLM_BACKEND="llama", LOCALLLM_CTX="400") as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")

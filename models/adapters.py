@@ -1,0 +1,183 @@
+"""LoRA adapters in a program: their factors, and the operations that add their changes to matrix products."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.lora import LANES, SPAN, TILE, Factors, Table, TileField
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Step
+from gguf_io.lora import TOKENS, Adapter, Pair
+from models.config import ModelConfig
+from models.errors import UnsupportedModelError
+from models.weights import Matrix
+
+CONCURRENT = 6
+"""The most products with adapters that run concurrently."""
+AdapterSet = tuple[tuple[int, float], ...]
+_LARGEST_POWER = 14  # values of factors are below 2 ** this
+Rows = NDArray[np.int32]
+
+
+class Adapters:
+    """The adapters that a program was recorded with, by number.
+
+    bytes: of their factors in memory. reads: whether files are read; if not, factors are only counted.
+    """
+
+    def __init__(
+        self, adapters: Sequence[Adapter], config: ModelConfig, builder: ProgramBuilder, reads: bool = True
+    ) -> None:
+        self.loaded, self._config, self._builder, self._reads = adapters, config, builder, reads
+        self.bytes = 0
+        self._used: set[str] = set()
+        ranks = [_padded(adapter.largest_rank) for adapter in adapters]
+        self._room = -(-config.longest // SPAN) * max(ranks) * TILE * 4
+        self.scratch_bytes = TILE * 4 * max(SPAN, *ranks) + 2 * TILE * LANES * 4
+        self._tables = [aligned_zeros((0,), np.int64) for _ in range(2)]
+        self._parts = aligned_zeros((0,), np.uint8)
+        self._of_rows: list[tuple[AdapterSet, Rows]] = []
+
+    def changed(self, name: str) -> bool:
+        """Whether an adapter changes this tensor."""
+        return any(name in adapter.pairs for adapter in self.loaded)
+
+    def factors_of(self, matrix: Matrix, factor: float = 1.0) -> int:
+        """Address of the adapters' Factors for a matrix. factor: multiplies all changes."""
+        return self._factors(matrix.name, matrix.rows, matrix.order, factor)
+
+    def factors_of_tokens(self, embedding: int, factor: float) -> int:
+        """Address of the adapters' Factors for token embeddings of that many values."""
+        return self._factors(TOKENS, -(-embedding // LANES) * LANES, None, factor)
+
+    def check_all_used(self, left_out: set[str]) -> None:
+        """Raise UnsupportedModelError for a tensor that would not be changed. left_out: tensors without effect."""
+        for adapter in self.loaded:
+            for name in adapter.pairs:
+                if name not in self._used and name not in left_out:
+                    raise UnsupportedModelError(
+                        f"{adapter.file.path}: the native engine cannot apply the adapter to the tensor {name}.",
+                        remedy="llama.cpp may: use --backend llama.",
+                    )
+
+    def table_of_slots(self, rows: int) -> int:
+        """Address of a Table for the slots of experts, in a step of that many rows."""
+        room = self._most_tiles(rows * len(self.loaded))
+        return self._builder.buffer(Table.TILES + room * TileField.SIZE, np.int64)
+
+    def peak_bytes(self, rows: int) -> int:
+        """Memory of a step of that many rows with one adapter each."""
+        return CONCURRENT * self._most_tiles(rows) * self._room
+
+    def place(self, step: NDArray[np.generic], segments: Sequence[tuple[AdapterSet, int, int]]) -> None:
+        """Write the table of a step's rows. segments: (adapters, first row, rows) each."""
+        used = [(chosen, np.arange(first, first + count, dtype=np.int32)) for chosen, first, count in segments]
+        step[Step.ADAPTERS] = step[Step.WANTED_ADAPTERS] = 0
+        if any(chosen for chosen, _ in used):
+            step[Step.ADAPTERS] = self._table(0, used)
+            self._of_rows = used
+
+    def place_wanted(self, step: NDArray[np.generic], wanted: Sequence[int]) -> None:
+        """Write the table of the rows with requested logits, after `place`."""
+        if step[Step.ADAPTERS]:
+            rows = np.array(wanted, np.int32)
+            among = [
+                (chosen, np.flatnonzero((rows >= own[0]) & (rows <= own[-1])).astype(np.int32))
+                for chosen, own in self._of_rows
+            ]
+            step[Step.WANTED_ADAPTERS] = self._table(1, among)
+
+    def _table(self, index: int, segments: Sequence[tuple[AdapterSet, Rows]]) -> int:
+        """Write a table of tiles and return its address; it is valid until the next one of this index."""
+        uses = sorted(
+            ((adapter, weight, rows) for chosen, rows in segments for adapter, weight in chosen if len(rows)),
+            key=lambda use: use[0],
+        )
+        tiles = [np.zeros((0, TileField.SIZE), np.int64)]
+        for adapter, same in groupby(uses, key=lambda use: use[0]):
+            some = list(same)
+            rows = np.concatenate([rows for _, _, rows in some])
+            weights = np.concatenate([np.full(len(rows), weight, np.float32) for _, weight, rows in some])
+            count = -(-len(rows) // TILE)
+            made = np.zeros((count, TileField.SIZE), np.int64)
+            made[:, TileField.ADAPTER] = adapter
+            for at, values, filling in ((TileField.ROWS, rows, -1), (TileField.WEIGHTS, weights, 0)):
+                padded = np.full(count * TILE, filling, values.dtype)
+                padded[: len(values)] = values
+                made[:, at : at + TILE // 2] = padded.view(np.int64).reshape(count, TILE // 2)
+            tiles.append(made)
+        whole = np.concatenate(tiles)
+        size = Table.TILES + whole.size
+        if size > len(self._tables[index]):
+            self._tables[index] = aligned_zeros((2 * size,), np.int64)
+        table = self._tables[index]
+        area = self._most_tiles(sum(len(rows) * len(chosen) for chosen, rows in segments)) * self._room
+        if CONCURRENT * area > len(self._parts):
+            self._parts = aligned_zeros((2 * CONCURRENT * area,), np.uint8)
+        apart = all(len(chosen) < 2 for chosen, _ in segments)
+        table[: Table.TILES] = (len(whole), apart, self._parts.ctypes.data, area, self._room, 0, 0, 0)
+        table[Table.TILES : size] = whole.reshape(-1)
+        return table.ctypes.data
+
+    def _most_tiles(self, pairs: int) -> int:
+        """The most tiles for that many pairs of a row and an adapter: of rows, or of their experts' slots."""
+        slots = pairs * max(self._config.experts_used, 1)
+        groups = max(self._config.experts, 1) * len(self.loaded)
+        return min(slots, slots // TILE + groups)
+
+    def _factors(self, name: str, outputs: int, order: NDArray[np.int64] | None, factor: float) -> int:
+        self._used.add(name)
+        table = np.zeros((len(self.loaded), Factors.SIZE), np.int64)
+        for row, adapter in zip(table, self.loaded, strict=True):
+            if pair := adapter.pairs.get(name):
+                row[:] = self._packed(adapter, pair, outputs, order, factor)
+        return self._builder.array(table)
+
+    def _packed(
+        self, adapter: Adapter, pair: Pair, outputs: int, order: NDArray[np.int64] | None, factor: float
+    ) -> list[int]:
+        """A row of Factors."""
+        of_tokens = pair.a.name.startswith(TOKENS)
+        count, inputs = prod(pair.a.shape[:-2]), pair.a.shape[0 if of_tokens else -1]
+        parts, vectors = _padded(pair.rank) // LANES, outputs // LANES
+        shapes = (count, parts, inputs, LANES), (count, vectors, pair.rank, LANES)
+        if not self._reads:
+            arrays = [np.broadcast_to(np.zeros(1, np.float16), shape) for shape in shapes]
+            exponent = 0
+        else:
+            down, of_a = _scaled(adapter.file.dequantize(pair.a.name))
+            up, of_b = _scaled(adapter.file.dequantize(pair.b.name))
+            ranks = np.zeros((count, parts * LANES, inputs), np.float16)
+            ranks[:, : pair.rank] = down.T if of_tokens else down.reshape(count, pair.rank, inputs)
+            up = up.reshape(count, -1, pair.rank)
+            rows = np.zeros((count, outputs, pair.rank), np.float16)
+            chosen = np.arange(up.shape[1]) if order is None else order
+            rows[:, : len(chosen)] = np.where((chosen >= 0)[:, None], up[:, np.maximum(chosen, 0)], 0)
+            tokens_first = (0, 3, 1, 2) if of_tokens else (0, 1, 3, 2)
+            arrays = [
+                ranks.reshape(count, parts, LANES, inputs).transpose(tokens_first),
+                rows.reshape(count, vectors, LANES, pair.rank).swapaxes(2, 3),
+            ]
+            exponent = of_a + of_b
+        self.bytes += sum(array.nbytes for array in arrays)
+        with np.errstate(over="ignore"):
+            multiplier = np.float32(np.ldexp(adapter.factor(pair) * factor, -exponent))
+        add = self._builder.array if self._reads else self._builder.keep
+        sizes = [array.nbytes // count for array in arrays]
+        return [*map(add, arrays), pair.rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
+
+
+def _padded(rank: int) -> int:
+    return -(-rank // LANES) * LANES
+
+
+def _scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], int]:
+    """Values in half precision, times a power of two that uses its range, and the exponent."""
+    largest = float(np.abs(values).max())
+    exponent = _LARGEST_POWER - int(np.frexp(largest)[1]) if np.isfinite(largest) and largest else 0
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite show in the logits
+        return np.ldexp(values, exponent).astype(np.float16), exponent
