@@ -59,7 +59,7 @@ def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
         assert "regular" in str(error)
 
 
-def test_devices_and_folders_are_no_files(tmp_path: Path) -> None:
+def test_devices_and_folders_are_not_files(tmp_path: Path) -> None:
     for path in (Path("/dev/zero"), tmp_path):
         with pytest.raises((NotRegularError, IsADirectoryError)):
             read_file(path)

@@ -44,7 +44,7 @@ def test_arguments_have_no_order_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("wrong", [256.0, None, "256", np.zeros(4, np.float32), np.float32(1.0)])
-def test_an_argument_that_is_no_integer_is_named(wrong: object) -> None:
+def test_a_non_integer_argument_is_named(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"CopyRows: y_stride must be an integer, not \w+"):
         recorded(sums.copy_rows, CopyRows(**ROWS | {"y_stride": wrong}))
 

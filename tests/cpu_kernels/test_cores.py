@@ -75,7 +75,7 @@ def arm_cpuinfo(path: Path, *cores: tuple[str, str, str]) -> Path:
     return path
 
 
-def test_processors_of_arm_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arm_processors_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux has no names for them, so measurements of one would be taken for another's."""
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     big, little = ("0x41", "0xd0b", "1"), ("0x41", "0xd05", "0")

@@ -21,7 +21,7 @@ def test_memory_nodes(told: str | None, nodes: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_each_thread_touches_its_own_run_of_groups(threads: int) -> None:
+def test_each_thread_touches_a_separate_run_of_groups(threads: int) -> None:
     memory = np.full(7 * 5000, 9, np.uint8)
     op, step = aligned_zeros((int(Op.SIZE),), np.int64), aligned_zeros((int(Step.SIZE),), np.int64)
     op[Op.ARGUMENTS : Op.ARGUMENTS + 3] = (memory.ctypes.data, 7, 5000)

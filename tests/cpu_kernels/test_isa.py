@@ -91,7 +91,7 @@ def test_a_forced_instruction_set_is_taken_or_refused_by_name() -> None:
         choose_isa(X86_V4, "neon-dot")
 
 
-def test_code_is_generated_for_a_plain_processor_where_a_set_is_forced_and_for_the_one_that_numba_is_told() -> None:
+def test_code_targets_a_forced_instruction_set_or_numbas_processor() -> None:
     assert choose_target({ISA_VARIABLE: "portable"}) == plain_target(Isa.PORTABLE)
     named = choose_target({"NUMBA_CPU_NAME": "znver3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"})
     assert (named.isa, named.cpu, named.features) == (Isa.AVX2, "znver3", "+avx2,+fma,+f16c")

@@ -271,14 +271,14 @@ def test_what_was_opened_is_used_whatever_takes_its_place(tmp_path: Path, start:
     ],
     ids=str,
 )
-def test_what_changes_code_has_a_folder_of_its_own(tmp_path: Path, variables: dict[str, str], start: Start) -> None:
+def test_whatever_changes_code_gets_a_separate_folder(tmp_path: Path, variables: dict[str, str], start: Start) -> None:
     usual = start(tmp_path).folder
     answer = start(tmp_path, "folder_alone", **variables)
     assert answer.folder.parent == usual.parent
     assert answer.folder != usual
 
 
-def test_a_forced_instruction_set_has_a_folder_of_its_own() -> None:
+def test_a_forced_instruction_set_gets_a_separate_folder() -> None:
     code = "from cpu_kernels.kernel_cache import cache_directory; print(cache_directory())"
     command, folders = [sys.executable, "-c", code], set()
     for forced in ("", "portable"):
@@ -291,7 +291,7 @@ def _age(path: Path, days: int) -> None:
     os.utime(path, (time.time() - days * 86_400,) * 2, follow_symlinks=False)
 
 
-def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path, start: Start) -> None:
+def test_kernels_unused_for_a_month_are_removed(tmp_path: Path, start: Start) -> None:
     root = start(tmp_path).folder.parent
     old, recent = root / ("0" * 24), root / ("1" * 24)
     for folder, days in ((old, 40), (recent, 20)):

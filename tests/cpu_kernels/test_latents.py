@@ -198,7 +198,7 @@ def test_what_is_not_seen_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 4)])
-def test_heads_are_multiplied_each_with_its_own_matrix(rows: int, width: int) -> None:
+def test_each_head_is_multiplied_by_its_matrix(rows: int, width: int) -> None:
     heads, k, values = 3, 40, 32
     random = np.random.default_rng(rows)
     given = aligned(rows * heads * 64, np.float32).reshape(rows, heads, 64)

@@ -134,7 +134,7 @@ def test_equal_cores_stay_in_their_runs(threads: int) -> None:
     assert items == [list(range(fair * thread, fair * (thread + 1))) for thread in range(threads)]
 
 
-def test_a_core_that_stands_still_keeps_few_items() -> None:
+def test_a_stalled_core_keeps_few_items() -> None:
     seconds, items = schedule(1536, [1.0] * 7 + [0.01])
     assert len(items[-1]) <= 1536 / 8 / 8 + 1
     assert seconds <= len(items[-1]) / 0.01 + 1

@@ -144,7 +144,7 @@ def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat, how: str) 
     assert chat.stored() == [("Go on", None), ("Half an answer", "cancelled")]
 
 
-def test_a_signal_to_go_on_that_nobody_waited_for_changes_nothing(start: StartChat) -> None:
+def test_an_unexpected_continue_signal_changes_nothing(start: StartChat) -> None:
     chat = start("answers")
     chat.read_until("Ask anything")
     chat.process.send_signal(signal.SIGCONT)  # caused by the hang-up

@@ -91,6 +91,6 @@ def test_a_damaged_scale_gives_nan_without_a_warning() -> None:
         assert not np.isfinite(dequantize(np.full(block_type.bytes, 0xFF, np.uint8), block_type)).all()
 
 
-def test_rows_that_are_no_whole_blocks() -> None:
+def test_rows_must_be_whole_blocks() -> None:
     with pytest.raises(ValueError, match="Q8_0 rows are multiples of 34 bytes, not 35"):
         dequantize(np.zeros((2, 35), np.uint8), BLOCK_TYPES[8])

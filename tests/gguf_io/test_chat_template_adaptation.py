@@ -50,7 +50,7 @@ def real(data_dir: Path) -> Any:
     return load
 
 
-def test_system_text_goes_before_the_first_user_message_where_there_is_no_role(real: Any) -> None:
+def test_system_text_precedes_the_first_user_message_without_a_system_role(real: Any) -> None:
     gemma = real("google-gemma-2-2b-it")
     assert gemma.render([system("Be brief."), user("Hi")]) == (
         "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
@@ -254,7 +254,7 @@ def test_list_methods_that_real_templates_call(real: Any) -> None:
     assert "## Return of functions.look:0\nR<|im_end|>" in real("Kimi-K2-Instruct").render(messages)
 
 
-def test_firefunction_is_told_of_functions_and_the_day(real: Any) -> None:
+def test_firefunction_prompts_list_functions_and_the_date(real: Any) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     prompt = real("fireworks-ai-llama-3-firefunction-v2").render([user("A")], tools=tools)
     assert f"JSON spec:\n{json.dumps(tools, indent=2)}\nToday is " in prompt

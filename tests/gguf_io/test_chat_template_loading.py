@@ -30,7 +30,7 @@ class Model:
         }
 
 
-def test_a_file_brings_its_own() -> None:
+def test_a_file_with_a_template_uses_it() -> None:
     template = load_chat_template(Model(chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"))
     assert template.render([{"role": "user", "content": "Q"}]) == "<s>Q</s>"
     assert not template.is_default and template.warning is None
@@ -125,13 +125,13 @@ def test_only_plain_lines_need_a_text_to_stop_at() -> None:
     assert load_chat_template(Model(("<|im_start|>", "<|im_end|>"))).stop_strings == ()
 
 
-def test_ids_outside_the_vocabulary_are_no_tokens() -> None:
+def test_ids_outside_the_vocabulary_are_ignored() -> None:
     model = Model(chat_template="[{{ bos_token }}]")
     model.metadata["tokenizer.ggml.bos_token_id"] = 4294967295
     assert load_chat_template(model).render([]) == "[]"
 
 
-def test_a_template_that_is_no_text_is_refused() -> None:
+def test_a_template_that_is_not_text_is_refused() -> None:
     with pytest.raises(TemplateError, match=r"tokenizer\.chat_template .* is not text"):
         load_chat_template(Model(chat_template=7))
 

@@ -136,7 +136,7 @@ def test_a_new_file_of_ours_replaces_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").read_bytes() == b"x"
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_non_files_are_refused_without_waiting(tmp_path: Path) -> None:
     with pytest.raises(NotRegularError, match="it is a folder"):
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -351,7 +351,7 @@ def test_a_long_text_is_encoded_piece_by_piece(tmp_path, monkeypatch):
     assert tokenizer.encode(text) == whole
 
 
-def test_pieces_are_not_cut_where_a_token_lies_across_words(tmp_path):
+def test_pieces_are_not_cut_inside_a_token_that_spans_words(tmp_path):
     for more, may_cut in ((["\u2581ab"], True), (["a\u2581b"], False), (["\na"], False)):
         tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf", *more))
         assert (tokenizer._encoder.cuts is not None) is may_cut

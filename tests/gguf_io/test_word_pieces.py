@@ -135,7 +135,7 @@ def test_a_file_states_its_longest_word(longest: int, tmp_path: Path) -> None:
         assert tokenizer.encode(text, add_special=False) == expected.encode(text, add_special_tokens=False).ids
 
 
-def test_control_tokens_are_no_words(tmp_path: Path) -> None:
+def test_control_tokens_are_not_words(tmp_path: Path) -> None:
     path = write_vocabulary(
         tmp_path / "words.gguf",
         ["[CLS]", "[UNK]", "[SEP]", "▁s", "▁stop", "top"],

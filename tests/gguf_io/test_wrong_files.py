@@ -116,7 +116,7 @@ def test_formats_that_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["yes", "true", "1", "lowish"])
-def test_what_is_no_way_to_think(text: str) -> None:
+def test_invalid_thinking_options_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="use on, off, or an effort: none, minimal, low"):
         _thought(text)
     assert (_thought("on"), _thought("off"), _thought("low"), _thought(None)) == (True, False, "low", None)

@@ -147,7 +147,7 @@ def test_a_load_of_it_can_be_stopped(tmp_path: Path) -> None:
         load_model(file, OPTIONS, progress)
 
 
-def test_a_system_without_such_files_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_anonymous_files_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, own = _both(LAYOUTS["olmo3"], tmp_path)
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     with open_model(own) as file:

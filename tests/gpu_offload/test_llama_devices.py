@@ -142,7 +142,7 @@ def test_a_binding_that_is_too_old_is_refused(monkeypatch):
         (3, "llama_kv_cache_iswa: using full-size SWA cache (ref: https://github.com/ggml-org/llama.cpp/pull/13194)"),
     ],
 )
-def test_what_means_nothing_to_a_user_is_no_warning(caplog, kind, line):
+def test_messages_meaningless_to_users_are_not_warnings(caplog, kind, line):
     log = library._Log()
     with caplog.at_level(logging.DEBUG):
         log.take(kind, f"{line}\n".encode(), None)
@@ -161,7 +161,7 @@ def test_what_means_nothing_to_a_user_is_no_warning(caplog, kind, line):
         ("llama_model_load: error loading model: unknown model architecture: 'lambo'", False),
     ],
 )
-def test_a_full_device_is_told_from_other_failures(line, is_memory, monkeypatch):
+def test_a_full_device_is_distinguished_from_other_failures(line, is_memory, monkeypatch):
     monkeypatch.setattr(library._log, "complaints", [line])
     found = library.failure("it cannot load")
     assert isinstance(found, LlamaCppMemoryError) is is_memory

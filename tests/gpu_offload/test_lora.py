@@ -117,7 +117,7 @@ def test_stored_keys_and_values_name_the_adapters(runner, path, folder, opened):
         plain.create_sequence(FIRST)
 
 
-def test_what_is_no_adapter_for_this_model_is_refused(path, folder, tmp_path, opened):
+def test_adapters_for_other_models_are_refused(path, folder, tmp_path, opened):
     made = lora_files.factors(path, 1)
     with pytest.raises(ModelFileError, match="is not a LoRA adapter"):
         opened(path, path)

@@ -77,7 +77,7 @@ def test_logits_after_an_image_are_llama_cpps(path, projector, runner):
     np.testing.assert_allclose(again, expected, atol=tolerance)
 
 
-def test_an_image_has_its_own_ids_and_is_encoded_once(runner):
+def test_an_image_has_unique_ids_and_is_encoded_once(runner):
     first, second = runner.projector.see(png(1)), runner.projector.see(png(2))
     assert runner.projector.see(png(1)) is first
     ids = [
@@ -110,7 +110,7 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
         runner.projector.see(b"GIF89a")
 
 
-def test_files_that_are_no_projector_of_this_model_are_refused(path, tmp_path):
+def test_projectors_of_other_models_are_refused(path, tmp_path):
     wide = write_projector(tmp_path / "wide.gguf", width=96)
     other = write_projector(tmp_path / "other.gguf", architecture="llama")
     for file, problem in [(wide, "mismatch"), (other, "not a projector"), (path, "not a projector")]:

@@ -47,7 +47,7 @@ def localllm(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[byte
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", "host:0", "host:99999", "http://host:1", "a b:1"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(DeviceRequestError, match="give host:port"):
         add_workers([address])
 
@@ -59,7 +59,7 @@ def test_a_build_without_workers_says_how_to_get_one() -> None:
         add_workers(["127.0.0.1:9"])
 
 
-def test_nobody_there_does_not_end_the_process(built_in: None) -> None:
+def test_an_absent_worker_does_not_end_the_process(built_in: None) -> None:
     with pytest.raises(DeviceRequestError, match=r"127.0.0.1:9 cannot be used(.|\n)*Failed to connect"):
         add_workers(["127.0.0.1:9"])
 
@@ -86,9 +86,7 @@ def _send_nonsense(liar: socket.socket) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_answer_with_one_line_that_says_so(
-    built_in: None, model: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_ends_the_answer_with_one_line(built_in: None, model: str, tmp_path: Path) -> None:
     """llama.cpp ends the process; what is stored is complete (tests/e2e/test_abort.py)."""
     with rpc_worker() as address:
         command = [

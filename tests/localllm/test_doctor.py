@@ -174,7 +174,7 @@ def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
     assert doctor.check_unfinished(tmp_path).state is State.ADVICE
 
 
-def test_what_only_costs_time_is_no_failure(
+def test_problems_that_only_cost_time_are_not_failures(
     home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
@@ -190,6 +190,6 @@ def test_what_only_costs_time_is_no_failure(
     assert found["compiled kernels"]["found"] == "none" and "once" in found["compiled kernels"]["advice"]
 
 
-def test_a_folder_of_models_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_reported(tmp_path: Path) -> None:
     assert doctor.check_model_folder(tmp_path).state is State.GOOD
     assert doctor.check_model_folder(tmp_path / "usb").state is State.ADVICE

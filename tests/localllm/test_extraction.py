@@ -93,7 +93,7 @@ def test_entities_that_grow_are_not_expanded(extractor: Extractor) -> None:
 
 @pytest.mark.parametrize("name", ["a.pdf", "a.docx", "a.html"])
 @pytest.mark.parametrize("data", [b"", b"rubbish", b"%PDF-1.4\n" + b"\xff" * 1000, b"PK\3\4" + b"\0" * 100])
-def test_damaged_files_are_told_of_and_the_next_one_is_read(extractor: Extractor, name: str, data: bytes) -> None:
+def test_damaged_files_are_reported_and_the_next_one_is_read(extractor: Extractor, name: str, data: bytes) -> None:
     pytest.importorskip("pypdf")
     pytest.importorskip("docx")
     try:
@@ -103,7 +103,7 @@ def test_damaged_files_are_told_of_and_the_next_one_is_read(extractor: Extractor
     assert of(extractor, "b.pdf", pdf_of([["fine"]])).pages == (("fine",),)
 
 
-def test_pages_beyond_the_bound_are_left_out_and_told(extractor: Extractor) -> None:
+def test_pages_beyond_the_limit_are_left_out_and_reported(extractor: Extractor) -> None:
     pytest.importorskip("pypdf")
     data = pdf_of([["word " * 200] * 45] * 100)
     document = of(extractor, "a.pdf", data)

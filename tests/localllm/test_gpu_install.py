@@ -176,13 +176,13 @@ def test_what_pip_did_not_install_is_left_alone(tmp_path: Path, index: Index, in
     assert made.state() == before and index.requests == []
 
 
-def test_without_pip_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_install, "find_spec", lambda _: None)
     with pytest.raises(RequestError, match="has no pip"):
         gpu_install._own_folder()
 
 
-def test_another_library_in_a_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_named_by_a_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/elsewhere")
     with pytest.raises(RequestError, match="LLAMA_CPP_LIB_PATH"):
         gpu_install._own_folder()
@@ -304,7 +304,7 @@ def test_gpus_of_vulkan_are_asked_in_a_child(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
-def test_doctor_ends_in_the_command_where_a_gpu_lies_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_command_for_an_idle_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_offload.devices.gpus", list)
     driver = fake_driver(tmp_path, "NVIDIA H100 80GB HBM3, 9.0, 580.65.06")
     monkeypatch.setenv("PATH", f"{driver}{os.pathsep}{os.environ['PATH']}")

@@ -53,7 +53,7 @@ def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_mapped_weights_are_told_since_the_system_counts_them_as_free(model: Path) -> None:
+def test_mapped_weights_are_reported_because_the_system_counts_them_as_free(model: Path) -> None:
     settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
     found = []
     with open_model(model) as file:

@@ -100,7 +100,7 @@ def test_what_is_valid_can_be_used_whatever_the_rest(tmp_path: Path) -> None:
     assert len(errors) == 5
 
 
-def test_a_file_that_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_settings_path_that_is_not_a_text_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings({}, {}, tmp_path)
     (tmp_path / "latin").write_bytes(b"seed = 1 # \xe4")
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:
         load_settings({}, {}, tmp_path / "latin")
 
 
-def test_the_file_lies_in_the_users_configuration_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_is_in_the_users_configuration_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("APPDATA", str(tmp_path))
     assert config_path().name == "config.toml"

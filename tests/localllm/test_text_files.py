@@ -26,7 +26,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16"]
 
 
 @pytest.mark.parametrize("encoding", [*ENCODINGS, "utf-16-le", "utf-16-be"])
-def test_marks_and_line_ends_are_no_part_of_a_text(encoding: str) -> None:
+def test_marks_and_line_ends_are_not_part_of_a_text(encoding: str) -> None:
     mark = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.get(encoding, b"")
     assert decoded(mark + "Müller\r\nand\n\tsons\r".encode(encoding)) == "Müller\nand\n\tsons\r"
     assert decoded(b"") == ""
@@ -82,7 +82,7 @@ def test_one_meaning_in_every_encoding(
 @pytest.mark.parametrize(
     "read", [read for _, read in READERS if read not in (machine, prompt_and_persona)], ids=lambda read: ""
 )
-def test_what_is_no_text_is_said(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_content_that_is_not_text_is_reported(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "latin"
     path.write_bytes(b'x = "M\xfcller"')
     with pytest.raises((RequestError, SettingsError), match=r"latin: is not UTF-8 text \(byte 6\)"):

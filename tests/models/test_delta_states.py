@@ -85,7 +85,7 @@ def test_a_fork_of_what_was_decoded_computes_nothing_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "most"), [(399, 0), (390, 0), (330, 0), (257, 0), (256, 0), (9, 0), (200, 200)])
-def test_an_edit_of_a_prompt_goes_on_from_its_kept_pages(runner: Counting, length: int, most: int) -> None:
+def test_an_edited_prompt_continues_from_kept_pages(runner: Counting, length: int, most: int) -> None:
     """The last pages of a step keep slots, its first one, and every sixteenth."""
     tokens, other = tokens_of(1, 400), tokens_of(2, 20)
     sequence = runner.create_sequence()
@@ -202,7 +202,7 @@ def test_any_order_of_operations(path: Path, seed: int, few: bool) -> None:
 
 
 @pytest.mark.parametrize("stop", [64, 70])
-def test_what_was_restored_goes_on_at_once(path: Path, runner: Counting, stop: int) -> None:
+def test_a_restored_sequence_continues_at_once(path: Path, runner: Counting, stop: int) -> None:
     """In another process too, from the bytes alone."""
     tokens = tokens_of(5, 120)
     source = runner.create_sequence()
@@ -253,7 +253,7 @@ def test_many_forks_are_restored_in_few_slots(path: Path, runner: Counting) -> N
     other.close()
 
 
-def test_what_is_no_number_stays_with_its_sequence(path: Path) -> None:
+def test_nan_stays_within_its_sequence(path: Path) -> None:
     """NaN states left by another sequence do not affect later users of their slots."""
     runner = opened(path, AMPLE)
     tokens = tokens_of(9, 70)

@@ -29,7 +29,7 @@ def append(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("how", ["cut", "fork", "fork of a fork", "cut twice", "freed"])
-def test_what_lies_behind_a_cut_reaches_nobody(how: str, value: float, tmp_path: Path) -> None:
+def test_values_after_a_truncation_reach_no_sequence(how: str, value: float, tmp_path: Path) -> None:
     with open_model(write(MODELS["llama"], tmp_path / "llama.gguf")) as file:
         runner = NativeRunner(file, kv_bytes=1 << 20, threads=1)
     try:

@@ -99,7 +99,7 @@ def test_latents_are_stored_once(kind: str, size: int, tmp_path: Path) -> None:
         open_runner(path, ("q4_0", "q4_0"))
 
 
-def test_unknown_types_are_told_what_exists(path: Path) -> None:
+def test_the_error_for_an_unknown_type_lists_the_types(path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"cannot store values as 'q5_0'\. Choose one of: f16, q8_0, q4_0"):
         open_runner(path, ("f16", "q5_0"))
 

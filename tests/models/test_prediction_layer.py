@@ -57,7 +57,7 @@ def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> 
     np.testing.assert_array_equal(layer._logits.values[0], found)
 
 
-def test_it_goes_on_from_the_state_that_gives_its_logits(path: Path, runner: NativeRunner) -> None:
+def test_drafting_continues_from_the_state_behind_the_logits(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
     expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])
     _, found = layer_of(runner).run([Part(Sequence(), TOKENS[1:], states[:-1])], ALL)

@@ -132,7 +132,7 @@ def test_texts_that_cannot_be_computed(tmp_path: Path) -> None:
         encoder.pooled([[1]])
 
 
-def test_models_that_write_no_text_are_no_runners(tmp_path: Path) -> None:
+def test_encoders_are_not_runners(tmp_path: Path) -> None:
     for name, problem in [("bert", "the architecture 'bert'"), ("qwen2-sees-all", "does not generate text")]:
         path = write(ENCODERS[name], tmp_path / f"{name}.gguf")
         with open_model(path) as file, pytest.raises(UnsupportedModelError, match=problem):

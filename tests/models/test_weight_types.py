@@ -66,7 +66,7 @@ def test_logits_are_as_near_the_float_weights(file_type: str, tmp_path: Path) ->
     assert own_error < max(1.5 * their_error, 2e-3 * reference.std())
 
 
-def test_gpt_oss_in_its_own_types_is_near_llama_cpp(tmp_path: Path) -> None:
+def test_gpt_oss_in_mxfp4_is_near_llama_cpp(tmp_path: Path) -> None:
     """Experts in MXFP4. If two of them nearly tie for a row, rounding may choose another one; hence the
     median of rows.
     """

@@ -574,7 +574,7 @@ def test_mcp_servers_of_the_client_join_those_of_the_file(
     assert backend.requests[1].messages[-1]["content"] == "noon"
 
 
-def test_rounds_have_a_bound_and_continue_goes_on(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_limited_and_continue_resumes(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.chats.tool_loop.MAX_ROUNDS", 2)
     monkeypatch.setattr("tui.acp.session.MAX_ROUNDS", 2)
     editor, backend = Editor(), model(*[calls(("list_files", {}))] * 3, DONE)
@@ -587,7 +587,7 @@ def test_rounds_have_a_bound_and_continue_goes_on(play: Callable[..., None], mon
     play(backend, editor, flow)
 
 
-def test_a_cut_answer_says_so_and_is_continued(play: Callable[..., None], store: SessionStore) -> None:
+def test_a_cut_answer_is_marked_and_can_be_continued(play: Callable[..., None], store: SessionStore) -> None:
     backend = model([said("One, "), ended(FinishReason.LENGTH)], [said("two."), ended()])
 
     async def flow(agent: Any, session: str) -> None:
@@ -703,7 +703,7 @@ def test_a_signal_ends_the_program(scripted: Path, folder: Path) -> None:
         assert process.wait(60) == 0
 
 
-def test_a_terminal_is_told_what_the_command_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_command_explains_its_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     from localllm.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["localllm", "agent"])

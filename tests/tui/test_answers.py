@@ -59,7 +59,7 @@ def test_escape_stops_and_the_partial_answer_stays(make_app: MakeApp, store: Ses
     assert store.path(store.sessions()[0].id)[-1].content == "Half an ans"
 
 
-def test_typing_goes_on_while_an_answer_comes(make_app: MakeApp) -> None:
+def test_typing_works_while_an_answer_streams(make_app: MakeApp) -> None:
     backend = FakeBackend([said("...")])
 
     async def flow() -> None:

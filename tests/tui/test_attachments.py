@@ -99,7 +99,7 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
     assert base64.b64decode(exported["picture"]) == png(1)
 
 
-def test_a_model_that_reads_text_only_says_so_and_the_prompt_stays(make_app: MakeApp, folder: Path) -> None:
+def test_a_text_only_model_refuses_images_and_the_prompt_stays(make_app: MakeApp, folder: Path) -> None:
     async def flow() -> None:
         async with make_app(FakeBackend(sees=False)).run_test() as pilot:
             chat = await loaded(pilot)
@@ -112,7 +112,7 @@ def test_a_model_that_reads_text_only_says_so_and_the_prompt_stays(make_app: Mak
     asyncio.run(flow())
 
 
-def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
+def test_a_chat_with_a_picture_continues_with_a_text_only_model(
     make_app: MakeApp, folder: Path, store: SessionStore
 ) -> None:
     backend = FakeBackend(*[[said("A fox."), ended()]] * 3)

@@ -29,7 +29,7 @@ async def talk(pilot: Pilot[None], backend: FakeBackend, turns: int) -> None:
         await ask(pilot, f"question {number}")
 
 
-def test_the_summary_stands_for_the_oldest_turns(make_app: MakeApp) -> None:
+def test_the_summary_replaces_the_oldest_turns(make_app: MakeApp) -> None:
     backend = backend_with("one", "two", "three", "They spoke of one.", "four", "five")
 
     async def flow() -> None:
@@ -58,7 +58,7 @@ def test_the_summary_stands_for_the_oldest_turns(make_app: MakeApp) -> None:
     ]
 
 
-def test_a_second_summary_stands_for_the_first_one_too(make_app: MakeApp) -> None:
+def test_a_second_summary_replaces_the_first(make_app: MakeApp) -> None:
     backend = backend_with("one", "two", "three", "First notes.", "four", "Second notes.", "five")
 
     async def flow() -> None:

@@ -48,7 +48,7 @@ async def settled(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def test_an_answer_without_code_says_so(make_app: MakeApp) -> None:
+def test_copying_code_from_an_answer_without_code_warns(make_app: MakeApp) -> None:
     async def flow() -> None:
         async with make_app(FakeBackend([said("No code."), ended()])).run_test() as pilot:
             await loaded(pilot)

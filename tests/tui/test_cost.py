@@ -65,7 +65,7 @@ def test_an_edit_and_another_answer_say_what_they_compute(make_app: MakeApp) -> 
     running(make_app, backend, flow)
 
 
-def test_the_next_message_s_cost_is_told_once_it_is_more_than_usual(make_app: MakeApp) -> None:
+def test_the_cost_of_the_next_message_is_shown_if_unusual(make_app: MakeApp) -> None:
     """After another system text, after a switch to another branch, and not while an answer is running."""
     backend = FakeBackend(*answers(3))
 
@@ -97,7 +97,7 @@ def test_the_next_message_s_cost_is_told_once_it_is_more_than_usual(make_app: Ma
     running(make_app, backend, flow)
 
 
-def test_a_cost_that_is_not_known_is_not_told(make_app: MakeApp) -> None:
+def test_an_unknown_cost_is_not_shown(make_app: MakeApp) -> None:
     backend = FakeBackend(*answers(2))
 
     async def flow(pilot: Pilot[None], chat: ChatScreen) -> None:

@@ -141,7 +141,7 @@ def test_one_damaged_letter_hides_no_chat(whole: bytes, tmp_path: Path) -> None:
     store.close()
 
 
-def test_names_that_are_no_text_are_stored(tmp_path: Path) -> None:
+def test_names_that_are_not_text_are_stored(tmp_path: Path) -> None:
     """A model's path may contain bytes that are not UTF-8."""
     store = SessionStore(tmp_path / "s.db")
     session = store.create("model\udcff.gguf", {})

@@ -183,7 +183,7 @@ def test_a_draft_outlives_the_program(make_app: MakeApp, store: SessionStore) ->
     asyncio.run(second())
 
 
-def test_drafts_of_a_running_chat_are_its_own(store: SessionStore) -> None:
+def test_drafts_of_a_running_chat_are_not_shared(store: SessionStore) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         began = psutil.Process(other.pid).create_time()
         value = json.dumps([{"text": DRAFT, "pasted": []}])

@@ -93,7 +93,7 @@ def cut(content: str, reasoning: str) -> list[Any]:
         (False, "Fo", "", "Fo", "ur", [("content", "ur")]),
     ],
 )
-def test_a_cut_answer_goes_on_where_it_was(
+def test_a_cut_answer_is_continued(
     starts_in_reasoning: bool, content: str, reasoning: str, prompt: str, text: str, parts: list[tuple[str, str]]
 ) -> None:
     asked, said = ask(Model(text, starts_in_reasoning), cut(content, reasoning))

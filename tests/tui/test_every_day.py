@@ -77,7 +77,7 @@ async def ask_and_leave(pilot: Pilot[None], backend: FakeBackend, text: str) -> 
     await answered(pilot)
 
 
-def test_a_user_who_is_elsewhere_is_told(
+def test_a_user_in_another_window_is_notified(
     make_app: MakeApp, store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = FakeBackend([said("Yes."), ended()])

@@ -105,7 +105,7 @@ def long_chat(store: SessionStore, turns: int) -> int:
     return session
 
 
-def test_a_match_far_up_is_mounted_and_the_chat_goes_on_at_its_end(make_app: MakeApp, store: SessionStore) -> None:
+def test_a_distant_match_is_mounted_and_the_chat_continues_at_its_end(make_app: MakeApp, store: SessionStore) -> None:
     long_chat(store, 60)
     backend = FakeBackend([said("Last."), ended()])
 

@@ -68,7 +68,7 @@ def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     assert "16 tokens, 36 KiB a page" in str(drawings.pages(SNAPSHOT, 20, 2, 2304.0))
 
 
-def test_pages_of_window_layers_are_told_and_not_free() -> None:
+def test_pages_of_window_layers_are_shown_as_taken() -> None:
     plain = str(drawings.pages(SNAPSHOT, 20, 2))
     text = str(drawings.pages(replace(SNAPSHOT, window_pages=30, kept_window_pages=5), 20, 2))
     assert "windows take 30 pages more, and 5 for branches" in text
@@ -76,7 +76,7 @@ def test_pages_of_window_layers_are_told_and_not_free() -> None:
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 
-def test_a_cell_of_the_page_map_stands_for_neighbours() -> None:
+def test_a_cell_of_the_page_map_groups_neighbours() -> None:
     text = str(drawings.pages(SNAPSHOT, 2, 2))
     assert text.splitlines()[:2] == ["█▒", "░░"]  # two pages per cell
     assert "2 pages a cell" in text
@@ -173,7 +173,7 @@ def test_the_timeline_shows_phases_to_scale() -> None:
     assert "reads its prompt" in detailed
 
 
-def test_the_last_request_s_phases_are_told_one_by_one() -> None:
+def test_the_last_requests_phases_are_listed() -> None:
     done = replace(SNAPSHOT, timelines=SNAPSHOT.timelines[:1])
     text = str(laboratory_drawings.last_request(done, 100, 12))
     rows = [line.split()[0] for line in text.splitlines()[:6]]
@@ -295,7 +295,7 @@ def test_the_other_setting_changes_by_keys(make_app: MakeApp) -> None:
     asyncio.run(flow())
 
 
-def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:
+def test_without_an_engine_the_screen_shows_a_notice(make_app: MakeApp) -> None:
     async def flow() -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
             await loaded(pilot)

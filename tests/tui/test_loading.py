@@ -79,7 +79,7 @@ def test_who_chooses_nothing_gets_the_built_in_one(make_app: MakeApp) -> None:
     assert backend.loaded == ["builtin"]
 
 
-def test_without_a_network_the_built_in_one_answers_and_one_line_says_so(make_app: MakeApp) -> None:
+def test_without_a_network_the_built_in_model_answers_with_a_notice(make_app: MakeApp) -> None:
     backend = NewBackend([said("One."), ended()])
     backend.unavailable = {"small:1b"}
 
@@ -117,7 +117,7 @@ def test_escape_stops_a_load_and_the_model_before_it_stays(make_app: MakeApp, st
     assert store.remembered("model") == "tiny"
 
 
-def test_leaving_while_a_model_loads_is_no_error(make_app: MakeApp) -> None:
+def test_leaving_while_a_model_loads_is_not_an_error(make_app: MakeApp) -> None:
     backend = FakeBackend()
     backend.gate.clear()
 
@@ -135,7 +135,7 @@ def test_leaving_while_a_model_loads_is_no_error(make_app: MakeApp) -> None:
     asyncio.run(flow())
 
 
-def test_a_prompt_waits_for_its_model_and_is_told_when_there_will_be_none(make_app: MakeApp) -> None:
+def test_a_prompt_waits_for_its_model_and_fails_if_the_load_fails(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One."), ended()])
     backend.gate.clear()
 
@@ -245,7 +245,7 @@ def a_model(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_a_pull_tells_how_far_it_is_and_stops_when_nobody_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_shows_progress_and_stops_when_abandoned(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.library.pull.TELL_S", 0)
     settings = Settings()
     with ModelServer().running() as server:

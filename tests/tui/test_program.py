@@ -46,7 +46,7 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
 
 
 @pytest.mark.parametrize(("closed", "code"), [("<&-", 0), ("<&- >&-", 141)])
-def test_closed_streams_are_no_defect_and_output_that_is_lost_is_a_failure(closed: str, code: int) -> None:
+def test_closed_streams_are_not_bugs_but_lost_output_is_a_failure(closed: str, code: int) -> None:
     call = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", "from tui.main import main; main()", "--version"]
     ended = subprocess.run(call, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (code, "")
@@ -106,7 +106,7 @@ def test_run_and_chat_open_the_chat_in_a_terminal(
     )
 
 
-def test_the_path_of_a_file_with_spaces_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_path_with_spaces_is_not_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my model.gguf").touch()
     monkeypatch.chdir(tmp_path)
     assert model_and_prompt("my model.gguf") == ("my model.gguf", None)
@@ -139,7 +139,7 @@ def test_what_the_first_picture_does_not_need_is_not_imported() -> None:
     assert loaded.isdisjoint((HEAVY | {"typer", "pydantic", "markdown_it", "httpx", "psutil"}) - {"textual"})
 
 
-def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_startup_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -150,7 +150,7 @@ def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch)
     assert ended.value.code == 130
 
 
-def test_output_that_nobody_reads_ends_the_program_quietly() -> None:
+def test_unread_output_ends_the_program_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     program = [sys.executable, "-c", "from tui.main import main; main()", "completion", "bash"]

@@ -57,7 +57,7 @@ def test_calls_without_markers_run_once_they_are_allowed(
 
 
 @pytest.mark.slow
-def test_a_story_is_told_stopped_and_seen_by_the_inspector(
+def test_a_story_is_generated_stopped_and_shown_in_the_inspector(
     make_app: MakeApp, store: SessionStore, data_dir: Path
 ) -> None:
     model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"

@@ -78,7 +78,7 @@ def test_an_edit_that_cannot_be_sent_stays_an_edit(make_app: MakeApp, tmp_path: 
     asyncio.run(flow())
 
 
-def test_what_looks_like_a_command_goes_to_nobody(make_app: MakeApp) -> None:
+def test_an_unknown_command_is_not_sent(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One."), ended()])
 
     async def flow() -> None:

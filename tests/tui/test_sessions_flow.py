@@ -163,7 +163,7 @@ def test_an_edit_ends_with_the_chat_that_it_edits(make_app: MakeApp, store: Sess
     assert len(store.sessions()) == 2
 
 
-def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
+def test_a_cut_answer_is_continued_in_the_same_message(make_app: MakeApp) -> None:
     backend = FakeBackend([said("One, two,"), ended(FinishReason.LENGTH)], [said(" three."), ended()])
 
     async def flow() -> None:
@@ -178,7 +178,7 @@ def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
     asyncio.run(flow())
 
 
-def test_a_fork_goes_on_without_changing_the_first(make_app: MakeApp, store: SessionStore) -> None:
+def test_a_fork_continues_without_changing_the_original(make_app: MakeApp, store: SessionStore) -> None:
     backend = FakeBackend([said("One."), ended()], [said("Two."), ended()], [said("Three."), ended()])
 
     async def flow() -> None:
@@ -209,7 +209,7 @@ def test_the_model_names_the_chat_in_the_background(make_app: MakeApp, store: Se
     assert store.sessions()[0].title == "Leaf colours"
 
 
-def test_a_sentence_is_no_title(store: SessionStore) -> None:
+def test_a_sentence_is_not_a_title(store: SessionStore) -> None:
     backend = FakeBackend([said("The subject of our conversation in five words was: leaves."), ended()])
     conversation = Conversation(store, "fake", Parameters())
     conversation.ask("What colour are leaves?")
@@ -309,7 +309,7 @@ def test_a_deletion_that_fails_is_not_called_one(
 
 
 @pytest.mark.parametrize("command", ["/new", "/rename Mine", "/delete"])
-def test_a_title_that_is_no_longer_wanted_is_cancelled(make_app: MakeApp, store: SessionStore, command: str) -> None:
+def test_an_unneeded_title_is_cancelled(make_app: MakeApp, store: SessionStore, command: str) -> None:
     backend = FakeBackend([said("Green."), ended()], converses=True)  # the title is never complete
 
     async def flow() -> None:
@@ -363,7 +363,7 @@ def test_a_name_given_while_the_model_looks_for_one_stays(store: SessionStore) -
     assert store.sessions()[0].title == "Mine"
 
 
-def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, store: SessionStore) -> None:
+def test_the_last_chat_continues_with_another_system_prompt(make_app: MakeApp, store: SessionStore) -> None:
     backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
 
     async def first() -> None:
@@ -404,7 +404,7 @@ def test_the_first_prompt_is_sent_at_once_but_not_again_by_a_reloaded_page(
     asyncio.run(flow(2))
 
 
-def test_a_first_prompt_waits_in_the_field_while_there_is_no_model(make_app: MakeApp) -> None:
+def test_a_first_prompt_stays_in_the_field_until_there_is_a_model(make_app: MakeApp) -> None:
     async def flow() -> None:
         app = make_app(FakeBackend(), model="")
         app.begin_with(False, None, prompt="Say one.")
@@ -426,7 +426,7 @@ def test_a_chat_takes_nothing_from_the_one_before_it(store: SessionStore) -> Non
     assert conversation.parameters == Parameters(top_k=7, temperature=0.3)
 
 
-def test_a_reloaded_page_goes_on_with_its_chat(make_app: MakeApp, store: SessionStore) -> None:
+def test_a_reloaded_page_continues_its_chat(make_app: MakeApp, store: SessionStore) -> None:
     async def first(visit: str) -> None:
         app = make_app(FakeBackend([said("One."), ended()]))
         app.begin_with(False, None, visit=visit)

@@ -69,7 +69,7 @@ def test_a_context_that_is_nearly_full_warns() -> None:
     assert styles == {50: "$foreground 60%", 85: "$warning", 97: "$error"}
 
 
-def test_what_did_not_fit_is_told() -> None:
+def test_dropped_messages_are_reported() -> None:
     assert "2 messages left out" in str(Status(counts=Counts(dropped_messages=2)).line(80))
 
 
@@ -89,7 +89,7 @@ def test_small_things() -> None:
     assert bar(7.0, 4) == "━━━━"
 
 
-def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
+def test_another_models_defaults_replace_unchanged_ones() -> None:
     old = Parameters()
     chosen = old.with_text("temperature", "0.2", old)
     new = Parameters.from_settings(Settings(temperature=0.6, top_k=20))
@@ -97,7 +97,7 @@ def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
     assert (rebased.temperature, rebased.top_k) == (0.2, 20)
 
 
-def test_a_parameter_that_is_misspelt_is_told_the_nearest() -> None:
+def test_a_misspelt_parameter_gets_a_suggestion() -> None:
     with pytest.raises(RequestError, match=r"no parameter 'presense_penalty'. Did you mean presence_penalty\?"):
         Parameters().with_text("presense_penalty", "1", Parameters())
     with pytest.raises(RequestError, match=r"no parameter 'colour'. There are: system, temperature, .*mirostat_eta"):

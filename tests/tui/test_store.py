@@ -63,7 +63,7 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         SessionStore(tmp_path / "s.db")
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_bytes(b"not a database, but long enough to have a header" * 40)
     with pytest.raises(SessionError, match=r"s\.db: is not a chat database"):
         SessionStore(tmp_path / "s.db")

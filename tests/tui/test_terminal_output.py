@@ -20,7 +20,7 @@ def test_text_goes_to_the_terminal() -> None:
     assert (stream.getvalue(), gone) == ("abc", [])
 
 
-def test_a_terminal_that_went_is_told_of_once_and_written_to_no_more() -> None:
+def test_a_lost_terminal_is_reported_once_and_not_written_to() -> None:
     gone = list[bool]()
     output = TerminalOutput(GoneStream(), lambda: gone.append(True))
     for _ in range(3):

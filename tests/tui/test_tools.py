@@ -177,7 +177,7 @@ def test_a_change_of_another_chat_is_taken_back_only_after_a_question(
     play(model(), flow)
 
 
-def test_refused_calls_do_nothing_and_the_model_goes_on(
+def test_refused_calls_do_nothing_and_the_model_continues(
     play: Callable[[FakeBackend, Flow], None], folder: Path
 ) -> None:
     async def flow(pilot: Pilot[None]) -> None:
@@ -337,7 +337,7 @@ def test_a_malformed_call_is_asked_for_again_under_its_schema(play: Callable[[Fa
     assert [request.tool_choice for request in backend.requests[:3]] == [None, "read_file", None]
 
 
-def test_the_loop_stops_at_its_bound_and_goes_on_when_told(
+def test_the_loop_stops_at_its_limit_and_resumes_on_request(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localllm.chats.tool_loop.MAX_ROUNDS", 2)

@@ -20,9 +20,7 @@ def full(store: SessionStore, pages: int = 0) -> None:
     store._db.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
-def test_a_chat_goes_on_where_it_cannot_be_saved_from_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chat_works_where_it_cannot_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = tmp_path / "home"
     blocked.write_text("a file where the folder should be")
     with pytest.raises(UnwritableError):

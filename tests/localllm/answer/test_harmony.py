@@ -47,7 +47,7 @@ def test_messages_for_functions_are_calls(cuts: list[int]) -> None:
 
 
 @given(CUTS)
-def test_what_is_no_call_stays_content(cuts: list[int]) -> None:
+def test_text_that_is_not_a_call_stays_content(cuts: list[int]) -> None:
     assert split(CALL, cuts, offers_tools=False) == [AnswerPart(PartKind.CONTENT, '{"a": 1}')]
     broken = CALL.removesuffix("}")
     assert [part.unfinished for part in split(broken, cuts)] == [broken]

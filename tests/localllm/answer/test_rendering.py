@@ -41,7 +41,7 @@ def chat(tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[str, 
 
 
 @pytest.mark.slow
-def test_in_every_template_the_rest_is_a_conversation_of_its_own(data_dir: Path, tokenizer: Tokenizer) -> None:
+def test_in_every_template_the_rest_is_a_complete_conversation(data_dir: Path, tokenizer: Tokenizer) -> None:
     messages = conversation(12, system=False)
     compared = 0
     for path in sorted((data_dir / "templates").glob("*.jinja")):
@@ -121,7 +121,7 @@ def test_system_messages_and_the_newest_question_stay(data_dir: Path, tokenizer:
         ("openai-gpt-oss-120b", {"content": "", "thinking": "Hm."}, "<|channel|>analysis<|message|>Hm.", True),
     ],
 )
-def test_an_answer_that_goes_on_ends_the_prompt(
+def test_a_continued_answer_ends_the_prompt(
     data_dir: Path, tokenizer: Tokenizer, name: str, message: dict[str, str], begun: str, in_reasoning: bool
 ) -> None:
     own, messages = template(data_dir, name), conversation(2)

@@ -148,12 +148,12 @@ def test_reasoning_that_the_prompt_opened(cuts: list[int]) -> None:
 @given(
     CUTS, st.sampled_from(["<tool_call>add(1)</tool_call>", '<tool_call>{"name": "x"', "a <tool", "x [TOOL_CALLS]!"])
 )
-def test_what_is_no_call_stays_content(cuts: list[int], text: str) -> None:
+def test_text_that_is_not_a_call_stays_content(cuts: list[int], text: str) -> None:
     assert split(text, cuts) == [AnswerPart(PartKind.CONTENT, text)]
 
 
 @given(CUTS, st.sampled_from(["<think>a</think>", f"<think>a</think>{CALL}"]))
-def test_white_space_after_what_is_no_call_stays(cuts: list[int], before: str) -> None:
+def test_white_space_after_text_that_is_not_a_call_stays(cuts: list[int], before: str) -> None:
     for text in ('<tool_call>{"name": "add", "arguments": {"a": }} and more', f"<tool_call>{'[' * 2100} and more"):
         parts = split(before + text, [*cuts, len(before + text) - len(" and more")])
         assert "".join(part.text for part in parts).endswith(text)
@@ -294,7 +294,7 @@ def test_calls_without_the_templates_markers(
     ],
 )
 @given(CUTS)
-def test_what_is_no_call_without_markers_stays_text(one: CallFormat, text: str, cuts: list[int]) -> None:
+def test_text_without_markers_that_is_not_a_call_stays_text(one: CallFormat, text: str, cuts: list[int]) -> None:
     if one is BARE and text.startswith('{"name": "weather"'):
         return
     assert split_at(AnswerSplitter(THINK, [one], OFFERED), text, cuts) == [AnswerPart(PartKind.CONTENT, text)]
@@ -325,7 +325,7 @@ def test_text_after_a_marker_is_held_no_longer_than_it_may_become_a_call(text: s
 
 
 @given(CUTS)
-def test_a_call_that_is_cut_off_is_told(cuts: list[int]) -> None:
+def test_a_truncated_call_is_reported(cuts: list[int]) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": "a { b'
     (part,) = split(text, cuts)
     assert part.kind is PartKind.TOOL_CALLS and not part.tool_calls and part.unfinished == text

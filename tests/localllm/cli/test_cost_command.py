@@ -141,7 +141,7 @@ def test_a_measured_time_ends_with_ctrl_c(server: Metrics, call: Call, monkeypat
     assert report["joules"] == pytest.approx(50 * report["seconds"])
 
 
-def test_why_there_are_no_counters(
+def test_missing_counters_are_explained(
     server: Metrics, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Missing(energy.EnergyMeter):
@@ -164,7 +164,7 @@ def test_why_there_are_no_counters(
         (METRICS, 200, ["--api-cached", "1"], "needs both --api-prompt and --api-generated"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_invalid_options_are_refused(
     server: Metrics, call: Call, text: str, status: int, arguments: list[str], said: str
 ) -> None:
     server.texts, server.status = [text], status

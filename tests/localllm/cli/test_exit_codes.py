@@ -57,20 +57,20 @@ def without_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
 
 
-def test_too_little_memory_is_no_defect() -> None:
+def test_too_little_memory_is_not_a_bug() -> None:
     ended = called("run", "builtin", "hi", "--max-tokens", "1", preexec_fn=without_memory)
     assert ended.returncode == ExitCode.REFUSED, ended.stderr
     assert "does not fit into memory" in ended.stderr and "defect" not in ended.stderr
 
 
-def test_an_instruction_set_that_cannot_be_used_is_no_defect() -> None:
+def test_an_unusable_instruction_set_is_not_a_bug() -> None:
     ended = called("doctor", env={**os.environ, "LOCALLLM_ISA": "avx1024"})
     assert ended.returncode == ExitCode.REFUSED, ended.stderr
     assert "LOCALLLM_ISA='avx1024': unknown. Choose one of" in ended.stderr and "defect" not in ended.stderr
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
-def test_memory_that_runs_out_later_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_that_runs_out_later_is_not_a_bug(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, reported_errors():
         raise error
     assert ended.value.code == ExitCode.REFUSED
@@ -88,7 +88,7 @@ def closed_stdout() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["--help"], ["show", "builtin"]])
-def test_output_that_cannot_be_written_is_no_success(arguments: list[str]) -> None:
+def test_unwritable_output_is_a_failure(arguments: list[str]) -> None:
     ended = called(*arguments, preexec_fn=closed_stdout)
     assert ended.returncode == ExitCode.UNREAD
     assert ended.stderr == ""

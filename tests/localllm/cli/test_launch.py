@@ -159,7 +159,7 @@ def test_own_configurations_name_the_server_and_the_model(name: str) -> None:
         assert json.loads(text)
 
 
-def test_contexts_that_programs_are_told_fit_the_server(tmp_path: Path) -> None:
+def test_contexts_given_to_programs_fit_the_server(tmp_path: Path) -> None:
     short = replace(AT, context=20_000)
     extension = next(iter(PROGRAMS["pi"].set_up(short, tmp_path).files.values()))
     assert '"contextWindow": 20000' in extension and '"maxTokens": 5000' in extension
@@ -172,7 +172,7 @@ def test_contexts_that_programs_are_told_fit_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EDITORS)
-def test_editors_are_told_where_to_enter_what(name: str) -> None:
+def test_settings_for_editors_are_printed(name: str) -> None:
     for at in (AT, replace(AT, key=NO_KEY)):
         text = EDITORS[name].steps(at)
         assert at.url in text and (at.key in text or "any text" in text)

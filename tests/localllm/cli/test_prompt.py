@@ -41,12 +41,12 @@ def test_no_prompt_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             read_prompt(None, None)
 
 
-def test_closed_stdin_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stdin_is_not_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert read_prompt("one", None) == "one"
 
 
-def test_sources_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sources_that_are_not_text_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_stdin(monkeypatch, b"ab\xff")
     with pytest.raises(RequestError, match=r"standard input: is not UTF-8 text \(byte 2\)"):
         read_prompt("one", None)

@@ -329,7 +329,7 @@ def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.Ca
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
-def test_a_full_disk_is_told_and_is_no_defect() -> None:
+def test_a_full_disk_is_reported_and_is_not_a_bug() -> None:
     call = [sys.executable, "-c", "from tui.main import main; main()", "list"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

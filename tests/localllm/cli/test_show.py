@@ -131,7 +131,9 @@ def test_a_file_without_layers_is_shown(
     assert json.loads(capsys.readouterr().out)["memory_bytes"] is None
 
 
-def test_what_is_no_model_exits_2(tmp_path: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_model_exits_2(
+    tmp_path: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.gguf").write_text("hello, this is no model at all")
     for path in (tmp_path / "missing.gguf", tmp_path, tmp_path / "text.gguf"):
         assert show(str(path)) == 2

@@ -28,7 +28,7 @@ def ask(*arguments: object) -> Result:
     return CliRunner().invoke(application(), ["ask", *map(str, arguments)], catch_exceptions=False)
 
 
-def test_quotations_are_checked_and_places_told(folder: Path, model: Path) -> None:
+def test_quotations_are_checked_and_located(folder: Path, model: Path) -> None:
     told = ask(folder, "When was the harbour built?", "--model", model)
     assert told.exit_code == 0
     assert told.stdout == (
@@ -78,7 +78,7 @@ def test_the_model_of_the_chat_is_the_usual_one(folder: Path, model: Path) -> No
     assert ask(folder, "harbour").exit_code == 0
 
 
-def test_a_remote_server_that_refuses_is_no_defect_of_ours(folder: Path) -> None:
+def test_a_refusal_by_a_remote_server_is_not_our_bug(folder: Path) -> None:
     with openai_server() as script:
         script.refusal = (404, {"error": {"message": "no such model"}})
         told = ask(folder, "harbour", "--model", "other", "--remote", script.address)

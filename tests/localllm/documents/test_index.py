@@ -84,7 +84,7 @@ def test_a_change_within_the_tick_of_the_clock_is_seen(folder: Path) -> None:
         assert best(index, "one") == ""
 
 
-def test_the_index_lies_outside_the_folder_and_is_the_users_alone(folder: Path) -> None:
+def test_the_index_is_private_and_outside_the_folder(folder: Path) -> None:
     before = sorted(path for path in folder.rglob("*"))
     with DocumentIndex(folder) as index:
         index.update()
@@ -133,7 +133,7 @@ def test_a_file_that_becomes_a_link_while_it_is_indexed_is_not_followed(
         (lambda path: path.write_bytes(b" " * (4 * 2**20 + 1)), "is larger than 4 MiB"),
     ],
 )
-def test_what_is_no_text_is_told_once(folder: Path, write: Callable[[Path], object], problem: str) -> None:
+def test_a_file_that_is_not_text_is_reported_once(folder: Path, write: Callable[[Path], object], problem: str) -> None:
     write(folder / "strange.txt")
     settle(folder)
     with DocumentIndex(folder) as index:
@@ -160,7 +160,7 @@ def test_words_without_blanks_between_them_are_found(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("question", ['name: "crane" OR NOT (b* - ^c) NEAR/2', '"""', "crane^ NEAR(", "text:crane AND"])
-def test_a_question_is_no_query_language(question: str, folder: Path) -> None:
+def test_questions_are_not_query_syntax(question: str, folder: Path) -> None:
     with DocumentIndex(folder) as index:
         index.update()
         assert best(index, question).startswith("notes.md:") is ("crane" in question)
@@ -211,7 +211,7 @@ def test_there_must_be_a_folder(tmp_path: Path) -> None:
         DocumentIndex(tmp_path / "none")
 
 
-def test_an_update_that_is_interrupted_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_update_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_FILES_PER_COMMIT", 1)
 
     def stop(_done: int, _total: int) -> None:

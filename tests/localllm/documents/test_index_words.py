@@ -31,7 +31,7 @@ def write(folder: Path) -> Write:
     return made
 
 
-def test_stop_words_are_dropped_unless_there_are_no_others() -> None:
+def test_stop_words_are_dropped_unless_nothing_else_remains() -> None:
     assert content_words("How do I roll back a deployment?") == ["roll", "back", "deployment"]
     assert content_words("Wie kann ich den Beitrag bezahlen?") == ["Beitrag", "bezahlen"]
     assert content_words("Où est la clé ? ¿Dónde está?") == ["clé"]

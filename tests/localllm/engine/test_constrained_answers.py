@@ -152,7 +152,7 @@ def test_an_answer_that_is_all_forced_needs_no_model() -> None:
     assert runner.rows_computed == 0
 
 
-def test_the_window_rolls_before_forced_text_goes_on() -> None:
+def test_the_window_rolls_before_forced_text_continues() -> None:
     runner = make_runner()
     wanted = [
         GenerationRequest(

@@ -122,7 +122,7 @@ def test_the_end_is_allowed_only_where_the_text_is_complete(vocabulary: Vocabula
     assert constraint.is_finished
 
 
-def test_tokens_that_are_no_text_are_never_allowed(vocabulary: Vocabulary) -> None:
+def test_tokens_that_are_not_text_are_never_allowed(vocabulary: Vocabulary) -> None:
     constraint = vocabulary.compile("regex", "(?s:.*)")
     tokenizer = vocabulary.tokenizer
     silent = [token for token in range(tokenizer.vocab_size) if not tokenizer.token_bytes(token, skip_special=True)]
@@ -130,7 +130,7 @@ def test_tokens_that_are_no_text_are_never_allowed(vocabulary: Vocabulary) -> No
     assert set(allowed) <= tokenizer.eog_ids
 
 
-def test_a_fork_keeps_a_state_of_its_own(vocabulary: Vocabulary) -> None:
+def test_a_fork_has_a_separate_state(vocabulary: Vocabulary) -> None:
     constraint = vocabulary.compile("json_schema", PERSON)
     vocabulary.accept(constraint, '{"name": "B')
     before = constraint.mask().copy()

@@ -64,7 +64,7 @@ def test_an_edited_chat_computes_a_page_more_at_most(path: Path, runner: Countin
     fresh.close()
 
 
-def test_a_chat_goes_on_after_a_restart(path: Path, tmp_path: Path) -> None:
+def test_a_chat_continues_after_a_restart(path: Path, tmp_path: Path) -> None:
     prompt = SYSTEM * 2 + QUESTION
     runner = opened(path)
     layout = runner.info.kv_layout

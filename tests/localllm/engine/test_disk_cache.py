@@ -82,7 +82,7 @@ def test_damaged_segments_are_computed_again(tmp_path: Path, damage: str) -> Non
     assert again.last.counts.cached_disk == 0 and runner.rows_computed == 603
 
 
-def test_a_damaged_state_is_not_believed_and_kv_is(tmp_path: Path) -> None:
+def test_a_damaged_state_is_rejected_but_its_kv_is_used(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, "model", 2**20)
     cache.store(LONG[:100], 0, bytes(1000), b"state" * 50)
     (segment,) = cache.find(LONG)

@@ -162,7 +162,7 @@ def test_short_request_overtakes_a_long_prefill() -> None:
     assert progress is not None and progress.prefilled < 300 < progress.total
 
 
-def test_slow_reader_pauses_only_its_own() -> None:
+def test_a_slow_reader_pauses_only_that_request() -> None:
     runner = FakeRunner(pages=400)
     engine = Engine(runner, FakeVocabulary())
     slow = engine.submit(request(1, 2, 3, max_tokens=CAPACITY + 100))
@@ -225,7 +225,7 @@ def test_context_policies() -> None:
         (-1, [*range(19), *range(50, 60)]),
     ],
 )
-def test_a_rolling_window_keeps_the_first_tokens_that_it_is_told_to(keep: int | None, window: list[int]) -> None:
+def test_a_rolling_window_keeps_the_requested_first_tokens(keep: int | None, window: list[int]) -> None:
     rolling = request(*range(60), context_policy=ContextPolicy.ROLLING, keep=keep)
     assert fit_prompt(rolling, 40).tokens == window
 
@@ -310,7 +310,7 @@ def test_a_runner_that_breaks_ends_every_stream(caplog: pytest.LogCaptureFixture
     engine.close()
 
 
-def test_a_failed_step_ends_its_own_requests_only() -> None:
+def test_a_failed_step_ends_only_requests_in_that_step() -> None:
     def fail_on_seven(history: list[int], _: NDArray[np.float32]) -> None:
         if history[0] == 7:
             raise OutOfMemoryError("no room for sevens")
@@ -323,7 +323,7 @@ def test_a_failed_step_ends_its_own_requests_only() -> None:
     engine.check_integrity()
 
 
-def test_readers_that_are_behind_block_nobody() -> None:
+def test_slow_readers_do_not_block_others() -> None:
     runner = FakeRunner(pages=400)
     engine = Engine(runner, FakeVocabulary(), max_running=2)
     slow = [engine.submit(request(first, 2, 3, max_tokens=CAPACITY + 50)) for first in (1, 2)]

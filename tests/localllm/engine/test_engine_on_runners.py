@@ -149,7 +149,7 @@ def test_context_policies(runner: WatchedRunner, tokenizer: Tokenizer, check: Ch
     assert (full.last.counts.generated, full.last.finish_reason) == (14, FinishReason.LENGTH)
 
 
-def test_a_slow_reader_pauses_only_its_own(runner: WatchedRunner, tokenizer: Tokenizer, check: Check) -> None:
+def test_a_slow_reader_pauses_only_that_request(runner: WatchedRunner, tokenizer: Tokenizer, check: Check) -> None:
     engine = Engine(runner, tokenizer)
     prompt = tokenizer.encode("Once")
     wild = SamplingParams(temperature=2, top_k=0, top_p=1, min_p=0, seed=1)  # nothing to draft: one event per token

@@ -131,7 +131,7 @@ def test_long_strings_and_lists_are_possible() -> None:
     assert accepts(ConstraintKind.JSON, "", many)
 
 
-def test_an_unsatisfiable_part_is_told_without_the_grammar() -> None:
+def test_an_unsatisfiable_part_is_reported_without_the_grammar() -> None:
     schema = {"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}, "required": ["a"]}
     with pytest.raises(RequestError, match=r"cannot be used: Unsatisfiable schema: minItems \(3\)[^\n]*$"):
         compile_constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), VOCABULARY)

@@ -53,7 +53,7 @@ def test_log_probabilities_are_those_of_the_text(
     assert (shown, tuple(entries)) == (text, told)
 
 
-def test_what_a_request_failed_with_is_told() -> None:
+def test_the_reason_for_a_failure_is_reported() -> None:
     def no_room(_: list[int], __: NDArray[np.float32]) -> None:
         raise OutOfMemoryError("no room")
 
@@ -73,7 +73,7 @@ def test_what_a_request_failed_with_is_told() -> None:
         (6, 40, None, 20, "kv_mib"),
     ],
 )
-def test_a_prompt_too_long_is_told_what_bounds_it(
+def test_the_error_for_a_long_prompt_names_the_limit(
     pages: int, of_engine: int, of_request: int | None, holds: int, remedy: str
 ) -> None:
     engine = Engine(FakeRunner(pages=pages), FakeVocabulary(), context_limit=of_engine)

@@ -52,7 +52,7 @@ def taken(runner: FakeRunner) -> int:
     return runner.info.pages_total - runner.pages_free()
 
 
-def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when_it_goes_on() -> None:
+def test_an_idle_chat_is_moved_out_for_another_prompt_and_restored_on_continuation() -> None:
     runner = Copying()
     engine = Engine(runner, FakeVocabulary())
     answer = ask(engine, FIRST)
@@ -71,7 +71,7 @@ def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when
     engine.close()
 
 
-def test_who_goes_on_with_what_rests_finds_it_in_place() -> None:
+def test_continuing_an_idle_chat_finds_its_kv_in_place() -> None:
     runner = Copying()
     engine = Engine(runner, FakeVocabulary())
     answer = ask(engine, FIRST)

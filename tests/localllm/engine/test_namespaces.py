@@ -29,7 +29,7 @@ def cached(engine: Engine, namespace: str) -> tuple[int, int]:
     return counts.cached_memory, counts.cached_disk
 
 
-def test_what_is_in_memory_serves_its_own_namespace_alone() -> None:
+def test_cached_memory_serves_only_one_namespace() -> None:
     engine = Engine(FakeRunner(pages=400), FakeVocabulary())
     reused = [cached(engine, namespace)[0] for namespace in ("", "alice", "bob", "alice", "bob", "")]
     assert reused[:3] == [0, 0, 0] and all(count == len(PROMPT) - 1 for count in reused[3:])
@@ -47,7 +47,7 @@ def test_neighbours_of_other_namespaces_compute_for_themselves() -> None:
     engine.close()
 
 
-def test_what_is_on_disk_serves_its_own_namespace_alone(tmp_path: Path) -> None:
+def test_cached_segments_on_disk_serve_only_one_namespace(tmp_path: Path) -> None:
     for turn in range(2):
         engine = Engine(FakeRunner(pages=400), FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**22))
         assert (cached(engine, "alice")[1] > 0) == (turn == 1)

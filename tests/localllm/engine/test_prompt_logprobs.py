@@ -111,7 +111,7 @@ def test_preemption_loses_none() -> None:
     assert engine.stats().preemptions > 0
 
 
-def test_a_prompt_that_was_scored_in_part_goes_on_from_there() -> None:
+def test_scoring_resumes_after_a_partly_scored_prompt() -> None:
     runner = FakeRunner()
     engine = Engine(runner, FakeVocabulary())
     prompt = tuple(range(1, 60))

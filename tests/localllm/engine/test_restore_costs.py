@@ -154,7 +154,7 @@ def test_what_was_measured_is_known_in_the_next_process(tmp_path: Path, kept: di
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"key": 1}', b'{"key": {"disk": [0, 3], "computed": "x"}}'])
-def test_costs_that_are_no_costs_are_not_used(kept: dict[str, bytes], data: bytes) -> None:
+def test_invalid_costs_are_not_used(kept: dict[str, bytes], data: bytes) -> None:
     kept["restore_costs"] = data
     costs = RestoreCosts("key")
     assert costs.saved_s(DISK, 100) == 100

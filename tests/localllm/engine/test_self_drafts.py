@@ -89,7 +89,7 @@ def test_guesses_of_random_weights_are_wrong(tmp_path: Path) -> None:
     assert drafted > 100 and accepted < drafted / 5
 
 
-def test_a_turn_that_goes_on_from_a_known_prefix_drafts(counter: Path) -> None:
+def test_a_turn_continued_from_a_known_prefix_drafts(counter: Path) -> None:
     with open_model(counter) as file:
         runner = NativeRunner(file, kv_bytes=128 << 20, threads=2)
     engine = Engine(runner, FakeVocabulary(), drafter=SelfDrafter(runner))

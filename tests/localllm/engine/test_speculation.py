@@ -27,7 +27,7 @@ def test_costs_that_jump_are_learned_as_they_are() -> None:
     assert costs.seconds(8) < 1.05 * costs.seconds(5)
 
 
-def test_what_was_not_measured_lies_between_its_neighbours() -> None:
+def test_unmeasured_costs_are_interpolated() -> None:
     costs = StepCosts()
     costs.observe(1, 1.0)
     assert costs.seconds(11) == pytest.approx(2.0)
@@ -70,7 +70,7 @@ def test_lookup_gives_up_where_guesses_fail_and_asks_no_drafts_to_learn_that() -
     assert length.choose(MAX_DRAFT, cheap, 0.0) == 0
 
 
-def test_lookup_goes_on_where_it_was_right_and_tells_what_it_expected() -> None:
+def test_lookup_continues_after_a_match_and_reports_its_draft() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3])
     assert lookup.draft(3) == [4, 5, 9]
     assert lookup.append(4) is True

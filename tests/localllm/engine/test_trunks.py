@@ -61,7 +61,7 @@ def test_without_a_trunk_the_same_chats_evict_it() -> None:
     engine.close()
 
 
-def test_a_trunk_that_is_a_leaf_goes_on_as_a_child() -> None:
+def test_a_trunk_that_is_a_leaf_is_extended_by_a_child() -> None:
     """Compaction: everything after the trunk is dropped, and the conversation restarts from the trunk."""
     engine = Engine(FakeRunner(pages=400), FakeVocabulary())
     answered(engine, agent(1, 2, 3), len(TRUNK))

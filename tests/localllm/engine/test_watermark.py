@@ -89,7 +89,7 @@ def test_log_probabilities_are_the_models_own_and_its_logits_stay() -> None:
 
 
 @pytest.mark.parametrize("off", ["", None])
-def test_no_key_is_no_watermark(off: str | None) -> None:
+def test_without_a_key_there_is_no_watermark(off: str | None) -> None:
     assert np.array_equal(
         distribution(Sampler(SamplingParams(**PLAIN, watermark_key=off), WORDS, [7]), logits_of()),
         distribution(Sampler(SamplingParams(**PLAIN), WORDS, [7]), logits_of()),
@@ -178,7 +178,7 @@ def test_detection_reads_long_texts_in_parts(built_in: LoadedModel) -> None:
     assert parts == [0, 1] and found.tokens == len(tokens) and found.p > 1e-4
 
 
-def test_the_setting_marks_every_answer_unless_a_request_has_its_own(built_in: LoadedModel) -> None:
+def test_the_setting_marks_every_answer_unless_a_request_overrides_it(built_in: LoadedModel) -> None:
     settings = Settings(watermark_key=KEY, watermark_gamma=0.4)
     with load_model(built_in_model().path, settings) as model:
         local = LocalModel("builtin", model)
@@ -192,7 +192,7 @@ def test_the_setting_marks_every_answer_unless_a_request_has_its_own(built_in: L
             assert (sampling.watermark_key, sampling.watermark_gamma) == (key, gamma)
 
 
-def test_the_key_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_not_revealed(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(SettingsError) as refused:
         load_settings({}, {"LOCALLLM_WATERMARK_KEY": f"{KEY}\0"})
     shown = repr(SamplingParams(watermark_key=KEY)) + repr(Settings(watermark_key=KEY)) + str(refused.value)

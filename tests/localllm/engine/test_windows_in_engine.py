@@ -186,7 +186,9 @@ def test_a_branch_that_nothing_kept_is_computed_once(runner: Counting, reference
     engine.close()
 
 
-def test_a_chat_goes_on_after_a_restart(path: Path, runner: Counting, reference: NativeRunner, tmp_path: Path) -> None:
+def test_a_chat_continues_after_a_restart(
+    path: Path, runner: Counting, reference: NativeRunner, tmp_path: Path
+) -> None:
     prompt = text(14, 2 * APART + 500)
 
     def start(runner: NativeRunner) -> Engine:
@@ -270,9 +272,7 @@ def test_memory_of_freed_windows_goes_to_other_layers(path: Path) -> None:
     runner.close()
 
 
-def test_nobody_waits_for_a_running_answer_that_has_passed_the_common_part(
-    runner: Counting, reference: NativeRunner
-) -> None:
+def test_requests_do_not_wait_for_an_answer_past_the_common_prefix(runner: Counting, reference: NativeRunner) -> None:
     engine = Engine(runner, FakeVocabulary())
     greedy = SamplingParams(temperature=0)
     long = engine.submit(GenerationRequest(tuple(text(30, 900)), sampling=greedy, max_tokens=300, ignore_eos=True))

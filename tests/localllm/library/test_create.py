@@ -150,7 +150,7 @@ def test_every_parameter_of_the_sampler_is_followed(
     assert not caplog.text
 
 
-def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
+def test_ollama_parameters_without_a_counterpart_are_reported(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(home / "tiny.gguf", tiny_gguf)

@@ -80,7 +80,7 @@ def test_a_folder_of_another_program_may_be_named_too(home: Path, tiny_gguf: byt
     assert find("m-Q8_0", settings).source is Source.LM_STUDIO
 
 
-def test_equal_names_are_told_apart(home: Path, tiny_gguf: bytes) -> None:
+def test_equal_names_are_disambiguated(home: Path, tiny_gguf: bytes) -> None:
     for file in ("f/a/m.gguf", "f/b/m.gguf", "g/m.gguf", "g/M.gguf", "g/x.gguf.gguf", "g/builtin.gguf"):
         write_file(home / file, tiny_gguf)
     settings = Settings(model_folders=f"{home}/f{os.pathsep}{home}/g")

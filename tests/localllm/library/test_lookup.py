@@ -80,7 +80,7 @@ def test_names_of_nothing_say_how_to_get_it(full_home: Path, name: str) -> None:
         find(name, SETTINGS)
 
 
-def test_a_near_name_is_told(full_home: Path) -> None:
+def test_a_similar_name_is_suggested(full_home: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"did you mean qwen3:0\.6b"):
         find("qwen3:0.6", SETTINGS)
 
@@ -140,7 +140,7 @@ def test_a_quantisation_may_be_in_the_folders_name(home: Path, tiny_gguf: bytes)
     assert find("hf.co/u/r:Q8_0", SETTINGS).path.read_bytes().endswith(b"Q8_0")
 
 
-def test_a_damaged_pointer_of_lm_studio_hides_nobody_else(full_home: Path) -> None:
+def test_a_damaged_lm_studio_pointer_does_not_hide_other_models(full_home: Path) -> None:
     write_file(full_home / ".lmstudio-home-pointer", b"/home/x\0y")
     assert len(list(users_models(SETTINGS))) == 6
 
@@ -152,7 +152,7 @@ def test_linked_folders_of_manifests_are_followed(full_home: Path) -> None:
     assert find("qwen3:0.6b", SETTINGS).source is Source.OLLAMA
 
 
-def test_damaged_manifests_hide_nobody_else(
+def test_damaged_manifests_do_not_hide_other_models(
     full_home: Path, tiny_gguf: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     ollama = full_home / ".ollama/models"
@@ -178,14 +178,14 @@ def test_a_manifest_of_another_program_cannot_link_to_a_file(home: Path, tiny_gg
     assert [(model.source, model.path) for model in users_models(SETTINGS)] == [(Source.OWN, target)]
 
 
-def test_a_manifest_without_its_blobs_is_no_model(home: Path, tiny_gguf: bytes) -> None:
+def test_a_manifest_without_its_blobs_is_not_a_model(home: Path, tiny_gguf: bytes) -> None:
     write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/x/1", {"model": tiny_gguf})
     for blob in (home / ".ollama/models/blobs").iterdir():
         blob.unlink()
     assert list(users_models(SETTINGS)) == []
 
 
-def test_a_layer_that_is_no_json_is_named(home: Path, tiny_gguf: bytes) -> None:
+def test_a_layer_that_is_not_json_is_named(home: Path, tiny_gguf: bytes) -> None:
     layers = {"model": tiny_gguf, "params": b"{"}
     write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/x/1", layers)
     with pytest.raises(LibraryError, match="x:1: its params layer"):
@@ -288,7 +288,7 @@ def test_one_bad_manifest_hides_no_other_model(
     assert "defect" not in err and len(err) < 2000, err[:2000]
 
 
-def test_an_empty_machine_is_told_what_to_do(
+def test_without_models_the_user_learns_what_to_do(
     home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("list") == 0

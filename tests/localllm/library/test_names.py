@@ -45,7 +45,7 @@ def test_names_are_filled_in(text: str, key: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_invalid_names_are_refused(text: str) -> None:
     with pytest.raises(LibraryError):
         ModelName.parse(text)
 
@@ -54,7 +54,7 @@ def test_what_is_no_name_is_refused(text: str) -> None:
     "host",
     ["", "a..b", "..", "ho st", "-a.com", ".com", "a.com:", "a.com:port", "a.com:123456", "me@a.com", "a/b", "a" * 254],
 )
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_invalid_hosts_are_refused(host: str) -> None:
     with pytest.raises(LibraryError, match="is not the name of a host"):
         ModelName("model", host=host)
     with pytest.raises(LibraryError):

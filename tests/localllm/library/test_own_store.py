@@ -147,7 +147,7 @@ def test_rm_and_cp(
     assert stored(home) == {}
 
 
-def test_rm_touches_nobody_elses(
+def test_rm_leaves_other_programs_models_alone(
     full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("qwen3:0.6b", "hf.co/user/Some-Model-GGUF:Q8_0"):
@@ -203,7 +203,7 @@ def test_verify_changes_nothing_of_others(full_home: Path, command: Callable[...
     assert path.read_bytes() == b"damaged"
 
 
-def test_a_model_whose_files_are_gone_is_told_of_and_repaired(
+def test_a_model_with_missing_files_is_reported_and_repaired(
     server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.add_ollama("library/x", "latest", {"model": tiny_gguf})
@@ -289,7 +289,7 @@ def test_a_manifest_that_cannot_be_read_keeps_all_weights(
     assert {path.read_bytes() for path in model.path.parent.iterdir()} == {tiny_gguf, b"Be brief."}
 
 
-def test_a_bad_manifest_is_told_of_and_can_be_removed(
+def test_a_bad_manifest_is_reported_and_can_be_removed(
     server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.add_ollama("library/x", "latest", {"model": tiny_gguf})
@@ -319,7 +319,7 @@ def read_only(server: ModelServer, home: Path, tiny_gguf: bytes) -> str:
     return name
 
 
-def test_a_store_that_cannot_be_changed_says_so(
+def test_a_read_only_store_is_reported(
     read_only: str, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for call in (("rm", read_only), ("rm", "--unfinished"), ("cp", read_only, "other")):

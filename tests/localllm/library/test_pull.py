@@ -39,7 +39,7 @@ def test_a_model_of_an_ollama_registry(server: ModelServer, big_gguf: bytes) -> 
     assert not list((model.path.parents[1] / "partial").iterdir())
 
 
-def test_a_model_that_is_removed_at_once_is_told(
+def test_a_model_removed_at_once_is_reported(
     server: ModelServer, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.add_ollama("library/a", "latest", {"model": tiny_gguf})

@@ -43,7 +43,7 @@ def test_a_retry_after_that_says_nothing_is_left_aside(server: ModelServer, tiny
 
 @pytest.mark.parametrize("length", ["²", "9" * 5000, "1e3", ""])
 @pytest.mark.parametrize("ranges", [True, False])
-def test_lengths_that_are_no_numbers_are_refused(
+def test_non_numeric_lengths_are_refused(
     server: ModelServer, home: Path, big_gguf: bytes, length: str, ranges: bool
 ) -> None:
     server.add_ollama("library/big", "latest", {"model": big_gguf})
@@ -146,7 +146,9 @@ def test_a_wrong_digest_leaves_nothing(server: ModelServer, home: Path, big_gguf
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("change", [-1000, 1000])
-def test_a_wrong_length_is_told(server: ModelServer, home: Path, big_gguf: bytes, change: int, ranges: bool) -> None:
+def test_a_wrong_length_is_reported(
+    server: ModelServer, home: Path, big_gguf: bytes, change: int, ranges: bool
+) -> None:
     digest = server.add_ollama("library/big", "latest", {"model": big_gguf})["model"]
     server.ranges = ranges
     server.routes[f"/v2/library/big/blobs/{digest}"] = (big_gguf + bytes(1000))[: len(big_gguf) + change]
@@ -181,14 +183,16 @@ def test_another_range_than_asked_for_is_refused(server: ModelServer, home: Path
     no_model_and_no_half_file(home)
 
 
-def test_a_file_that_is_no_model_is_removed(server: ModelServer, home: Path) -> None:
+def test_a_downloaded_file_that_is_not_a_model_is_removed(server: ModelServer, home: Path) -> None:
     server.add_ollama("library/x", "latest", {"model": b"#!/bin/sh\necho this is no model at all\n"})
     with pytest.raises(PullError, match="not a GGUF file"):
         pull(f"{server.host}/library/x", SETTINGS)
     assert stored(home) == {}
 
 
-def test_tokens_go_to_nobody_else(server: ModelServer, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_sent_to_no_other_host(
+    server: ModelServer, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     path = f"/user/r/resolve/{'ab' * 20}/r-Q8_0.gguf"
     server.add_hub("user/r", {"r-Q8_0.gguf": tiny_gguf})
@@ -316,7 +320,7 @@ def test_a_registry_cannot_link_to_local_files(server: ModelServer, home: Path, 
     no_model_and_no_half_file(home)
 
 
-def test_a_file_name_that_is_no_text_is_told(server: ModelServer, home: Path) -> None:
+def test_an_invalid_file_name_is_reported(server: ModelServer, home: Path) -> None:
     lfs = {"size": 10, "sha256": "a" * 64}
     listing = {"sha": "ab" * 20, "siblings": [{"rfilename": "\ud800-Q8_0.gguf", "lfs": lfs}]}
     server.routes["/api/models/user/x"] = json.dumps(listing).encode()

@@ -112,7 +112,7 @@ def test_a_kill_right_after_a_file_moved_to_its_place_leaves_nothing(
     assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
 
 
-def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
+def test_a_killed_pull_resumes(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf})
     process = start(f"{server.host}/library/big")

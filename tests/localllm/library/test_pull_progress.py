@@ -13,7 +13,7 @@ def test_speed_and_time_left_are_of_the_last_seconds() -> None:
     assert told == "pulling: 20% of 100 MiB"
 
 
-def test_what_was_there_before_is_no_speed() -> None:
+def test_earlier_downloads_do_not_count_as_speed() -> None:
     meter = Meter()
     meter.text(PullStatus("pulling", None, 50 << 20, 100 << 20), 0.0)
     assert "5 MiB/s, 9 s left" in meter.text(PullStatus("pulling", None, 55 << 20, 100 << 20), 1.0)

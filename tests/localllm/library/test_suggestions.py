@@ -43,7 +43,7 @@ def measured(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_without_measurements_no_speed_is_told_and_none_is_measured() -> None:
+def test_without_measurements_no_speed_is_shown_or_measured() -> None:
     choices = model_choices(Settings(threads=1), None, None)
     assert {choice.speed for choice in choices} == {None}
     assert check_speed().found == "not measured"

@@ -24,7 +24,7 @@ def test_without_counts_a_piece_is_a_token() -> None:
     assert (outcome.tokens, outcome.tpot) == (3, 2.0)
 
 
-def test_what_cannot_be_told_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     assert Outcome(0.0, 0.0, (1.0,), 1.0, generated_tokens=8).tpot is None
     empty = Outcome(1.0, 1.0, (), 3.0, generated_tokens=0)
     assert (empty.ttft, empty.tpot, empty.itl) == (2.0, None, ())

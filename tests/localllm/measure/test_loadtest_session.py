@@ -70,7 +70,7 @@ def test_open_loop_queues_as_arrivals_say() -> None:
     assert max(found) > 5  # more arrive than can be served
 
 
-def test_a_trace_keeps_its_own_times() -> None:
+def test_a_trace_keeps_the_times_it_recorded() -> None:
     trace = [Request(at, (Block(f"own {at}", 20),), 1) for at in (0.0, 0.25, 7.0)]
     done = measure(session(OpenLoop(None), source=Source(lambda count, _: trace[:count], 0)), TimedServer(slots=9))
     assert [outcome.due for outcome in done.trials[0].outcomes] == [0.0, 0.25, 7.0]

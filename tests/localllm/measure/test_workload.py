@@ -78,7 +78,7 @@ def test_traces_are_scaled(write: Callable[..., Path]) -> None:
         ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2, 3]}\n', "lengths below 1"),
     ],
 )
-def test_what_is_no_trace_is_refused(write: Callable[..., Path], text: str, said: str) -> None:
+def test_invalid_traces_are_refused(write: Callable[..., Path], text: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         read_trace(write(text))
 
@@ -174,7 +174,7 @@ def test_only_newlines_separate_prompts(write: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', '{"turns": [1]}']
 )
-def test_what_is_no_prompt_is_refused(write: Callable[..., Path], line: str) -> None:
+def test_invalid_prompts_are_refused(write: Callable[..., Path], line: str) -> None:
     with pytest.raises(RequestError, match=r"prompts\.jsonl, line 2"):
         read_prompts(write('{"prompt": "one"}\n' + line, "prompts.jsonl"))
     with pytest.raises(RequestError, match="has no prompts"):

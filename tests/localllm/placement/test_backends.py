@@ -143,7 +143,7 @@ def test_more_context_than_the_model_was_trained_for_is_lowered_with_a_warning(
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-def test_llama_cpp_tells_where_the_model_lies(data_dir: Path) -> None:
+def test_llama_cpp_reports_where_the_model_is(data_dir: Path) -> None:
     with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as file:
         runner, choice = open_runner(file, Settings(backend="llama", ctx=128, threads=1), None)
         runner.close()

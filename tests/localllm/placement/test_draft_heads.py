@@ -91,7 +91,7 @@ def test_plans_count_what_a_head_takes(tmp_path: Path) -> None:
         assert placed.uses[0].weights == native_needs(file, drafts=drafts).weights
 
 
-def test_a_head_is_no_model() -> None:
+def test_a_draft_head_is_not_a_model() -> None:
     with open_model(TRAINED) as file, pytest.raises(RequestError, match="only drafts for the model that it was made"):
         choose_backend(file, PLAIN)
 

@@ -52,7 +52,7 @@ def test_only_biased_keys_in_four_bits_are_changed(name: str, asked: Any, values
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_a_load_stores_what_was_planned_and_says_so(
+def test_a_load_uses_and_reports_the_planned_types(
     name: str, files: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(kv_type_k="q4_0", kv_type_v="q4_0")

@@ -147,7 +147,7 @@ def test_one_gpu_is_enough_where_the_model_fits_on_the_roomiest(dense):
     assert found.notes[0] == "33 of 33 layers (the output is one) on 24 GiB"
 
 
-def test_what_runs_beside_lies_where_the_model_does(dense):
+def test_companions_are_placed_with_the_model(dense):
     found = plan(dense, [gpu(12), gpu(24)], RAM, Request(projector_bytes=GIB))
     assert (found.options.main_gpu, [use.other for use in found.uses]) == (1, [0, 0, GIB])
 
@@ -196,13 +196,13 @@ def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
     assert any("lacks" in note for note in found.notes)
 
 
-def test_main_memory_that_is_too_small_is_told(dense):
+def test_too_little_main_memory_is_reported(dense):
     found = plan(dense, [], 2 * GIB)
     assert not found.fits
     assert any(note.startswith("main memory lacks") for note in found.notes)
 
 
-def test_without_a_gpu_a_projector_lies_in_main_memory(dense):
+def test_without_a_gpu_a_projector_is_in_main_memory(dense):
     without, beside = (plan(dense, [], RAM, Request(projector_bytes=size)) for size in (0, GIB))
     assert beside.uses[0].needed - without.uses[0].needed == GIB
 
@@ -318,6 +318,6 @@ def test_an_unknown_gpu_names_the_nearest():
 
 
 @pytest.mark.parametrize("text", ["", "8", "???", "9" * 400 + "GiB"])
-def test_what_resembles_none_is_told_all(text):
+def test_an_unknown_name_gets_the_whole_list(text):
     with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: GTX 1080 Ti, .*RTX 3070, .*Instinct MI300X"):
         imagined_gpu(text)

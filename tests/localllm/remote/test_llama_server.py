@@ -70,7 +70,7 @@ def test_its_model_has_the_context_of_a_slot(server: OpenAIServer) -> None:
     assert [(model.name, model.context) for model in server.models()] == [("stories", SLOT_TOKENS)]
 
 
-def test_thoughts_are_told_apart(server: OpenAIServer) -> None:
+def test_thoughts_are_separated_from_content(server: OpenAIServer) -> None:
     thinking = list(ask(server, messages=HI, **GREEDY))
     assert text_of(thinking, PartKind.REASONING) and not text_of(thinking)
     assert len([update for update in thinking if update.parts]) > 2, "it streams"

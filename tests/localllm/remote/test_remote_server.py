@@ -91,7 +91,7 @@ def test_a_raw_prompt_goes_to_completions(script: ScriptedOpenAI) -> None:
         ),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_words(script: ScriptedOpenAI, refusal: tuple[int, Any], words: str) -> None:
+def test_a_refusal_keeps_the_servers_message(script: ScriptedOpenAI, refusal: tuple[int, Any], words: str) -> None:
     script.refusal = refusal
     (last,) = ask(script)
     assert last.finish_reason is FinishReason.ERROR
@@ -206,14 +206,14 @@ def test_addresses(address: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", ":", ":0", "ftp://host", "http://", "host:port", "host:0", "http://[::1", "http://host/v1?key=x"]
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(RemoteError, match="is not a server's address"):
         Endpoint.parse(address)
     with pytest.raises(RemoteError, match="LOCALLLM_REMOTE_KEY"):
         Endpoint.parse("http://me:secret@host")
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_is_not_there() -> None:
     (last,) = stream(OpenAIServer(Endpoint.parse("127.0.0.1:9")), messages=HI)
     assert last.error is not None and "http://127.0.0.1:9/v1 cannot be reached" in last.error
     assert "Errno" not in last.error

@@ -122,7 +122,7 @@ def test_the_error_says_how_much_alike(model: Path) -> None:
         assert error() == OTHER_ERROR
 
 
-def test_nothing_is_expected_of_what_lies_in_a_cache_or_is_computed_by_others(
+def test_no_speed_is_expected_of_cached_or_foreign_computation(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = tmp_path / "foreign.gguf"

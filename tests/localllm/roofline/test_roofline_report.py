@@ -104,7 +104,7 @@ def test_rates_are_the_work_of_a_token_times_tokens_a_second() -> None:
     assert one.of_compute(LIMITS) == pytest.approx(0.3)
 
 
-def test_without_counted_work_there_are_no_shares() -> None:
+def test_without_counted_work_there_are_not_any_shares() -> None:
     one = measure(None)
     assert [one.read_rate, one.compute_rate, one.of_read(LIMITS), one.of_compute(LIMITS)] == [None] * 4
     assert measure(Work(1.0, 1.0, 1.0)).of_read(None) is None

@@ -134,7 +134,7 @@ def test_the_last_requests_are_remembered_each_for_its_owner() -> None:
     assert len(history_of(known, [hi, reply, go], [one, two], "a").listed) == 2
 
 
-def test_a_change_stands_behind_results_and_before_other_messages() -> None:
+def test_a_tool_change_follows_results_and_precedes_other_messages() -> None:
     history = ToolHistory([], {}, ((1, "A"), (2, "B"), (3, "C")))
     parts = [{"type": "text", "text": "r"}]
     messages = [{"role": "user", "content": "q"}, *({"role": "tool", "content": one} for one in ("r", parts))]

@@ -118,7 +118,7 @@ def result(*references: str) -> Any:
     return {"type": "tool_result", "tool_use_id": "t1", "content": content}
 
 
-def test_a_definition_stands_where_a_tool_is_first_referred_to() -> None:
+def test_a_definition_is_placed_at_the_first_reference() -> None:
     request = asked([SEARCH, *DEFERRED], result("move", "unheard_of", "FindTools"), result("move", "blame"))
     assert named(request) == (["FindTools"], ["move", "blame"])
     first, second = (message["content"] for message in request["messages"] if message["role"] == "tool")

@@ -55,7 +55,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
         ("/v1/completions", {"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs: Input should be greater than"),
     ],
 )
-def test_wrong_bodies_are_told_where_and_what(http: httpx.Client, path: str, body: Any, words: str) -> None:
+def test_errors_in_bodies_name_the_place_and_the_reason(http: httpx.Client, path: str, body: Any, words: str) -> None:
     sent = {"model": MODEL, **body} if isinstance(body, dict) else body
     answer = http.post(path, content=b"" if sent is None else json.dumps(sent).encode())
     error = answer.json()["error"]

@@ -42,7 +42,7 @@ def test_lists_are_read_from_one_setting() -> None:
     "text",
     ["smart", "smart=", "=a", "a=a", "a=b;a=c", "a=b;b=c", "a=../x", f"a={'b,' * 16}c", "a=http://h:1", "a=ftp://h#b"],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_invalid_lists_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"^fallbacks: "):
         parse_fallbacks(text)
 

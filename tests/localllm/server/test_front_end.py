@@ -155,7 +155,7 @@ def test_a_tool_that_must_be_called_is_the_only_one(http: httpx2.Client, script:
     assert len(script.asked) == 1
 
 
-def test_an_answer_that_goes_on_is_named_as_one(client: ollama.Client, script: ScriptedOpenAI) -> None:
+def test_a_continued_answer_is_named_as_one(client: ollama.Client, script: ScriptedOpenAI) -> None:
     script.says("lo")
     client.chat("tiny", [*HI, {"role": "assistant", "content": "Hel"}])
     assert script.asked[0]["continue_final_message"] is True and script.asked[0]["add_generation_prompt"] is False
@@ -257,7 +257,7 @@ def test_a_refusal_has_its_words_and_a_status(
         assert "not today" in answer.json()["error"] and script.address in answer.json()["error"]
 
 
-def test_what_breaks_on_the_way_is_told_in_the_stream(http: httpx2.Client, script: ScriptedOpenAI) -> None:
+def test_an_error_midway_is_reported_in_the_stream(http: httpx2.Client, script: ScriptedOpenAI) -> None:
     script.pieces = [{"content": "So"}, {"error": {"message": "out of memory"}}]
     lines = http.post("/api/chat", json={"model": "tiny", "messages": HI}).text.splitlines()
     assert json.loads(lines[0])["message"]["content"] == "So"

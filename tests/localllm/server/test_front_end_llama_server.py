@@ -105,7 +105,7 @@ def test_images_reach_it(client: ollama.Client) -> None:
     assert (shown.prompt_eval_count or 0) - (plain.prompt_eval_count or 0) >= PATCHES
 
 
-def test_an_answer_goes_on(client: ollama.Client) -> None:
+def test_an_answer_is_continued(client: ollama.Client) -> None:
     begun = [*HI, {"role": "assistant", "content": "Once upon a"}]
     more = client.chat("stories", begun, options=GREEDY, think=False)
     fresh = client.chat("stories", HI, options=GREEDY, think=False)

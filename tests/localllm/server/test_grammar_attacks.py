@@ -60,7 +60,7 @@ def impatient(start_server: StartServer) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_hostile_grammars_are_refused_and_the_server_goes_on(impatient: Server, name: str) -> None:
+def test_hostile_grammars_are_refused_and_the_server_keeps_serving(impatient: Server, name: str) -> None:
     path, body = REQUESTS[name]
     found = httpx.post(impatient.url + path, json=body, timeout=PATIENCE_S)
     assert found.status_code == 400 and "constraint" in found.text, found.text

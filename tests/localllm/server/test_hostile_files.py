@@ -71,9 +71,7 @@ def beyond_the_end(whole: bytes) -> bytes:
     ],
     ids=["archive", "pickle", "gzip", "counts", "key", "dimensions", "range", "no-layers"],
 )
-def test_uploads_that_are_no_sound_model_are_refused_and_leave_no_name(
-    library: Any, store: Path, model_files: Path, made: Any
-) -> None:
+def test_broken_uploads_are_refused_and_leave_no_name(library: Any, store: Path, model_files: Path, made: Any) -> None:
     data = made((model_files / f"{MODEL}.gguf").read_bytes())
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
     assert httpx.post(f"{library.url}/api/blobs/{digest}", content=data, timeout=PATIENCE_S).status_code == 201
@@ -104,7 +102,7 @@ def bomb() -> str:
 
 
 @pytest.mark.slow
-def test_images_that_unfold_keep_nobody_else_waiting(server: Any) -> None:
+def test_decompression_bombs_do_not_delay_others(server: Any) -> None:
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bomb()}"}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": [part] * 4}], "max_tokens": 1}
     assert httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=PATIENCE_S).status_code == 200  # it is loaded

@@ -76,7 +76,7 @@ def test_official_clients_get_the_same_answer_about_the_same_image(server: Any) 
     assert said.content[0].text == text
 
 
-def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> None:
+def test_invalid_pictures_are_refused(client: httpx.Client) -> None:
     def chat(url: object, role: str = "user") -> httpx.Response:
         message = {"role": role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
         return client.post("/v1/chat/completions", json={"model": "seer", "messages": [message], "max_tokens": 1})
@@ -104,7 +104,7 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
     assert noted.status_code == 200 and "Ignored: part of type 'image_url'" in noted.text
 
 
-def test_who_can_see_is_told(client: httpx.Client) -> None:
+def test_vision_capability_is_reported(client: httpx.Client) -> None:
     listed: dict[str, Any] = {"seer": None}
     while None in listed.values():  # a list does not wait long for capabilities; the next one has more
         listed = {model["name"]: model.get("capabilities") for model in client.get("/api/tags").json()["models"]}
@@ -114,7 +114,7 @@ def test_who_can_see_is_told(client: httpx.Client) -> None:
     assert shown["projector_info"]["clip.has_vision_encoder"] is True
 
 
-def test_a_model_without_a_projector_says_so_without_flags(client: httpx.Client) -> None:
+def test_a_missing_projector_is_reported_without_naming_flags(client: httpx.Client) -> None:
     message = {"role": "user", "content": "?", "images": [PICTURE]}
     answer = client.post("/api/chat", json={"model": "stories260K-Q8_0", "messages": [message]})
     assert (answer.status_code, "image" in answer.text, "--" in answer.text) == (400, True, False)

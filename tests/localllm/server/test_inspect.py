@@ -110,7 +110,7 @@ def test_a_server_that_is_not_ours_is_asked_once() -> None:
         backend.close()
 
 
-def test_a_model_that_is_not_loaded_is_no_reason_to_stop(server: Server) -> None:
+def test_a_model_that_is_not_loaded_does_not_end_polling(server: Server) -> None:
     backend = OpenAIBackend(OpenAIServer(Endpoint.parse(server.url)))
     backend.load("tinystories656K-Q8_0", lambda what, share: None)
     for _ in range(2):

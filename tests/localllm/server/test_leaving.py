@@ -201,7 +201,7 @@ def test_a_full_queue_says_when_to_come_back(start_server: Any) -> None:
             connection.close()
 
 
-def test_a_template_that_loops_stops_nobody_else(start_server: Any, model_files: Path, tmp_path: Path) -> None:
+def test_a_looping_template_does_not_block_others(start_server: Any, model_files: Path, tmp_path: Path) -> None:
     template = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     hostile = tmp_path / "hostile.gguf"
     script = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--chat-template", template]

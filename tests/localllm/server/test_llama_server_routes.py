@@ -185,7 +185,7 @@ def test_what_would_change_the_answer_is_refused(server: Server, body: dict[str,
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/infill"])
-def test_progress_in_its_own_fields(server: Server, path: str) -> None:
+def test_progress_in_llama_servers_fields(server: Server, path: str) -> None:
     text = "A story of many words. " * 12
     prompt: dict[str, Any] = {"prompt": text}
     if path.endswith("chat/completions"):
@@ -215,7 +215,7 @@ def test_the_tokens_of_a_chat(server: Server) -> None:
     assert counted == used
 
 
-def test_vectors_in_its_own_form(server: Server) -> None:
+def test_vectors_in_llama_servers_form(server: Server) -> None:
     told = posted(server, "/embedding", model=MODEL, content=["a story", "a dog"])
     assert [one["index"] for one in told] == [0, 1] and all(len(one["embedding"]) == 1 for one in told)
     (openai,) = posted(server, "/v1/embeddings", model=MODEL, input="a dog")["data"]

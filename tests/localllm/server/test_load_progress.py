@@ -40,7 +40,7 @@ def in_memory(url: str) -> list[dict[str, Any]]:
         ("/v1/messages", {**BODY, "stream": True, "messages": MESSAGES, "max_tokens": 2}),
     ],
 )
-def test_a_load_is_told(server: Any, path: str, body: dict[str, Any]) -> None:
+def test_loading_is_reported(server: Any, path: str, body: dict[str, Any]) -> None:
     httpx.post(server.url + "/api/generate", json={"model": MODEL, "keep_alive": 0}, timeout=PATIENCE_S)
     eventually(lambda: MODEL not in [model["name"] for model in in_memory(server.url)])
     told = [line["progress"] for line in lines(server.url, path, body) if "progress" in line]

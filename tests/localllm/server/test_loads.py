@@ -152,7 +152,7 @@ def test_all_who_wait_get_the_one_load_and_hear_of_it() -> None:
     played(scene)
 
 
-def test_a_load_that_nobody_waits_for_is_stopped_and_can_be_asked_for_again() -> None:
+def test_an_abandoned_load_stops_and_can_be_requested_again() -> None:
     async def scene(manager: ModelManager, loader: FakeLoader) -> None:
         waiting = asyncio.create_task(held(manager, "a"))
         await begun(loader, "a")
@@ -167,7 +167,7 @@ def test_a_load_that_nobody_waits_for_is_stopped_and_can_be_asked_for_again() ->
     played(scene)
 
 
-def test_who_waits_is_told_when_the_server_stops() -> None:
+def test_waiting_clients_get_an_error_when_the_server_stops() -> None:
     async def scene(manager: ModelManager, loader: FakeLoader) -> None:
         loader.let["c"].set()
         await held(manager, "c")

@@ -15,7 +15,7 @@ MODEL = "stories260K-F32"
 PROMPT = "Once upon a time"
 
 
-def test_each_request_is_computed_with_its_own(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
+def test_each_request_uses_the_adapters_it_names(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
     path = model_files / f"{MODEL}.gguf"
     one, two = lora_files.factors(path, 1), lora_files.factors(path, 2)
     files = {"plain": path}

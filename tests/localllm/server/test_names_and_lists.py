@@ -71,7 +71,7 @@ def test_a_setting_refuses_other_names(start_server: StartServer, file: Path) ->
         assert unnamed.status_code == 200
 
 
-def test_several_models_are_told_apart(server: Server) -> None:
+def test_several_models_are_distinguished(server: Server) -> None:
     """And the built-in model does not stand in for another."""
     answer = httpx.post(f"{server.url}/v1/messages", json={"model": "gpt-4o", "messages": HI, "max_tokens": 1})
     assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"

@@ -75,7 +75,7 @@ def test_what_is_loaded_is_listed_and_stopped(
         ({"expires_at": "2026-01-01T11:00:00Z", "loading": {"phase": "weights", "share": 0.4}}, "loading, 40%"),
     ],
 )
-def test_how_long_a_model_stays_is_told_as_people_say_it(row: dict[str, Any], told: str) -> None:
+def test_the_remaining_time_of_a_model_is_readable(row: dict[str, Any], told: str) -> None:
     assert until(row, datetime(2026, 1, 1, 12, tzinfo=UTC)) == told
 
 
@@ -131,6 +131,6 @@ def test_without_a_server_it_is_said_how_to_start_one(command: Command, capsys: 
         ({"kv_bytes": 113 << 20, "kv_window_bytes": 9 << 20}, "113 MiB, windows 9 MiB"),
     ],
 )
-def test_what_window_layers_take_is_told_apart(row: dict[str, Any], told: str) -> None:
+def test_memory_of_window_layers_is_listed_separately(row: dict[str, Any], told: str) -> None:
     """Servers of others do not tell what keys and values take."""
     assert kv(row) == told

@@ -44,7 +44,7 @@ def test_a_failed_pull_raises_its_reason() -> None:
         lines_of(pull)
 
 
-def test_a_pull_that_nobody_reads_stops() -> None:
+def test_an_unread_pull_stops() -> None:
     ended = threading.Event()
 
     def pull(progress: Progress) -> None:

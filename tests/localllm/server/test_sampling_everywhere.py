@@ -85,7 +85,7 @@ def test_settings_chats_models_and_servers_have_them_too() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", ["seed", "min_p", "top_k", "mirostat_tau", "temperature", "repetition_penalty"])
-def test_true_is_no_number(protocol: str, name: str) -> None:
+def test_booleans_are_not_numbers(protocol: str, name: str) -> None:
     with pytest.raises(Exception, match=r"number|integer"):
         sampling_of(protocol, {name: True})
 

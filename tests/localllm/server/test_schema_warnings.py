@@ -82,7 +82,7 @@ def test_calls_are_checked_too() -> None:
 @pytest.mark.parametrize(
     "schema", [{"$ref": "http://127.0.0.1:1/a"}, {"type": "strnig"}, {"pattern": "(?=(a+)+$)(a|aa|b\\b)+x"}]
 )
-def test_what_cannot_be_checked_is_told(schema: dict[str, Any]) -> None:
+def test_what_cannot_be_checked_is_in_the_warnings(schema: dict[str, Any]) -> None:
     """Addresses are not fetched, schemas may be malformed, and endless patterns are given up."""
     assert unmet(AnswerRequest(messages=HI, format=schema), _answer(json.dumps("a" * 60 + "b")))
 

@@ -20,7 +20,7 @@ def test_durations(value: str | float, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "soon", "m5", "5 m", "5d", "1h-5m", "--1", "1e3s", "५m"])
-def test_what_is_no_duration(value: str) -> None:
+def test_invalid_durations_are_refused(value: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration(value)
 

@@ -82,7 +82,7 @@ def test_a_refusal_elsewhere_ends_the_others() -> None:
     assert len(engine.streams) == 2
 
 
-def test_work_that_nobody_awaits_any_more_ends() -> None:
+def test_abandoned_work_ends() -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def work() -> None:

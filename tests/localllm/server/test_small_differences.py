@@ -47,6 +47,6 @@ def test_errors_of_anthropics_routes_have_a_request_id(server: Server) -> None:
     assert answers[0] != answers[1] and all(one.startswith("req_") for one in answers)
 
 
-def test_an_answer_that_cannot_be_spoken_says_so(server: Server) -> None:
+def test_audio_output_is_refused_in_a_warning(server: Server) -> None:
     answer = post(server, "/v1/chat/completions", messages=HI, max_tokens=2, modalities=["text", "audio"]).json()
     assert answer["choices"][0]["warnings"] == ["Ignored: modality 'audio'."]

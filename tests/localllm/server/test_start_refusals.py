@@ -14,14 +14,14 @@ from localllm.server.serve import listen
 from localllm.settings import Settings
 
 
-def test_a_port_in_use_is_told_with_what_to_do() -> None:
+def test_a_port_in_use_is_reported_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(RequestError, match=rf"port {port}: Address already in use\. Stop the program that uses"):
             listen(ServerOptions(Settings(port=port)))
 
 
-def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:
+def test_a_foreign_address_is_reported_with_a_remedy() -> None:
     with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Set --host to an address of this machine"):
         listen(ServerOptions(Settings(host="192.0.2.1", port=0)))
 

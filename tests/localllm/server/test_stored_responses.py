@@ -104,7 +104,7 @@ def test_a_conversation_and_a_previous_response_exclude_each_other(gpt: openai.O
         gpt.responses.create(model="scripted", prompt={"id": "pmpt_1"})
 
 
-def test_a_compacted_conversation_goes_on(gpt: openai.OpenAI) -> None:
+def test_a_compacted_conversation_continues(gpt: openai.OpenAI) -> None:
     first = gpt.responses.create(model="scripted", input="How many?")
     compacted = gpt.responses.compact(model="scripted", previous_response_id=first.id)
     *kept, item = compacted.output

@@ -112,7 +112,7 @@ def test_a_format_begins_in_the_channel_of_answers(client: openai.OpenAI, bias: 
     assert "reasoning" not in (told.model_extra or {})
 
 
-def test_thinking_is_told_apart(thinker: Any) -> None:
+def test_thinking_is_separated_from_content(thinker: Any) -> None:
     with ollama.Client(host=thinker.url) as client:
         told = client.chat("thinker", HELLO, think=False, options={"seed": 1, "num_predict": 4})
         assert told.message.content and not told.message.thinking

@@ -85,7 +85,7 @@ def test_ollama(small: Server) -> None:
     assert "exceeds the context length" in message and PI.search(message)
 
 
-def test_a_limit_of_the_request_is_told_as_the_context(small: Server) -> None:
+def test_a_request_limit_is_reported_as_the_context(small: Server) -> None:
     _, message = refused(small, "/v1/messages", {**CHAT, "max_tokens": 9, "num_ctx": 64})
     found = CLAUDE.search(message)
     assert found and found[2] == "64" and "num_ctx" in message

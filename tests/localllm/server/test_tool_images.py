@@ -110,7 +110,7 @@ def test_a_prompt_that_is_only_counted_or_shown_has_no_more_images_either(
 
 
 @pytest.mark.parametrize("data", ["AA", "%%", base64.b64encode(b"GIF89a" + bytes(40)).decode()])
-def test_unreadable_images_of_tools_are_no_errors(http: httpx.Client, data: str) -> None:
+def test_unreadable_images_of_tools_are_not_errors(http: httpx.Client, data: str) -> None:
     posted(http, "/v1/messages", max_tokens=9, messages=_results_with(1, data), tools=[READ])
     url = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{data}"}}
     call = {"id": "t", "type": "function", "function": {"name": "read", "arguments": "{}"}}

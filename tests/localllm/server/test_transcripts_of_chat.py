@@ -63,7 +63,7 @@ def test_ndjson_of_chat(server: Any) -> None:
     assert transcript(server, "/api/chat", messages=HELLO, options={"temperature": 0, "num_predict": 1}) == OLLAMA
 
 
-def test_an_answer_at_the_end_of_ollamas_chat_goes_on(server: Any) -> None:
+def test_an_answer_at_the_end_of_an_ollama_chat_is_continued(server: Any) -> None:
     def prompt_tokens(messages: list[dict[str, str]]) -> int:
         body = {"model": MODEL, "messages": messages, "stream": False, "options": {"num_predict": 1}}
         answer = httpx.post(server.url + "/api/chat", json=body, timeout=PATIENCE_S).json()

@@ -38,7 +38,7 @@ def test_one_key_or_one_for_each_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a: one\ntwo", "a: one\na: two", "a: one\nb: one", "# nothing", "one\ntwo", "a b: one\nb: two", SEVERAL]
 )
-def test_what_is_no_list_of_keys_is_refused_without_telling_any(tmp_path: Path, text: str) -> None:
+def test_invalid_key_lists_are_refused_without_revealing_keys(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError) as refused:
         keys_of(tmp_path, text)
     assert not any(secret in str(refused.value) for secret in ("one", "two", "wonderland", "builder"))
@@ -100,7 +100,7 @@ def test_a_user_who_fills_the_queue_leaves_room_for_another(start_server: StartS
         assert ask("wonderland") == 503
 
 
-def test_addresses_are_clients_where_there_are_no_users(start_server: StartServer) -> None:
+def test_without_users_each_address_is_a_client(start_server: StartServer) -> None:
     body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 400, "temperature": 0}}
     with start_server(begins=SLOWLY, LOCALLLM_MAX_QUEUE="4") as server, contextlib.ExitStack() as stack:
 

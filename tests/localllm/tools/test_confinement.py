@@ -98,7 +98,7 @@ def test_reading_listing_and_searching(tools: Toolbox, home: Path) -> None:
     assert call(tools, "read_file", path="none") == "Error: none: No such file or directory"
 
 
-def test_what_is_no_text_file_is_refused_without_waiting(tools: Toolbox, home: Path) -> None:
+def test_files_that_are_not_text_are_refused_without_waiting(tools: Toolbox, home: Path) -> None:
     os.mkfifo(home / "pipe")
     (home / "image").write_bytes(b"\xff\xfe\x00")
     assert "not a regular file" in call(tools, "read_file", path="pipe")

@@ -127,7 +127,7 @@ def test_tools_over_streamable_http(address: str) -> None:
         servers.close()
 
 
-def test_servers_that_do_not_start_are_told_and_the_others_work(script: Path, tmp_path: Path) -> None:
+def test_servers_that_do_not_start_are_reported_and_the_others_work(script: Path, tmp_path: Path) -> None:
     servers = McpServers(
         {
             "gone": {"command": str(tmp_path / "none")},

@@ -66,7 +66,7 @@ def test_stories_keep_their_people_and_their_grammar(mood: str) -> None:
         assert text[-1] in '.!"'
 
 
-def test_a_story_told_again_is_the_same_story() -> None:
+def test_a_repeated_story_is_the_same() -> None:
     for seed in SEEDS:
         rng, told = story(seed)
         first = told.tell(rng, "happy")
