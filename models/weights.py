@@ -170,6 +170,10 @@ class WeightLoader:
         tensor = self._file.tensors.get(name)
         return None if tensor is None else tensor.shape
 
+    def names(self, start: str) -> list[str]:
+        """The tensors whose names begin like this."""
+        return [name for name in self._file.tensors if name.startswith(start)]
+
     def rows(self, name: str) -> int:
         """Rows of a matrix, which the file must have."""
         return self._file.tensors[name].shape[0]
@@ -247,11 +251,18 @@ class WeightLoader:
         self._report(self._tensor(name, shape))
         return self._values(name)
 
-    def matrix_of(self, name: str, values: NDArray[np.float32]) -> Matrix:
-        """Pack a matrix that was computed from tensors, as floats. name: distinguishes it from others."""
+    def matrix_of(self, name: str, values: NDArray[np.float32], *, half: bool = False) -> Matrix:
+        """Pack a matrix that was computed from tensors, as floats. name: distinguishes it from others.
+
+        half: in half precision, unless the tensor of that name is stored in single precision.
+        """
         rows, k = values.shape
-        read = lambda low, count: values[low : low + count].view(np.uint8)  # noqa: E731 - as above
-        return self._pack_rows(name, WEIGHT_FORMATS["F32"], read, None, rows, k, 0)
+        kind = "F16" if half and self._file.tensors[name].type.name != "F32" else "F32"
+        stored = np.ascontiguousarray(values, np.float16 if kind == "F16" else np.float32)
+        read = lambda low, count: stored[low : low + count].view(np.uint8)  # noqa: E731 - as above
+        words = kind == "F16" and self._words and k % BLOCK == 0
+        weight_format = (WORD_FORMATS if words else WEIGHT_FORMATS)[kind]
+        return self._pack_rows(f"{name} computed", weight_format, read, None, rows, k, 0)
 
     def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
         """A reader of the rows of a rows x k tensor, which stay in the file, and the format to pack them in."""

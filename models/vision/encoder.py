@@ -27,6 +27,9 @@ from models.weights import WeightLoader
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "gemma3": ("gemma3", "Gemma3"),
     "gemma4uv": ("gemma4uv", "Gemma4Unified"),
+    "idefics3": ("idefics3", "Idefics3"),
+    "internvl": ("internvl", "InternVL"),
+    "mlp": ("llava", "Llava"),
 }
 """The module, and its class, for each projector type."""
 MAX_PICTURE_SIDE = 1 << 16
@@ -143,7 +146,8 @@ def _record(
     """Record a family's program; return the arrays of its step record."""
     recording = VisionRecording(builder, loader, family.pass_rows, family.longest, threads)
     family.record(loader, recording)
-    loader.leave_out(*(name for name in file.tensors if name.startswith(_SOUND)))
+    for start in _SOUND:
+        loader.leave_out(*loader.names(start))
     loader.check_all_used(0)
     return family.new_fields(builder, threads)
 

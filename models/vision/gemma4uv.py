@@ -14,6 +14,7 @@ from models.vision.family import Family, Passes, Rows
 from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, filled_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording, rows_of_a_pass
+from models.vision.stages import TORCH_EPSILON
 from models.weights import WeightLoader
 
 BEGIN, END = "<|image>", "<image|>"
@@ -22,8 +23,6 @@ USUAL_TOKENS = 280
 """The most rows of a picture, and the number that is filled unless a budget says otherwise."""
 POSITIONS = "v.position_embd.weight"
 PROJECTION = "mm.input_projection.weight"
-# PyTorch's default for LayerNorm.
-_EPSILON = 1e-5
 
 
 class Gemma4Unified(Family):
@@ -51,10 +50,10 @@ class Gemma4Unified(Family):
         self._in, self._x = recording.rows(self._pixels), recording.rows(config.width)
         self._places, self._out = recording.rows(config.width), recording.rows(self.width)
         with recording.part() as self._part:
-            recording.layer_norm_pack(self._in.place, "v.patch_norm.1", _EPSILON, dense)
+            recording.layer_norm_pack(self._in.place, "v.patch_norm.1", TORCH_EPSILON, dense)
             recording.product(dense, self._x, addend=recording.bias("v.patch_embd.bias", config.width))
-            recording.layer_norm(self._x, "v.patch_norm.2", config.width, _EPSILON)
-            recording.layer_norm(self._x, "v.patch_norm.3", config.width, _EPSILON, plus=self._places)
+            recording.layer_norm(self._x, "v.patch_norm.2", config.width, TORCH_EPSILON)
+            recording.layer_norm(self._x, "v.patch_norm.3", config.width, TORCH_EPSILON, plus=self._places)
             recording.rms_pack(self._x.place, recording.ones(config.width), config.epsilon, projection)
             recording.product(projection, self._out)
 

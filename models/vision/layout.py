@@ -114,3 +114,19 @@ def rounded_size(source: Size, unit: int, least: int, most: int) -> Size:
         factor = math.sqrt(least / area)
         columns, rows = math.ceil(width * factor / unit), math.ceil(height * factor / unit)
     return columns * unit, rows * unit
+
+
+def closest_grid(source: Size, side: int, least: int, most: int) -> tuple[int, int]:
+    """The (columns, rows) of least..most tiles whose shape is closest to a picture's.
+
+    Among equal shapes, the largest of whose pixels the picture fills more than half. Source: find_closest_aspect_ratio
+    of InternVL.
+    """
+    width, height = source
+    grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
+    best, difference = (1, 1), math.inf
+    for columns, rows in sorted((grid for grid in grids if grid[0] * grid[1] >= least), key=math.prod):
+        found = abs(width / height - columns / rows)
+        if found < difference or (found == difference and width * height > 0.5 * side**2 * columns * rows):
+            best, difference = (columns, rows), found
+    return best

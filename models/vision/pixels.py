@@ -3,6 +3,7 @@
 Pictures are uint8[height, width, 3], red first. Resizing is Pillow's, on 8-bit values, as in the makers' processors.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,18 @@ def resized(pixels: Pixels, size: Size, how: Image.Resampling) -> Pixels:
     if (pixels.shape[1], pixels.shape[0]) == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize(size, how))
+
+
+def padded_to_square(pixels: Pixels, side: int, how: Image.Resampling, colour: tuple[int, int, int]) -> Pixels:
+    """The picture resized to fit into a square, and centred in it on a colour."""
+    height, width = pixels.shape[:2]
+    scale = side / max(height, width)
+    size = min(side, math.ceil(width * scale)), min(side, math.ceil(height * scale))
+    found = np.empty((side, side, 3), np.uint8)
+    found[:] = colour
+    top, left = (side - size[1]) // 2, (side - size[0]) // 2
+    found[top : top + size[1], left : left + size[0]] = resized(pixels, size, how)
+    return found
 
 
 def tiles_of(pixels: Pixels, side: int) -> Iterator[Pixels]:

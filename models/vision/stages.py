@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpu_kernels import activations
+from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError
 from models.recording import Rows as Buffer
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
@@ -11,6 +14,8 @@ from models.vision.recording import Part, VisionRecording
 from models.weights import WeightLoader
 
 PATCHES, PATCH_BIAS = "v.patch_embd.weight", "v.patch_embd.bias"
+TORCH_EPSILON = 1e-5
+"""PyTorch's default for LayerNorm."""
 
 
 @dataclass
@@ -62,3 +67,48 @@ def record_norm(recording: VisionRecording, norm: str, config: VisionConfig, *, 
         else:
             recording.layer_norm(rows, norm, config.width, config.epsilon)
     return RowStage(part, rows, config.width, rows, config.width, 8.0 * config.width)
+
+
+def record_mlp(
+    loader: WeightLoader,
+    recording: VisionRecording,
+    names: tuple[str, str],
+    inputs: int,
+    *,
+    norm: str = "",
+    epsilon: float = TORCH_EPSILON,
+) -> RowStage:
+    """Two layers with GELU in between, named without .weight; their biases, if the file has them.
+
+    inputs: values of a row. norm: of a LayerNorm before the first layer, with its epsilon; empty for none.
+    """
+    first, second = (f"{name}.weight" for name in names)
+    hidden, outputs = (loader.rows(name) if loader.has(name) else 0 for name in (first, second))
+    up, down = loader.matrix(first, hidden, inputs), loader.matrix(second, outputs, hidden, widen=True)
+    source, inner, target = recording.rows(inputs), recording.rows(down.k), recording.rows(outputs)
+    with recording.part() as part:
+        if norm:
+            recording.layer_norm_pack(source.place, norm, epsilon, up)
+        else:
+            recording.pack(source.place, up)
+        recording.product(up, inner, addend=recording.bias(f"{names[0]}.bias", hidden))
+        recording.gate_pack(activations.GELU_ALONE, inner, inner, down)
+        recording.product(down, target, addend=recording.bias(f"{names[1]}.bias", outputs))
+    return RowStage(part, source, inputs, target, outputs, 2.0 * hidden * (inputs + outputs))
+
+
+def record_linear(loader: WeightLoader, recording: VisionRecording, name: str, outputs: int, inputs: int) -> RowStage:
+    """One layer, named without .weight; its bias, if the file has one."""
+    matrix = loader.matrix(f"{name}.weight", outputs, inputs)
+    source, target = recording.rows(inputs), recording.rows(outputs)
+    with recording.part() as part:
+        recording.pack(source.place, matrix)
+        recording.product(matrix, target, addend=recording.bias(f"{name}.bias", outputs))
+    return RowStage(part, source, inputs, target, outputs, 2.0 * inputs * outputs)
+
+
+def matrix_outputs(file: ModelFile, name: str) -> int:
+    """Rows of a matrix. Raises ModelFileError if it is missing."""
+    if name not in file.tensors:
+        raise ModelFileError(f"{file.path}: the tensor {name} is missing. Use another version of the model.")
+    return file.tensors[name].shape[0]

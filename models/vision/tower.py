@@ -20,11 +20,12 @@ from models.errors import refusal
 from models.kv_layout import layer_bytes_per_token
 from models.layer_sizes import Heads
 from models.page_arrays import PageArrays
+from models.recording import NOTHING, Place
 from models.recording import Rows as Buffer
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
 from models.vision.recording import Part, VisionRecording, rows_of_a_pass
-from models.weights import Matrix, filled, repeated, whole_words
+from models.weights import Matrix, filled, padded, repeated, whole_words
 
 _TYPES = (KVType.I16, KVType.I16)
 _LOG2E = math.log2(math.e)
@@ -79,7 +80,7 @@ class Tower:
                 f"{config.head_size} values is not one of the type {config.kind!r}. Use another version of it."
             )
         self._count = config.layers if style.layers is None else style.layers
-        self._heads = Heads(config.heads, config.heads, config.head_size, config.head_size)
+        self._heads = heads_of(config)
         self._most_rows = most_rows
         self._swapped = style.swapped and _columns(file, "v.blk.0.ffn_down.weight") == config.width
         # Old files state 0.
@@ -99,10 +100,10 @@ class Tower:
 
     def record(self, recording: VisionRecording) -> None:
         """Load the layers and record them."""
-        config, padded = self.config, self._heads.padded
+        config, of_head = self.config, self._heads.padded
         self._x, self._sum = recording.rows(config.width), recording.rows(config.width)
         self._queries, self._keys, self._values = (
-            Buffer(recording.builder, recording.max_rows, config.heads * padded) for _ in range(3)
+            Buffer(recording.builder, recording.max_rows, config.heads * of_head) for _ in range(3)
         )
         self._attention = Buffer(recording.builder, recording.max_rows, self._attended)
         room = whole_words(self._hidden)
@@ -129,12 +130,12 @@ class Tower:
     ) -> None:
         """Compute all layers, from x to x: float32[rows, width].
 
-        table: cosines and sines of each row, [row][2][half of a padded head]; None if heads are not rotated. windows:
-        the rows of each window, in order, for layers that do not see all. after_layer: called after each layer.
+        table: of `rotation`; None if heads are not rotated. windows: the rows of each window, in order, for layers that
+        do not see all. after_layer: called after each layer.
         """
         half = self._heads.padded // 2
         if table is None:
-            table = np.concatenate([np.ones((len(x), half)), np.zeros((len(x), half))], axis=1, dtype=np.float32)
+            table = np.repeat(np.repeat(np.array([[1, 0]], np.float32), half, axis=1), len(x), axis=0)
         places = self._pages.places(np.arange(2 * -(-self._most_rows // PAGE_TOKENS) + 1)).astype(np.int32)
         whole, parts = _Spans([len(x)], places), _Spans(windows, places)
         queries = np.empty((len(x), self._queries.width), np.float32)
@@ -181,8 +182,8 @@ class Tower:
 
     def _project(self, recording: VisionRecording, prefix: str) -> None:
         """Compute queries, keys and values, from one fused tensor or from three."""
-        config, loader, size, padded = self.config, recording.loader, self._heads.size, self._heads.padded
-        plain = filled(size, padded)
+        config, loader, size = self.config, recording.loader, self._heads.size
+        plain = filled(size, self._heads.padded)
         turned = plain if self.style.order is None else self.style.order
         firsts = np.arange(config.heads) * size
         fused = loader.has(f"{prefix}attn_qkv.weight")
@@ -221,7 +222,7 @@ class Tower:
 
     def _attend(self, recording: VisionRecording, prefix: str) -> None:
         """x += out(attention), with a norm or factors of the addend if the file has them."""
-        pages, heads, config = self._pages.of_layer(0), self._heads, self.config
+        pages, heads = self._pages.of_layer(0), self._heads
         arguments = attention.Attention(
             queries=self._queries.address,
             out=self._attention.address,
@@ -246,16 +247,16 @@ class Tower:
             longest=heads.padded,
         )
         recording.builder.add(attention.attention_kernel(*_TYPES, 1), arguments)
-        matrix = recording.loader.matrix(f"{prefix}attn_out.weight", config.width, self._attended)
+        matrix, bias = self._last_matrix(recording, f"{prefix}attn_out", self._attended, f"{prefix}ls1.weight")
         recording.pack(self._attention.place._replace(stride=4 * self._attended), matrix)
-        self._add(recording, matrix, f"{prefix}attn_out.bias")
+        self._add(recording, matrix, bias)
 
     def _feed_forward(self, recording: VisionRecording, prefix: str) -> None:
         """x += feed_forward(norm(x)), likewise."""
         config, loader, hidden = self.config, recording.loader, self._hidden
         name_up, name_down = (f"{prefix}ffn_{name}" for name in ("down", "up")[:: 1 if self._swapped else -1])
         up = loader.matrix(f"{name_up}.weight", hidden, config.width)
-        down = loader.matrix(f"{name_down}.weight", config.width, hidden, widen=True)
+        down, down_bias = self._last_matrix(recording, name_down, hidden, f"{prefix}ls2.weight", widen=True)
         gates = (
             [loader.matrix(f"{prefix}ffn_gate.weight", hidden, config.width)] if self._kind in _GATED.values() else []
         )
@@ -264,11 +265,29 @@ class Tower:
             recording.product(gate, self._gate, addend=recording.bias(f"{prefix}ffn_gate.bias", hidden), last=False)
         recording.product(up, self._up, addend=recording.bias(f"{name_up}.bias", hidden))
         recording.gate_pack(self._kind, self._gate if gates else self._up, self._up, down)
-        self._add(recording, down, f"{name_down}.bias")
+        self._add(recording, down, down_bias)
 
-    def _add(self, recording: VisionRecording, matrix: Matrix, bias: str) -> None:
+    def _last_matrix(
+        self, recording: VisionRecording, name: str, k: int, factors: str, *, widen: bool = False
+    ) -> tuple[Matrix, Place]:
+        """The matrix and bias of a sub-layer's output, times a factor for each value if the file has them."""
+        loader, width = recording.loader, self.config.width
+        if not loader.has(factors):
+            matrix = loader.matrix(f"{name}.weight", width, k, widen=widen)
+            return matrix, recording.bias(f"{name}.bias", width)
+        scale = loader.values(factors, width)
+        matrix = loader.matrix_of(
+            f"{name}.weight", loader.values(f"{name}.weight", width, k) * scale[:, None], half=True
+        )
+        if not loader.has(f"{name}.bias"):
+            return matrix, NOTHING
+        bias = np.zeros(padded(width), np.float32)
+        bias[:width] = loader.values(f"{name}.bias", width) * scale
+        return matrix, Place(recording.builder.array(bias), 0)
+
+    def _add(self, recording: VisionRecording, matrix: Matrix, bias: Place) -> None:
         """x += matrix * packed rows + bias."""
-        recording.product(matrix, self._sum, addend=recording.bias(bias, self.config.width))
+        recording.product(matrix, self._sum, addend=bias)
         recording.add_rows(self._x, self._sum, self.config.width)
 
     def _head_norm(self, recording: VisionRecording, name: str) -> int:
@@ -276,6 +295,38 @@ class Tower:
         if not recording.loader.has(name):
             return 0
         return recording.vector(name, self._heads.size, self.style.order)
+
+
+def heads_of(config: VisionConfig) -> Heads:
+    """An encoder's heads."""
+    return Heads(config.heads, config.heads, config.head_size, config.head_size)
+
+
+def halves_order(parts: int, heads: Heads) -> NDArray[np.int64]:
+    """The order of a head's values for a Style, if each of `parts` equal parts has pairs of i and half of it + i."""
+    part, half = heads.size // parts, heads.size // parts // 2
+    low = (np.arange(parts)[:, None] * part + np.arange(half)).reshape(-1)
+    return _paired(low, low + half, heads)
+
+
+def neighbours_order(heads: Heads) -> NDArray[np.int64]:
+    """The same if value 2i is paired with 2i + 1."""
+    low = np.arange(0, heads.size, 2)
+    return _paired(low, low + 1, heads)
+
+
+def _paired(low: NDArray[np.int64], high: NDArray[np.int64], heads: Heads) -> NDArray[np.int64]:
+    order = np.full(heads.padded, -1, np.int64)
+    order[: len(low)], order[heads.padded // 2 :][: len(high)] = low, high
+    return order
+
+
+def rotation(angles: NDArray[np.float64], heads: Heads) -> Rows:
+    """Cosines and sines of each row, [row][2][half of a padded head]. angles: of each row and rotated pair."""
+    table = np.zeros((len(angles), 2, heads.padded // 2), np.float32)
+    table[:, 0] = 1
+    table[:, 0, : angles.shape[1]], table[:, 1, : angles.shape[1]] = np.cos(angles), np.sin(angles)
+    return table.reshape(len(angles), -1)
 
 
 class _Spans:

@@ -30,6 +30,7 @@ class Sizes:
     heads: int = 4
     merge: int = 2
     text: int = 64
+    deep: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Kind:
     keys: Callable[[Sizes], dict[str, Any]] = lambda sizes: {}
     mean: float = 0.5
     deviation: float = 0.5
-    gelu: bool = True
+    activation: str = "gelu"
 
 
 def _gemma4uv(s: Sizes) -> Tensors:
@@ -61,20 +62,33 @@ def _pair(name: str, *shape: int) -> Tensors:
 
 
 def _layers(
-    s: Sizes, *, swapped: bool = False, biases: bool = True, gated: bool = False, fused: bool = False
+    s: Sizes,
+    *,
+    swapped: bool = False,
+    gated: bool = False,
+    fused: bool = False,
+    biases: bool = True,
+    plain_norms: bool = False,
+    scaled: bool = False,
 ) -> Tensors:
-    """The layers of a transformer. swapped: with the names of ffn_up and ffn_down as in old files."""
+    """The layers of a transformer. swapped: with the names of ffn_up and ffn_down as in old files.
+
+    plain_norms: norms without biases. scaled: with factors of sub-layers' outputs.
+    """
     for number in range(s.layers):
         prefix = f"v.blk.{number}."
         parts = {"attn_out": (s.width, s.width), "ffn_up": (s.hidden, s.width), "ffn_down": (s.width, s.hidden)}
         parts |= {"attn_qkv": (3 * s.width, s.width)} if fused else {f"attn_{one}": (s.width, s.width) for one in "qkv"}
+        if scaled:
+            yield f"{prefix}ls1.weight", (s.width,)
+            yield f"{prefix}ls2.weight", (s.width,)
         if gated:
             parts["ffn_gate"] = (s.hidden, s.width)
         if swapped:
             parts["ffn_up"], parts["ffn_down"] = parts["ffn_down"], parts["ffn_up"]
         for name, shape in [*parts.items(), ("ln1", (s.width,)), ("ln2", (s.width,))]:
             for tensor, size in _pair(prefix + name, *shape):
-                if biases or not tensor.endswith("bias"):
+                if not tensor.endswith("bias") or (biases and not (plain_norms and name in ("ln1", "ln2"))):
                     yield tensor, size
 
 
@@ -92,7 +106,54 @@ def _gemma3(s: Sizes) -> Tensors:
     yield "mm.soft_emb_norm.weight", (s.width,)
 
 
+def _qwen(s: Sizes, *, third: bool = False, windows: bool = False) -> Tensors:
+    yield "v.patch_embd.weight", (s.width, 3, s.patch, s.patch)
+    yield "v.patch_embd.weight.1", (s.width, 3, s.patch, s.patch)
+    if third:
+        yield "v.patch_embd.bias", (s.width,)
+        yield "v.position_embd.weight", (49, s.width)
+    yield from _layers(s, gated=windows, fused=third, plain_norms=windows)
+    yield from (_pair("v.post_ln", s.width) if not windows else [("v.post_ln.weight", (s.width,))])
+    yield from _pair("mm.0", 4 * s.width, 4 * s.width)
+    yield from _pair("mm.2", s.text, 4 * s.width)
+    for layer in range(s.deep):
+        yield from _pair(f"v.deepstack.{layer}.norm", 4 * s.width)
+        yield from _pair(f"v.deepstack.{layer}.fc1", 4 * s.width, 4 * s.width)
+        yield from _pair(f"v.deepstack.{layer}.fc2", s.text, 4 * s.width)
+
+
+def _idefics3(s: Sizes) -> Tensors:
+    yield from _patches(s)
+    yield "v.position_embd.weight", ((s.side // s.patch) ** 2, s.width)
+    yield from _layers(s, swapped=True)
+    yield from _pair("v.post_ln", s.width)
+    yield "mm.model.fc.weight", (s.text, s.merge**2 * s.width)
+
+
+def _internvl(s: Sizes) -> Tensors:
+    yield from _patches(s)
+    yield "v.class_embd", (s.width,)
+    yield "v.position_embd.weight", ((s.side // s.patch) ** 2 + 1, s.width)
+    yield from _layers(s, scaled=True)
+    yield from _pair("mm.model.mlp.0", s.merge**2 * s.width)
+    yield from _pair("mm.model.mlp.1", s.text, s.merge**2 * s.width)
+    yield from _pair("mm.model.mlp.3", s.text, s.text)
+
+
+def _llava(s: Sizes) -> Tensors:
+    yield "v.patch_embd.weight", (s.width, 3, s.patch, s.patch)
+    yield "v.class_embd", (s.width,)
+    yield "v.position_embd.weight", ((s.side // s.patch) ** 2 + 1, s.width)
+    yield from _pair("v.pre_ln", s.width)
+    yield from _layers(s, swapped=True)
+    yield from _pair("mm.0", s.text, s.width)
+    yield from _pair("mm.2", s.text, s.text)
+
+
 KINDS = {
+    "idefics3": Kind(_idefics3, keys=lambda s: {"preproc_image_size": 4 * s.side}),
+    "internvl": Kind(_internvl, Sizes(side=48)),
+    "mlp": Kind(_llava, Sizes(layers=3, merge=1), activation="quick"),
     "gemma3": Kind(_gemma3, Sizes(side=96, width=96, hidden=208, merge=3)),
     "gemma4uv": Kind(
         _gemma4uv, Sizes(side=224, patch=4, merge=3, hidden=0, layers=0, heads=0), mean=0.0, deviation=1.0
@@ -127,13 +188,15 @@ def write_vision(
         "attention.head_count": s.heads,
         "attention.layer_norm_epsilon": 1e-6,
         "projector.scale_factor": s.merge,
+        "spatial_merge_size": s.merge,
         "image_mean": [made.mean] * 3,
         "image_std": [made.deviation] * 3,
     }
     stated = {
         "clip.has_vision_encoder": True,
         "clip.projector_type": kind,
-        "clip.use_gelu": made.gelu,
+        "clip.use_gelu": made.activation == "gelu",
+        "clip.use_silu": made.activation == "silu",
         **{f"clip.vision.{name}": value for name, value in (common | made.keys(s)).items()},
         **(keys or {}),
     }
