@@ -178,6 +178,8 @@ class Tokenizer:
         self.fim_prefix_id: int | None = special.get("fim_prefix")
         self.fim_suffix_id: int | None = special.get("fim_suffix")
         self.fim_middle_id: int | None = special.get("fim_middle")
+        self.fim_repo_id: int | None = special.get("fim_repo")
+        self.fim_sep_id: int | None = special.get("fim_sep")
 
     def encode(
         self,

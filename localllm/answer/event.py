@@ -1,6 +1,7 @@
 """The events of an answer, and the interface of models that answer."""
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,47 @@ class AnswerEvent:
         return "".join([part.text for part in self.parts if part.kind is kind])
 
 
+class _ContentLogprobs:
+    """Finds the log-probabilities of an answer's content: of the tokens that have some of its text.
+
+    Parts come in the order of their tokens, and between them tokens have markup and white space.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Logprob] = []
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # of the tokens that follow
+        self._waiting: list[tuple[int, Logprob | None]] = []  # with their number of characters; None: was found before
+
+    def add(self, logprobs: Sequence[Logprob], parts: Sequence[AnswerPart]) -> None:
+        for logprob in logprobs:
+            piece = self._decoder.decode(logprob.token)
+            self._text += piece
+            self._waiting.append((len(piece), logprob))
+        for number, part in enumerate(parts, start=1) if self._waiting else ():
+            # Behind the last part is only what is held; before the others is only markup.
+            find = self._text.rfind if number == len(parts) else self._text.find
+            for text in (part.text, part.text.strip()):  # white space may come from the splitter
+                if text and (at := find(text)) >= 0:
+                    self._take(at, at + len(text), part.kind is PartKind.CONTENT)
+                    break
+
+    def _take(self, begin: int, end: int, is_content: bool) -> None:
+        """Take the text up to `end`, which is content from `begin` on, or is none."""
+        at = 0
+        while self._waiting and at < end:
+            size, logprob = self._waiting[0]
+            if is_content and logprob is not None and at + max(size, 1) > begin:
+                self.found.append(logprob)
+                logprob = None
+            if at + size > end:  # the token goes on in the next part
+                self._waiting[0] = (at + size - end, logprob)
+                break
+            at += size
+            del self._waiting[0]
+        self._text = self._text[end:]
+
+
 @dataclass(slots=True)
 class Answer:
     """An answer so far, accumulated from its events. reasoning_tokens: tokens up to the end of the reasoning."""
@@ -116,6 +158,12 @@ class Answer:
     last: AnswerEvent = field(default_factory=AnswerEvent)
     prompt_logprobs: Sequence[Logprob] | None = None
     reasoning_tokens: int = 0
+    _content_logprobs: _ContentLogprobs = field(default_factory=_ContentLogprobs)
+
+    @property
+    def content_logprobs(self) -> list[Logprob]:
+        """The log-probabilities without those of reasoning, calls and markup."""
+        return self._content_logprobs.found
 
     @property
     def content(self) -> str:
@@ -131,6 +179,7 @@ class Answer:
         """Append an event."""
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
+        self._content_logprobs.add(event.logprobs, event.parts)
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         self.last = event

@@ -219,7 +219,35 @@ class LocalModel:
         before, after, middle = (mark for mark in marks if mark is not None)
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         head, tail = (tokenizer.encode(text, add_special=False) for text in (prompt, request.suffix))
-        return (*bos, before, *head, after, *tail, middle)
+        gap = (before, *head, after, *tail, middle)
+        return (*bos, *self._extra_tokens(request, len(bos) + len(gap)), *gap)
+
+    def _extra_tokens(self, request: AnswerRequest, others: int) -> list[int]:
+        """The other files of a gap to fill, as many of the last ones as fit into the context with the other tokens.
+
+        Qwen 2.5 Coder's form: https://arxiv.org/abs/2409.12186, section 3.1. Models without its tokens get the same
+        text.
+        """
+        if not request.extra:
+            return []
+        tokenizer, sep = self.tokenizer, self.tokenizer.fim_sep_id
+        mark = [] if sep is None else [sep]
+
+        def named(name: str, text: str = "") -> list[int]:
+            return [*mark, *tokenizer.encode(f"{name}\n{text}", add_special=False)]
+
+        begin = [] if tokenizer.fim_repo_id is None else [tokenizer.fim_repo_id, *named("repository")[len(mark) :]]
+        end = named("current") if mark else []
+        context = self.loaded.engine.context
+        room = min(context, request.context_limit or context) - others - len(begin) - len(end)
+        room -= min(max(request.max_tokens or 0, 0), max(room, 0) // 2)
+        found: list[int] = []
+        for name, text in reversed(request.extra):
+            chunk = named(name or "file", text if text.endswith("\n") else f"{text}\n")
+            if len(found) + len(chunk) > room:
+                break
+            found = chunk + found
+        return [*begin, *found, *end] if found else []
 
     def _prompt(
         self,

@@ -37,6 +37,8 @@ class AnswerRequest:
     prompt: str | Sequence[int] | None = None
     # The text after the gap to fill.
     suffix: str | None = None
+    # The names and texts of other files, for the gap.
+    extra: Sequence[tuple[str, str]] = ()
     # Token ids before the prompt or the messages.
     before: Sequence[int] = ()
     # A Jinja chat template for this request, instead of the model's.

@@ -47,6 +47,8 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
 def completion_fields(request: AnswerRequest) -> dict[str, Any]:
     """The body of a completion, without its model."""
     prompt = request.prompt
+    if isinstance(prompt, str):
+        prompt = "".join(f"{name}\n{text}\n\n" for name, text in request.extra) + prompt
     body = {"prompt": prompt if prompt is None or isinstance(prompt, str) else list(prompt), **_limits(request)}
     if request.suffix is not None:
         body["suffix"] = request.suffix

@@ -3,6 +3,7 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse
 
 from localllm.answer.event import AnswerEvent
 from localllm.answer.request import AnswerRequest
+from localllm.engine.request import Progress
 from localllm.errors import LocalLLMError
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import known, refusal_of
@@ -113,10 +115,14 @@ async def count_tokens(service: Service, model: str, request: AnswerRequest) -> 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
     for line in [*writer.begin(run), b""]:  # the empty line starts the response
         yield line
+    told: dict[int, Progress] = {}  # the last progress of each prompt in prefill
     async with contextlib.aclosing(run.events()) as events:
         async for index, event in events:
             if event.progress and progress:
+                told[index] = event.progress
                 yield writer.progress(prompt_progress(event.progress))
+            elif event.counts.generated and (last := told.pop(index, None)) and last.prefilled < last.total:
+                yield writer.progress(prompt_progress(replace(last, queue_position=0, prefilled=last.total)))
             for line in writer.event(run, index, event):
                 yield line
     for line in writer.end(run):

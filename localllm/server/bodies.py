@@ -296,11 +296,20 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampled(Extensions):
-    """Fields of OpenAI's chat completions and completions, and of llama.cpp's routes.
+class Timed(Extensions):
+    """llama-server's form of progress, and timings in every event of a stream."""
 
-    return_progress: llama-server's form of progress.
-    """
+    return_progress: bool = False
+    timings_per_token: bool = False
+
+    @model_validator(mode="after")
+    def _progress_either_way(self) -> Self:
+        self.progress |= self.return_progress
+        return self
+
+
+class Sampled(Timed):
+    """Fields of OpenAI's chat completions and completions, and of llama.cpp's routes."""
 
     stop: Stops | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -308,12 +317,6 @@ class Sampled(Extensions):
     max_tokens: Limit | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_progress: bool = False
-
-    @model_validator(mode="after")
-    def _progress_either_way(self) -> Self:
-        self.progress |= self.return_progress
-        return self
 
 
 class FunctionCall(Body):

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import re
 import socket
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -192,8 +193,8 @@ async def _discard(receive: Receive) -> None:
 
 def _check_framing(headers: dict[bytes, str]) -> None:
     """Raise ApiError for a body that its headers already rule out."""
-    if headers.get(b"content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "compressed bodies are not accepted")
+    if _encoding(headers) not in ("identity", "gzip"):
+        raise ApiError(415, "Content-Encoding must be gzip, or missing: other compressed bodies are not accepted")
     if b"content-length" in headers and b"transfer-encoding" in headers:  # request smuggling: RFC 9112, section 6.1
         raise ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
     length = headers.get(b"content-length", "0")
@@ -201,24 +202,56 @@ def _check_framing(headers: dict[bytes, str]) -> None:
         raise ApiError(*_TOO_LARGE)
 
 
+def _encoding(headers: dict[bytes, str]) -> str:
+    given = headers.get(b"content-encoding", "identity").strip().lower()
+    return "gzip" if given == "x-gzip" else given  # RFC 9110, section 8.4.1.3
+
+
+class _Gzip:
+    """Unpacks a body that arrives in parts. Raises ApiError 400 for what is not one member of gzip's format."""
+
+    def __init__(self) -> None:
+        self._reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def unpacked(self, part: bytes, most: int) -> bytes:
+        """The bytes of the next part, at most so many."""
+        try:
+            found = self._reader.decompress(part, most)
+        except zlib.error as error:
+            raise ApiError(400, "the body is not compressed by gzip, as its Content-Encoding says") from error
+        if self._reader.unused_data:
+            raise ApiError(400, "the body has bytes after the end of its gzip data")
+        return found
+
+    def check_end(self) -> None:
+        if not self._reader.eof:
+            raise ApiError(400, "the body's gzip data ends early")
+
+
 async def _read_body(headers: dict[bytes, str], receive: Receive, take: Callable[[int], None]) -> bytes:
-    """The whole body. Raises ApiError, after reading the rest, if it is too large, too slow or compressed.
+    """The whole body, unpacked. Raises ApiError, after reading the rest, if it is too large, too slow or malformed.
 
     take: called with the bytes of each part; may raise ApiError.
     """
     body = bytearray()
     try:
         _check_framing(headers)
+        gzip = _Gzip() if _encoding(headers) == "gzip" else None
         async with asyncio.timeout(BODY_SECONDS):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the body ended early")
-                take(len(message.get("body", b"")))
-                body += message.get("body", b"")
+                part = message.get("body", b"")
+                if gzip:
+                    part = gzip.unpacked(part, MAX_BODY_BYTES + 1 - len(body))
+                take(len(part))
+                body += part
                 if len(body) > MAX_BODY_BYTES:
                     raise ApiError(*_TOO_LARGE)
                 if not message.get("more_body", False):
+                    if gzip:
+                        gzip.check_end()
                     return bytes(body)
     except TimeoutError:
         await _discard(receive)

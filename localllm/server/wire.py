@@ -82,6 +82,25 @@ def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
     ]
 
 
+def timings(event: AnswerEvent) -> dict[str, Any]:
+    """llama-server's timings of an answer so far, in ms and tokens per second. prompt_n leaves out cached tokens."""
+    counts, times = event.counts, event.timings
+    read, read_ms, made_ms = counts.prompt - counts.cached, times.prefill_s * 1000, times.decode_s * 1000
+    return {
+        "cache_n": counts.cached,
+        "prompt_n": read,
+        "prompt_ms": read_ms,
+        "prompt_per_token_ms": read_ms / max(read, 1),
+        "prompt_per_second": 1000 * read / read_ms if read_ms else 0.0,
+        "predicted_n": counts.generated,
+        "predicted_ms": made_ms,
+        "predicted_per_token_ms": made_ms / max(counts.generated, 1),
+        "predicted_per_second": 1000 * counts.generated / made_ms if made_ms else 0.0,
+        **({"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}),
+        **({"draft_ms": times.drafting_s * 1000} if times.drafting_s else {}),
+    }
+
+
 def finite(logprob: float) -> float:
     """A log-probability that JSON can represent."""
     return max(logprob, _LEAST_LOGPROB)

@@ -17,7 +17,7 @@ from localllm.server.limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX
 from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import interruptible
-from localllm.server.wire import TimedProgress, logprob_entries, sse, usage, warnings_of
+from localllm.server.wire import TimedProgress, logprob_entries, sse, timings, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -43,8 +43,7 @@ class Predicted(Sampled):
     """Fields of both routes. n_predict: the most tokens; -1: as many as fit.
 
     cache_prompt has no effect: prefixes are always reused. samplers: those to apply, in the usual order; the others
-    are disabled. timings_per_token: every event of a stream has timings. n_indent, t_max_predict_ms and
-    post_sampling_probs are refused if set.
+    are disabled. n_indent, t_max_predict_ms and post_sampling_probs are refused if set.
     """
 
     n_predict: Limit = UNLIMITED
@@ -52,7 +51,6 @@ class Predicted(Sampled):
     ignore_eos: bool = False
     bias_pairs: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_LOGIT_BIAS)] | None = None
     samplers: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
-    timings_per_token: bool = False
     n_indent: int = 0
     t_max_predict_ms: int = 0
     post_sampling_probs: bool = False
@@ -73,8 +71,12 @@ class Predicted(Sampled):
                 raise ApiError(400, f"{name} is not supported; leave it out")
         fields = self.request_fields(self.stop, self.n_probs or None)
         fields["sampling"] |= self._without_effect()
-        most = self.n_predict if self.max_tokens is None else self.max_tokens
-        return fields | {"defaults": _DEFAULTS, "max_tokens": most, "ignore_eos": self.ignore_eos}
+        return fields | {"defaults": _DEFAULTS, "max_tokens": self.most, "ignore_eos": self.ignore_eos}
+
+    @property
+    def most(self) -> int:
+        """The most tokens of an answer; -1: as many as fit."""
+        return self.n_predict if self.max_tokens is None else self.max_tokens
 
     def _without_effect(self) -> Object:
         """Parameters that disable the samplers left out. Raises ApiError 400 for an unknown one or another order."""
@@ -91,7 +93,7 @@ class CompletionBody(Predicted):
 
     A prompt may be an object with prompt_string. n_cmpl: answers to each prompt. grammar (GBNF) or json_schema hold the
     answer. return_tokens: tell the ids of the answer's tokens. response_fields: what of the response is sent, inner
-    fields as "generation_settings/seed".
+    fields named by their paths, as "generation_settings/seed".
     """
 
     prompt: (
@@ -118,7 +120,7 @@ class Extra(Body):
 
 
 class InfillBody(Predicted):
-    """/infill. input_extra: texts from other files, which go before the prefix. prompt: text after the prefix."""
+    """/infill. input_extra: texts from other files, the most relevant last. prompt: text after the prefix."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -144,9 +146,9 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
 @router.post("/infill")
 async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
     """Fill in the text between a prefix and a suffix."""
-    extra = "".join(f"{one.filename}\n{one.text}\n\n" for one in body.input_extra or ())
-    (prompt,) = await _tokenized(body, [f"{extra}{body.input_prefix}{body.prompt}"], service)
-    request = AnswerRequest(prompt=prompt, suffix=body.input_suffix, **body.answer_fields())
+    (prompt,) = await _tokenized(body, [f"{body.input_prefix}{body.prompt}"], service)
+    extra = [(one.filename, one.text) for one in body.input_extra or ()]
+    request = AnswerRequest(prompt=prompt, suffix=body.input_suffix, extra=extra, **body.answer_fields())
     return await answer(http, service, body, [request], _InfillWriter(body))
 
 
@@ -243,7 +245,7 @@ class _CompletionWriter(_InfillWriter):
                     "id_slot": -1,
                     "tokens_predicted": counts.generated,
                     "tokens_evaluated": counts.prompt,
-                    **({"timings": _timings(event)} if self._body.timings_per_token else {}),
+                    **({"timings": timings(event)} if self._body.timings_per_token else {}),
                     **_probabilities(event),
                 }
             )
@@ -257,14 +259,14 @@ class _CompletionWriter(_InfillWriter):
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
-        """The fields named by response_fields, by the last part of their paths; all fields if it names none."""
+        """The fields named by response_fields, by their paths; all fields if it names none."""
         found: Object = {}
         for path in self._body.response_fields or ():
             value: Any = told
             for name in path.split("/"):
                 value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
             if value is not _ABSENT:
-                found[path.rpartition("/")[2]] = value
+                found[path] = value
         return found if self._body.response_fields else told
 
     def _one(self, run: Run, index: int) -> Object:
@@ -287,12 +289,13 @@ class _CompletionWriter(_InfillWriter):
             "tokens_evaluated": counts.prompt,
             "tokens_cached": counts.prompt + counts.generated,
             "generation_settings": settings,
-            "prompt": run.prompt(index).text or "",
+            "prompt": _prompt_text(run, index),
             "has_new_line": "\n" in answer.content,
-            "truncated": bool(counts.dropped_tokens),
+            "truncated": bool(counts.dropped_tokens)
+            or (last.finish_reason is FinishReason.LENGTH and counts.generated != body.most),
             **_ended(last),
             **warnings_of(last),
-            "timings": _timings(last),
+            "timings": timings(last),
             **_probabilities(answer),
         }
 
@@ -306,23 +309,10 @@ def _probabilities(part: AnswerEvent | Answer) -> Object:
     return {"completion_probabilities": entries} if entries else {}
 
 
-def _timings(last: AnswerEvent) -> Object:
-    """Milliseconds and tokens per second. prompt_n counts computed tokens, without cached ones."""
-    counts, times = last.counts, last.timings
-    read, read_ms, made_ms = counts.prompt - counts.cached, times.prefill_s * 1000, times.decode_s * 1000
-    return {
-        "cache_n": counts.cached,
-        "prompt_n": read,
-        "prompt_ms": read_ms,
-        "prompt_per_token_ms": read_ms / max(read, 1),
-        "prompt_per_second": 1000 * read / read_ms if read_ms else 0.0,
-        "predicted_n": counts.generated,
-        "predicted_ms": made_ms,
-        "predicted_per_token_ms": made_ms / max(counts.generated, 1),
-        "predicted_per_second": 1000 * counts.generated / made_ms if made_ms else 0.0,
-        **({"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}),
-        **({"draft_ms": times.drafting_s * 1000} if times.drafting_s else {}),
-    }
+def _prompt_text(run: Run, index: int) -> str:
+    """The prompt as text, with its special tokens. A remote server does not tell it."""
+    tokens = run.prompt(index).tokens
+    return "" if tokens is None else run.lease.model.tokenizer.decode(tokens)
 
 
 def _ended(last: AnswerEvent) -> dict[str, str]:

@@ -15,6 +15,7 @@ from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
 from localllm.server.openai.tools import toolbox, with_choice
 from localllm.server.openai.wire import (
+    BareRoute,
     CallDeltas,
     ChunkWriter,
     OpenAIRoute,
@@ -28,10 +29,11 @@ from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
+bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/chat/completions")
-@router.post("/chat/completions")
+@bare.post("/chat/completions")
 async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
@@ -40,7 +42,7 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
 
 
 @router.post("/v1/chat/completions/input_tokens")
-@router.post("/chat/completions/input_tokens")
+@bare.post("/chat/completions/input_tokens")
 async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
     """Count the tokens of a conversation's prompt, as llama-server does."""
     request = await to_thread.run_sync(chat_request, body)
@@ -52,6 +54,7 @@ async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
 
 def chat_request(body: ChatBody) -> AnswerRequest:
     """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
+    _check_continuation(body)
     for kind in body.modalities or ():
         if kind != "text":
             note_ignored(f"modality {shown(kind)}")
@@ -65,6 +68,16 @@ def chat_request(body: ChatBody) -> AnswerRequest:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         **body.request_fields(body.stop, wanted),
     )
+
+
+def _check_continuation(body: ChatBody) -> None:
+    """Raises ApiError 400 where the body wants to continue another message than an assistant's at the end."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise ApiError(400, "add_generation_prompt and continue_final_message exclude each other; send one of them")
+    continues = body.continue_final_message or body.add_generation_prompt is False
+    if continues and body.messages[-1].role != "assistant":
+        name = "continue_final_message" if body.continue_final_message else "add_generation_prompt: false"
+        raise ApiError(400, f"{name} needs an assistant's message at the end, which the answer continues")
 
 
 def _tools(body: ChatBody) -> list[Object]:
@@ -97,18 +110,18 @@ class _Writer(ChunkWriter):
     def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
         delta = self._delta(event, self._calls[index])
         if delta or event.logprobs:
-            yield self._chunk(index, delta, logprobs=_logprobs(event))
+            yield self._chunk(index, delta, self._timings(event), logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            reason = self._reason(run.answers[index])
-            yield self._chunk(index, {}, finish_reason=reason, **warnings_of(event))
+            reason, timed = self._reason(run.answers[index]), self._timings(event, is_last=True)
+            yield self._chunk(index, {}, timed, finish_reason=reason, **warnings_of(event))
 
     def whole(self, run: Run) -> Object:
         choices = [self._choice(index, answer) for index, answer in enumerate(run.answers)]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(run)}
+        return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(run)}
 
-    def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
+    def _chunk(self, index: int, delta: Object, timed: Object | None = None, **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return sse({**self._head, "choices": [choice]})
+        return sse({**self._head, "choices": [choice], **(timed or {})})
 
     def _choice(self, index: int, answer: Answer) -> Object:
         message: Object = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
@@ -145,3 +158,6 @@ class _Writer(ChunkWriter):
 
 def _logprobs(part: AnswerEvent | Answer) -> Object | None:
     return {"content": logprob_entries(part.logprobs)} if part.logprobs else None
+
+
+router.include_router(bare)

@@ -87,10 +87,11 @@ class _Writer(ChunkWriter):
             logprobs = self._echoed(run, index, scores) if self._scores_echo else None
             yield self._chunk(index, text, logprobs=logprobs, **self._of_prompt(scores))
         if event.parts or event.logprobs:
-            yield self._chunk(index, event.content, logprobs=self._logprobs(index, event.logprobs))
+            logprobs = self._logprobs(index, event.logprobs)
+            yield self._chunk(index, event.content, self._timings(event), logprobs=logprobs)
         if event.finish_reason is not None:
-            reason = finish_reason(run.answers[index])
-            yield self._chunk(index, "", finish_reason=reason, **warnings_of(event))
+            reason, timed = finish_reason(run.answers[index]), self._timings(event, is_last=True)
+            yield self._chunk(index, "", timed, finish_reason=reason, **warnings_of(event))
 
     def whole(self, run: Run) -> Object:
         choices = []
@@ -109,10 +110,10 @@ class _Writer(ChunkWriter):
                     **warnings_of(found.last),
                 )
             )
-        return {**self._head, "choices": choices, "usage": self._usage(run)}
+        return {**self._head, "choices": choices, **self._totals(run)}
 
-    def _chunk(self, index: int, text: str, **more: object) -> bytes:
-        return sse({**self._head, "choices": [_choice(index, text, **more)]})
+    def _chunk(self, index: int, text: str, timed: Object | None = None, **more: object) -> bytes:
+        return sse({**self._head, "choices": [_choice(index, text, **more)], **(timed or {})})
 
     def _echoed(self, run: Run, index: int, scores: Sequence[Logprob]) -> Object:
         """The prompt's log-probabilities in OpenAI's format; its first token has none."""

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from localllm.server.bodies import Object, keep_alive_s
 from localllm.server.embeddings import embed_all
 from localllm.server.openai.schema import EmbeddingsBody
-from localllm.server.openai.wire import OpenAIRoute
+from localllm.server.openai.wire import BareRoute, OpenAIRoute
 from localllm.server.served import ModelAbout
 from localllm.server.service import ServiceDep
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
+bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
 
 
 @router.head("/v1/models", include_in_schema=False)
@@ -35,7 +36,7 @@ async def model(model: str, service: ServiceDep) -> Object:
 
 
 @router.post("/v1/embeddings")
-@router.post("/embeddings")
+@bare.post("/embeddings")
 async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
     """Embed texts or lists of token ids."""
     given = body.input
@@ -65,3 +66,6 @@ def _row(about: ModelAbout, context: int) -> Object:
 
 def _encoded(row: NDArray[np.float32], encoding: str) -> Any:
     return base64.b64encode(row.astype("<f4").tobytes()).decode() if encoding == "base64" else row.tolist()
+
+
+router.include_router(bare)

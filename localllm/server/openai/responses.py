@@ -23,11 +23,12 @@ from localllm.server.openai.items import conversation_of, loaded_tools, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import with_id
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import OpenAIRoute, format_of, item_usage, think_of
+from localllm.server.openai.wire import BareRoute, OpenAIRoute, format_of, item_usage, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import logprob_entries, sse, warnings_of
+from localllm.server.wire import TimedProgress, logprob_entries, sse, timings, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
+bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 @router.post("/v1/responses")
+@bare.post("/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
@@ -74,6 +76,7 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
 
 
 @router.post("/v1/responses/input_tokens")
+@bare.post("/responses/input_tokens")
 async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) -> Object:
     """Count the tokens of a request's prompt, including its template's."""
     *_, request = await _asked(body, http)
@@ -157,10 +160,11 @@ class _Writer(answering.Writer):
         self._items: list[Object] = []
         self._open: PartKind | None = None
         self._text = ""
-        # Log-probabilities of the answer: those that were told, and those whose text is not told yet.
-        self._logprobs: list[Object] = []
-        self._waiting: list[Object] = []
+        self._logprobs: list[Object] = []  # of the open message
+        self._told = 0  # log-probabilities of content so far
         self._sequence = 0
+        self._progress = TimedProgress(body.return_progress)
+        self._timed: Object = {}  # timings of the current event, if all events of text have them
 
     @property
     def _response(self) -> Object:
@@ -173,21 +177,27 @@ class _Writer(answering.Writer):
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
 
     def progress(self, progress: Object) -> bytes:
-        """See answering.Writer. The event is our addition."""
-        return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
+        """See answering.Writer. The events are our addition, and llama-server's."""
+        lines = [*self.begin(), self._event("localllm.progress", progress=progress)]
+        if timed := self._progress.fields(progress):
+            lines.append(self._event("response.in_progress", response=self._response, **timed))
+        return b"".join(lines)
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
-        self._waiting += logprob_entries(event.logprobs)
+    def event(self, run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+        self._timed = {"timings": timings(event)} if self._body.timings_per_token else {}
+        fresh = logprob_entries(run.answers[0].content_logprobs[self._told :])
+        self._told += len(fresh)
         for part in event.parts:
-            told = self._told_logprobs() if part.kind is PartKind.CONTENT else ()
-            yield from self._part(part, told)
+            of_content = fresh if part.kind is PartKind.CONTENT else ()
+            yield from self._part(part, of_content)
+            if of_content:
+                fresh = []
 
     def end(self, run: Run) -> Iterator[bytes]:
         answer = run.answers[0]
-        self._told_logprobs()
         yield from self._close(_status(answer))
         response = self._ended(answer)
-        yield self._event(f"response.{response['status']}", response=response)
+        yield self._event(f"response.{response['status']}", response=response, timings=timings(answer.last))
 
     def error(self, error: LocalLLMError) -> bytes:
         body = self.error_body(error)["error"]
@@ -204,11 +214,11 @@ class _Writer(answering.Writer):
         answer = run.answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
-        self._logprobs = logprob_entries(answer.logprobs)
+        logprobs = logprob_entries(answer.content_logprobs)
         for part in [*parts, *(called([call]) for call in answer.calls)]:
-            self._part(part)
+            self._part(part, logprobs if part.kind is PartKind.CONTENT else ())
         self._close(_status(answer))
-        return self._ended(answer)
+        return {**self._ended(answer), "timings": timings(answer.last)}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """An event with its sequence number."""
@@ -226,18 +236,13 @@ class _Writer(answering.Writer):
         if self._open is not part.kind:
             lines = [*self._close(), *self._begin_item(part.kind)]
         self._text += part.text
+        self._logprobs += logprobs
         kind = self._kinds[part.kind]
-        delta = self._event(f"response.{kind.text}.delta", **self._at(kind), delta=part.text, **_with(logprobs, kind))
-        return [*lines, delta]
-
-    def _told_logprobs(self) -> list[Object]:
-        """The log-probabilities that wait for their text; they count as told."""
-        told, self._waiting = self._waiting, []
-        self._logprobs += told
-        return told
+        more = _with(logprobs, kind) | self._timed
+        return [*lines, self._event(f"response.{kind.text}.delta", **self._at(kind), delta=part.text, **more)]
 
     def _begin_item(self, part_kind: PartKind) -> list[bytes]:
-        self._open, self._text = part_kind, ""
+        self._open, self._text, self._logprobs = part_kind, "", []
         kind = self._kinds[part_kind]
         item: Object = {
             "type": kind.item,
@@ -379,3 +384,6 @@ def _content_part(kind: _Kind, text: str, logprobs: Sequence[Object]) -> Object:
 
 def _with(logprobs: Sequence[Object], kind: _Kind) -> Object:
     return {"logprobs": list(logprobs)} if kind is _MESSAGE else {}
+
+
+router.include_router(bare)

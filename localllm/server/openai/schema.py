@@ -2,17 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from localllm.server.bodies import (
     Body,
     ComputedBody,
     Count,
-    Extensions,
     Limit,
     Messages,
     Object,
     Sampled,
+    Timed,
     Tokens,
 )
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
@@ -31,8 +31,10 @@ class Reasoning(Body):
 class Constrained(Sampled):
     """What the answer must fit, at most one of them.
 
-    grammar (GBNF) and json_schema are llama.cpp's, guided_* vLLM's.
+    grammar (GBNF) and json_schema are llama.cpp's, guided_* vLLM's. n_predict is llama.cpp's name of max_tokens.
     """
+
+    max_tokens: Annotated[Limit | None, Field(validation_alias=AliasChoices("max_tokens", "n_predict"))] = None
 
     response_format: Object | None = None
     json_schema: Object | None = None
@@ -44,7 +46,11 @@ class Constrained(Sampled):
 
 
 class ChatBody(Constrained):
-    """/v1/chat/completions. functions and function_call are the older form of tools and tool_choice."""
+    """/v1/chat/completions. functions and function_call are the older form of tools and tool_choice.
+
+    add_generation_prompt and continue_final_message (vLLM's, llama.cpp's) may only say what happens anyway: an answer
+    continues an assistant's message at the end, and only that.
+    """
 
     messages: Messages
     max_completion_tokens: Limit | None = None
@@ -58,6 +64,8 @@ class ChatBody(Constrained):
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Object | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     modalities: Annotated[list[str], Field(fail_fast=True, max_length=8)] | None = None
 
 
@@ -94,7 +102,7 @@ class EmbeddingsBody(ComputedBody):
 Metadata = Annotated[dict[str, str | float | bool | None], Field(max_length=16)]
 
 
-class ResponsesBody(Extensions):
+class ResponsesBody(Timed):
     """/v1/responses. conversation: an id, or an object with it. prompt: of a template that OpenAI stores; refused."""
 
     input: str | Annotated[list[Object], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""

@@ -16,7 +16,7 @@ from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
-from localllm.server.wire import TimedProgress, cache_written, sse, usage
+from localllm.server.wire import TimedProgress, cache_written, sse, timings, usage
 
 DONE = b"data: [DONE]\n\n"
 _KINDS = {401: "authentication_error", 404: "not_found_error"}
@@ -30,6 +30,17 @@ class OpenAIRoute(ProtocolRoute):
         code = "context_length_exceeded" if refusal.too_long else None
         message, kind = refusal.worded(TOO_LONG_OPENAI), kind_of(refusal.status, _KINDS)
         return {"error": {"message": message, "type": kind, "param": None, "code": code, **refusal.counts}}
+
+
+class BareRoute(OpenAIRoute):
+    """A route of OpenAI's without /v1, as llama-server has it: a prompt that is too long has llama-server's type."""
+
+    @staticmethod
+    def error_body(refusal: Refusal) -> Object:
+        body = OpenAIRoute.error_body(refusal)
+        if refusal.too_long:
+            body["error"]["type"] = "exceed_context_size_error"
+        return body
 
 
 class ChunkWriter(Writer):
@@ -52,8 +63,17 @@ class ChunkWriter(Writer):
 
     def end(self, run: Run) -> Iterator[bytes]:
         if self._includes_usage:
-            yield sse({**self._head, "choices": [], "usage": self._usage(run)})
+            yield sse({**self._head, "choices": [], **self._totals(run)})
         yield DONE
+
+    def _timings(self, event: AnswerEvent, is_last: bool = False) -> Object:
+        """The timings of a chunk: as llama-server's, in a choice's last one, or in the one with usage, or in all."""
+        told = self._body.timings_per_token or (is_last and not self._includes_usage)
+        return {"timings": timings(event)} if told else {}
+
+    def _totals(self, run: Run) -> Object:
+        """Usage of all choices, and timings of the first."""
+        return {"usage": self._usage(run), "timings": timings(run.answers[0].last)}
 
     def _usage(self, run: Run) -> Object:
         reasoning = sum(answer.reasoning_tokens for answer in run.answers)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import subprocess
@@ -211,7 +212,9 @@ def test_large_and_compressed_bodies(server: Any) -> None:
 
     with contextlib.suppress(httpx.WriteError):  # refused while it was still sending
         assert post(server, "/api/generate", content=chunks()).status_code == 413
-    assert post(server, "/api/generate", content=b"x", headers={"Content-Encoding": "gzip"}).status_code == 415
+    assert post(server, "/api/generate", content=b"x", headers={"Content-Encoding": "br"}).status_code == 415
+    bomb = gzip.compress(b" " * (1 << 30), 9)
+    assert post(server, "/api/generate", content=bomb, headers={"Content-Encoding": "gzip"}).status_code == 413
 
 
 def test_oversized_headers(server: Any) -> None:

@@ -1,12 +1,15 @@
 """Access checks, tested without a server."""
 
 import asyncio
+import gzip
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from localllm.server.app import error_body_at
 from localllm.server.keys import Key
+from localllm.server.limits import MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
 
@@ -113,3 +116,58 @@ def test_a_right_key() -> None:
     options = ServerOptions(keys=(Key("", "sesame2"),))
     assert status(options, authorization="bearer sesame2") == status(options, **{"x-api-key": "sesame2"}) == 200
     assert status(options, path="/health/../api/tags") == 401
+
+
+BODY = b'{"messages": [{"role": "user", "content": "Hello"}]}' * 40
+
+
+def received(parts: Sequence[bytes], encoding: str = "gzip") -> tuple[int, bytes]:
+    """The status of a request whose body comes in parts, and the body that the application gets."""
+    left = list(parts)
+    found: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": left.pop(0) if left else b"", "more_body": bool(left)}
+
+    async def answer(_scope: Any, receive: Any, send: Any) -> None:
+        found.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        found.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+    headers = [(b"host", b"localhost"), (b"content-encoding", encoding.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/api/chat", "server": ("127.0.0.1", 1), "headers": headers}
+    asyncio.run(Gate(answer, ServerOptions(), error_body_at)(scope, receive, send))
+    return found[-1], found[0] if len(found) > 1 else b""
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("name", ["gzip", "GZIP", "x-gzip"])
+def test_bodies_compressed_by_gzip_are_unpacked(size: int, name: str) -> None:
+    packed = gzip.compress(BODY)
+    parts = [packed[at : at + size] for at in range(0, len(packed), size)]
+    assert received(parts, name) == (200, BODY)
+    assert received([BODY], "identity") == (200, BODY)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"not gzip at all", 400),
+        (gzip.compress(BODY)[:-9], 400),
+        (gzip.compress(BODY) + b"more", 400),
+        (gzip.compress(BODY) * 2, 400),
+        (b"", 400),
+        (gzip.compress(b" " * MAX_BODY_BYTES), 200),
+        (gzip.compress(b" " * (MAX_BODY_BYTES + 1)), 413),
+    ],
+    ids=["text", "cut", "trailing", "two", "empty", "largest", "too large"],
+)
+def test_bodies_that_gzip_cannot_unpack_are_refused(body: bytes, status: int) -> None:
+    assert received([body])[0] == status
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "zstd", "gzip, gzip"])
+def test_other_encodings_are_refused(encoding: str) -> None:
+    assert received([b"x"], encoding)[0] == 415

@@ -15,6 +15,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 PREFIX, SUFFIX = "Once upon a time", "the end."
 MARKS = {"fim_pre": 400, "fim_suf": 401, "fim_mid": 402}
+REPOSITORY = MARKS | {"fim_rep": 403, "fim_sep": 404}
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA_URL = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
 BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
@@ -22,24 +23,35 @@ BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 @pytest.fixture(scope="module")
 def filler(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    path = tmp_path_factory.mktemp("filler") / "filler.gguf"
-    flags = [text for name, token in MARKS.items() for text in ("--special-token-by-id", name, str(token))]
-    with_metadata(model_files / "stories260K-Q8_0.gguf", path, *flags)
-    with start_server("--model", str(path), models=()) as server:
+    """A server of "filler", and of "reader", which knows other files too."""
+    folder = tmp_path_factory.mktemp("filler")
+    for path, marks in ((folder / "filler.gguf", MARKS), (folder / "reader.gguf", REPOSITORY)):
+        flags = [text for name, token in marks.items() for text in ("--special-token-by-id", name, str(token))]
+        with_metadata(model_files / "stories260K-Q8_0.gguf", path, *flags)
+    with start_server(
+        "--model", str(folder / "filler.gguf"), "--model", str(folder / "reader.gguf"), models=()
+    ) as server:
         yield server
+
+
+def tokens_of(filler: Any, text: str) -> list[int]:
+    answer = httpx.post(f"{filler.url}/tokenize", json={"model": "filler", "content": text}, timeout=PATIENCE_S)
+    return list(answer.json()["tokens"])
+
+
+def answered(filler: Any, path: str, **body: Any) -> Any:
+    answer = httpx.post(f"{filler.url}{path}", json={"temperature": 0, "n_predict": 8, **body}, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 @pytest.fixture(scope="module")
 def middle(filler: Any) -> str:
     """What the model writes between the texts: a continuation of the prompt given as tokens."""
-
-    def tokens(text: str) -> list[int]:
-        told = httpx.post(
-            f"{filler.url}/tokenize", json={"model": "filler", "content": text}, timeout=PATIENCE_S
-        ).json()
-        return list(told["tokens"])
-
-    prompt = [1, MARKS["fim_pre"], *tokens(PREFIX), MARKS["fim_suf"], *tokens(SUFFIX), MARKS["fim_mid"]]
+    prompt = [
+        *(1, MARKS["fim_pre"], *tokens_of(filler, PREFIX)),
+        *(MARKS["fim_suf"], *tokens_of(filler, SUFFIX), MARKS["fim_mid"]),
+    ]
     body = {"model": "filler", "prompt": prompt, "temperature": 0, "max_tokens": 8}
     text = httpx.post(f"{filler.url}/v1/completions", json=body, timeout=PATIENCE_S).json()["choices"][0]["text"]
     assert text
@@ -77,9 +89,43 @@ def test_infill_whole_and_streamed(filler: Any, middle: str) -> None:
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
 
 
+def test_other_files_come_before_the_gap(filler: Any) -> None:
+    """In Qwen 2.5 Coder's form: [repository] name [file] name text ... [file] name [prefix] ..."""
+    files = [{"filename": "cat.txt", "text": "A cat sat."}, {"filename": "dog.txt", "text": "A dog ran.\n"}]
+    rep, sep = REPOSITORY["fim_rep"], REPOSITORY["fim_sep"]
+    gap = [
+        *(MARKS["fim_pre"], *tokens_of(filler, PREFIX + " there")),
+        *(MARKS["fim_suf"], *tokens_of(filler, SUFFIX), MARKS["fim_mid"]),
+    ]
+    extra = [
+        *(rep, *tokens_of(filler, "repository\n"), sep, *tokens_of(filler, "cat.txt\nA cat sat.\n")),
+        *(sep, *tokens_of(filler, "dog.txt\nA dog ran.\n"), sep, *tokens_of(filler, "current\n")),
+    ]
+    asked = {"model": "reader", "input_prefix": PREFIX, "prompt": " there", "input_suffix": SUFFIX}
+    told = answered(filler, "/infill", **asked, input_extra=files)
+    assert told["content"] == answered(filler, "/completion", model="reader", prompt=[1, *extra, *gap])["content"]
+    assert told["usage"]["prompt_tokens"] == 1 + len(extra) + len(gap)
+    alone = answered(filler, "/infill", **asked, input_extra=[])
+    assert alone["usage"]["prompt_tokens"] == 1 + len(gap)
+    plain = [*tokens_of(filler, "cat.txt\nA cat sat.\n"), *tokens_of(filler, "dog.txt\nA dog ran.\n")]
+    without = answered(filler, "/infill", **asked | {"model": "filler"}, input_extra=files)
+    assert without["usage"]["prompt_tokens"] == 1 + len(plain) + len(gap)
+
+
+def test_files_that_do_not_fit_are_left_out_oldest_first(filler: Any) -> None:
+    asked = {"model": "reader", "input_prefix": PREFIX, "input_suffix": SUFFIX}
+    last = {"filename": "last.txt", "text": "It ends well."}
+    long = {"filename": "long.txt", "text": "A cat sat on a mat. " * 100}
+    alone = answered(filler, "/infill", **asked, input_extra=[last])
+    both = answered(filler, "/infill", **asked, input_extra=[{"filename": "first.txt", "text": "Hi"}, long, last])
+    assert both["content"] == alone["content"] and both["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    none = answered(filler, "/infill", **asked, input_extra=[long])
+    assert none["content"] == answered(filler, "/infill", **asked)["content"]
+
+
 def test_infill_tells_its_load_and_its_progress(filler: Any) -> None:
     httpx.post(f"{filler.url}/api/generate", json={"model": "filler", "keep_alive": 0}, timeout=PATIENCE_S)
-    eventually(lambda: not httpx.get(f"{filler.url}/api/ps", timeout=PATIENCE_S).json()["models"])
+    eventually(lambda: "filler" not in httpx.get(f"{filler.url}/api/ps", timeout=PATIENCE_S).text)
     body = {"model": "filler", "input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 2}
     asked = body | {"stream": True, "progress": True}
     lines = httpx.post(f"{filler.url}/infill", json=asked, timeout=PATIENCE_S).text.splitlines()

@@ -132,7 +132,19 @@ def test_fields_of_a_response(server: Server) -> None:
             timeout=PATIENCE_S,
         )
         told = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))
-        assert told.keys() == {"content", "n_predict"} and told["n_predict"] == 4
+        assert told.keys() == {"content", "generation_settings/n_predict"}
+        assert told["generation_settings/n_predict"] == 4
+
+
+def test_the_prompt_as_it_was_computed(server: Server) -> None:
+    told = posted(server, "/completion", model=MODEL, prompt=STORY, n_predict=1)
+    assert told["prompt"] == f"<s> {STORY}" and told["truncated"] is False
+
+
+def test_an_answer_that_fills_the_context_is_truncated(server: Server) -> None:
+    told = posted(server, "/completion", model=MODEL, prompt=STORY, n_predict=-1, ignore_eos=True, num_ctx=40)
+    assert told["stop_type"] == "limit" and told["truncated"] is True
+    assert told["tokens_evaluated"] + told["tokens_predicted"] == 40
 
 
 def test_prompts_as_objects_and_several_answers(server: Server) -> None:

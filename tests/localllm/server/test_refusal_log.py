@@ -90,7 +90,7 @@ def test_wrong_fields_are_logged_with_the_model_and_without_the_prompt(
 def test_other_refusals_are_logged(guarded: Server) -> None:
     assert "no-such" in refusal(guarded, "POST", "/api/generate", 404, json={"model": "no-such", "prompt": PROMPT})
     assert "larger than" in refusal(guarded, "POST", "/v1/messages", 413, content=b" " * (MAX_BODY_BYTES + 1))
-    assert "compressed" in refusal(guarded, "POST", "/api/chat", 415, headers={"Content-Encoding": "gzip"})
+    assert "compressed" in refusal(guarded, "POST", "/api/chat", 415, headers={"Content-Encoding": "br"})
     assert "/nowhere" in refusal(guarded, "GET", "/nowhere", 404)
     assert "properties" in refusal(guarded, "POST", "/props", 501)
     assert "/api/chat" in refusal(guarded, "DELETE", "/api/chat", 405)

@@ -1,5 +1,7 @@
 """Details in which programs expect what other servers do."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -50,3 +52,25 @@ def test_errors_of_anthropics_routes_have_a_request_id(server: Server) -> None:
 def test_audio_output_is_refused_in_a_warning(server: Server) -> None:
     answer = post(server, "/v1/chat/completions", messages=HI, max_tokens=2, modalities=["text", "audio"]).json()
     assert answer["choices"][0]["warnings"] == ["Ignored: modality 'audio'."]
+
+
+ASSISTANT = {"role": "assistant", "content": "Once upon"}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "status"),
+    [
+        (ASSISTANT, {"continue_final_message": True}, 200),
+        (ASSISTANT, {"continue_final_message": True, "add_generation_prompt": False}, 200),
+        (ASSISTANT, {"add_generation_prompt": False}, 200),
+        (ASSISTANT, {"continue_final_message": True, "add_generation_prompt": True}, 400),
+        (None, {"add_generation_prompt": True, "continue_final_message": False}, 200),
+        (None, {"add_generation_prompt": False}, 400),
+        (None, {"continue_final_message": True}, 400),
+    ],
+)
+def test_what_an_answer_continues(server: Server, last: Any, fields: dict[str, Any], status: int) -> None:
+    messages = [{"role": "user", "content": "A story"}, *([last] if last else [])]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == status, answer.text
