@@ -20,7 +20,7 @@ from localllm.tools.approvals import Approvals, Decision, approvals_path
 from localllm.tools.builtin import builtin_tools
 from localllm.tools.command import command_tool
 from localllm.tools.editing import diff
-from localllm.tools.folder import Folder
+from localllm.tools.folder import Files, Folder
 from localllm.tools.journal import Journal, journal_path
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 
@@ -45,9 +45,10 @@ class ToolLoop(ABC):
         folder: Path,
         stopping: threading.Event,
         servers: Mapping[str, Mapping[str, Any]] | None = None,
+        files: Files | None = None,
     ) -> None:
-        """servers: MCP servers beside those in mcp.json, in its format."""
-        self.folder = Folder(folder)
+        """servers: MCP servers beside those in mcp.json, in its format. files: where contents are read and written."""
+        self.folder = Folder(folder, files)
         self.problems: list[str] = []
         self.rounds = 0
         self.stopping = stopping
@@ -57,7 +58,7 @@ class ToolLoop(ABC):
         self._servers: McpServers | None = None
         self._toolbox: Toolbox | None = None
         self._approvals: dict[int | None, Approvals] = {}
-        self._journal = Journal(journal_path(), self.folder.root)
+        self._journal = Journal(journal_path(), self.folder.root, files=self.folder.files)
 
     @abstractmethod
     async def ask(self, call: ToolCall | None, action: Action) -> Decision:

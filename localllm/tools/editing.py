@@ -2,13 +2,12 @@
 
 import difflib
 import glob
-import os
 import threading
 from pathlib import PurePosixPath
 from typing import Any
 
 from localllm.tools.action import Action, FileChange, Tool, ToolError, schema_of
-from localllm.tools.folder import PATH, Folder, read_bytes
+from localllm.tools.folder import PATH, Folder
 from localllm.tools.journal import Journal
 
 
@@ -27,7 +26,7 @@ def editing_tool(folder: Folder, journal: Journal) -> Tool:
 def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action:
     path = folder.resolve_for_writing(arguments["path"])
     name = folder.name(path)
-    before = read_bytes(path) if os.path.exists(path) else None
+    before = journal.content(path)
     after = _edited(name, before, arguments["old_text"], arguments["new_text"])
     if after == before:
         raise ToolError(f"{name}: old_text and new_text are the same; nothing would change.")

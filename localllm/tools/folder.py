@@ -11,11 +11,33 @@ MAX_FILE_BYTES = 4 * 2**20  # of a file to read or edit
 PATH = {"type": "string", "description": "relative to the user's folder, which is ."}  # the schema of a path
 
 
-class Folder:
-    """A folder. Refuses paths outside it, including those through .. and symbolic links."""
+class Files:
+    """Where the tools read and write the contents of files: the disk."""
 
-    def __init__(self, root: Path) -> None:
+    def read(self, path: Path) -> bytes:
+        """A file's content. Raises what read_bytes does."""
+        text = self.unsaved(path)
+        if text is None:
+            return read_bytes(path)
+        data = text.encode("utf-8", "replace")
+        _check_size(path, len(data))
+        return data
+
+    def unsaved(self, path: Path) -> str | None:
+        """A file's text if it has one that is not on the disk. Raises ToolError."""
+        return None
+
+    def write(self, path: Path, content: bytes) -> bool:
+        """Write a file otherwise than to the disk; False if that is not possible. Raises ToolError."""
+        return False
+
+
+class Folder:
+    """A folder, and the contents of its files. Refuses paths outside it, also through .. and symbolic links."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = Path(os.path.realpath(root))
+        self.files = files or Files()
 
     def resolve(self, text: str) -> Path:
         """The real path of a name relative to the folder; it may not exist. Raises ToolError if it is outside."""
@@ -56,15 +78,18 @@ def read_bytes(path: Path) -> bytes:
     except NotRegularError as error:
         raise ToolError(f"{path.name}: {error.strerror}.") from error
     with open(fd, "rb") as file:
-        size = os.fstat(fd).st_size
-        if size > MAX_FILE_BYTES:
-            raise ToolError(f"{path.name}: has {size} bytes; tools take files up to {MAX_FILE_BYTES}.")
+        _check_size(path, os.fstat(fd).st_size)
         return file.read(MAX_FILE_BYTES + 1)
 
 
-def read_text(path: Path) -> str:
-    """A text file's content with its line endings. Raises what read_bytes does, and ToolError if it is not UTF-8."""
+def _check_size(path: Path, size: int) -> None:
+    if size > MAX_FILE_BYTES:
+        raise ToolError(f"{path.name}: has {size} bytes; tools take files up to {MAX_FILE_BYTES}.")
+
+
+def read_text(path: Path, files: Files) -> str:
+    """A text file's content with its line endings. Raises what Files.read does, and ToolError if it is not UTF-8."""
     try:
-        return read_bytes(path).decode()
+        return files.read(path).decode()
     except UnicodeDecodeError as error:
         raise ToolError(f"{path.name}: is not UTF-8 text.") from error

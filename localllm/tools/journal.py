@@ -18,7 +18,7 @@ from gguf_io.system import make_folder, sync_folder
 from localllm.files import TEMPORARY, usual_mode, write_whole
 from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
-from localllm.tools.folder import read_bytes
+from localllm.tools.folder import Files
 
 APPLICATION_ID = int.from_bytes(b"lllj", "big")
 KEPT_S = 30 * 24 * 3600
@@ -44,20 +44,28 @@ def journal_path() -> Path:
 class Journal:
     """The changes made in one folder. owner: recorded with new changes. Thread-safe; methods raise ToolError."""
 
-    def __init__(self, file: Path, folder: Path, owner: str = "") -> None:
+    def __init__(self, file: Path, folder: Path, owner: str = "", files: Files | None = None) -> None:
         self.file = file
         self.folder = Path(os.path.realpath(folder))
         self.owner = owner
+        self._files = files or Files()
+
+    def content(self, path: Path) -> bytes | None:
+        """A file's content; None if there is none."""
+        try:
+            return self._files.read(path)
+        except FileNotFoundError:
+            return None
 
     def write(self, path: Path, before: bytes | None, after: bytes) -> None:
         """Record a file's old and new content in the journal, then write the new one. Creates missing folders.
 
         Raises ToolError, and changes nothing, if the file's content is not `before` or the journal cannot be written;
-        OSError if the file cannot be written.
+        OSError or ToolError if the file cannot be written.
         """
-        if _content(path) != before:
+        if self.content(path) != before:
             raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
-        mode = usual_mode() if before is None else path.stat().st_mode & 0o7777
+        mode = path.stat().st_mode & 0o7777 if os.path.exists(path) else usual_mode()
         temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
         made = [str(parent) for parent in path.parents if not os.path.exists(parent)]
         row = (str(self.folder), self.owner, str(path), before, after, mode, str(temporary), json.dumps(made))
@@ -68,8 +76,9 @@ class Journal:
         try:
             for folder in reversed(made):
                 Path(folder).mkdir()
-            write_whole(path, after, mode=mode, temporary=temporary)
-        except OSError:
+            if not self._files.write(path, after):
+                write_whole(path, after, mode=mode, temporary=temporary)
+        except (OSError, ToolError):
             with self._open() as db:
                 db.execute("DELETE FROM change WHERE temporary = ?", (str(temporary),))
             raise
@@ -95,12 +104,13 @@ class Journal:
         mode, temporary, made = row[0], Path(row[1]), json.loads(row[2])
         if Path(os.path.realpath(change.path)) != change.path:
             raise ToolError(f"{change.path}: a folder on the way is a link now. Nothing was changed.")
-        now = _content(change.path)
+        now = self.content(change.path)
         if now not in (change.before, change.after):
             raise ToolError(f"{change.path}: was changed by something else since. Nothing was changed.")
         try:
             if now != change.before and change.before is not None:
-                write_whole(change.path, change.before, mode=mode, temporary=temporary)
+                if not self._files.write(change.path, change.before):
+                    write_whole(change.path, change.before, mode=mode, temporary=temporary)
             elif now is not None and change.before is None:
                 change.path.unlink()
                 sync_folder(change.path.parent)
@@ -137,11 +147,3 @@ class Journal:
                 db.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             raise ToolError(f"{self.file}: changes cannot be journalled: {error}. Nothing was changed.") from error
-
-
-def _content(path: Path) -> bytes | None:
-    """A file's content; None if there is none."""
-    try:
-        return read_bytes(path)
-    except FileNotFoundError:
-        return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.files import walked
 from localllm.tools.action import Action, Tool, ToolError, schema_of
-from localllm.tools.folder import PATH, Folder, read_text
+from localllm.tools.folder import PATH, Files, Folder, read_text
 
 LINES = 400  # returned per call
 MAX_NAMES = 500
@@ -19,6 +19,7 @@ MAX_SEARCHED = 20_000  # files
 HIT_CHARS = 240
 
 _TEXT = {"type": "string"}
+_DISK = Files()
 
 
 def reading_tools(folder: Folder) -> list[Tool]:
@@ -63,7 +64,7 @@ def _plan_read(folder: Folder, arguments: dict[str, Any]) -> Action:
     path, start = folder.resolve(arguments["path"]), arguments.get("start", 1)
 
     def read(_stop: threading.Event) -> str:
-        lines = read_text(path).splitlines(keepends=True)
+        lines = read_text(path, folder.files).splitlines(keepends=True)
         part = lines[start - 1 : start - 1 + LINES]
         if not part:
             return f"[no line {start}: the file has {len(lines)} lines]"
@@ -97,7 +98,7 @@ def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
             if number == MAX_SEARCHED:
                 return "\n".join([*hits, f"[stopped after {MAX_SEARCHED} files: name a folder or a pattern]"])
             try:
-                text = read_text(file)
+                text = read_text(file, _DISK)  # an editor would be asked thousands of times
             except (ToolError, OSError):  # skip files that are not text, too large, or gone
                 continue
             for line, words in enumerate(text.splitlines(), 1):

@@ -68,6 +68,7 @@ class Editor:
         self.updates: list[Any] = []
         self.asked: list[tuple[schema.ToolCallUpdate, list[schema.PermissionOption]]] = []
         self.agent: Any = None
+        self.offers = schema.ClientCapabilities()
 
     def on_connect(self, agent: Any) -> None:
         self.agent = agent
@@ -118,14 +119,14 @@ class Channel:
 async def connected(
     backend: FakeBackend, store: SessionStore, editor: Editor, name: str = "tiny"
 ) -> AsyncIterator[Any]:
-    """The agent with a client connected; yields the client's connection."""
+    """The agent with a client connected, which offers what the editor does; yields the client's connection."""
     left: asyncio.Queue[Any] = asyncio.Queue()
     right: asyncio.Queue[Any] = asyncio.Queue()
     agent: Any = LocalAgent(backend, store, name, Parameters(), "model")
     serving = asyncio.ensure_future(acp.run_agent(agent, Channel(left, right)))
     ours: Any = acp.connect_to_agent(editor, Channel(right, left))  # type: ignore[arg-type]
     try:
-        answer = await ours.initialize(protocol_version=acp.PROTOCOL_VERSION)
+        answer = await ours.initialize(protocol_version=acp.PROTOCOL_VERSION, client_capabilities=editor.offers)
         assert answer.protocol_version == acp.PROTOCOL_VERSION and answer.agent_info.name == "localllm"
         yield ours
     finally:
@@ -633,6 +634,111 @@ def test_old_turns_are_replaced_by_a_summary(play: Callable[..., None]) -> None:
 
     play(backend, Editor(), flow)
     assert "They talked." in backend.requests[-1].messages[0]["content"]
+
+
+class Unsaved(Editor):
+    """An editor with texts that are not saved, by path. It saves what is written through it, as Zed does."""
+
+    def __init__(self, *decisions: str | None, texts: dict[Path, str], reads: bool = True, writes: bool = True) -> None:
+        super().__init__(*decisions)
+        self.unsaved, self.written = {str(path): text for path, text in texts.items()}, 0
+        files = schema.FileSystemCapabilities(read_text_file=reads, write_text_file=writes)
+        self.offers = schema.ClientCapabilities(fs=files)
+
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> schema.ReadTextFileResponse:
+        if path not in self.unsaved and not os.path.exists(path):
+            raise acp.RequestError(-32002, "There is no such file.")
+        return schema.ReadTextFileResponse(content=self.unsaved.get(path) or Path(path).read_text())
+
+    async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> None:
+        self.written += 1
+        self.unsaved.pop(path, None)
+        Path(path).write_text(content)
+
+
+def test_what_is_not_saved_is_read_edited_and_undone_in_the_editor(play: Callable[..., None], folder: Path) -> None:
+    editor = Unsaved("once", texts={folder / "a.txt": "one\nthree\n"})
+    backend = model(calls(("read_file", {"path": "a.txt"}), edit("a.txt", "three", "3")), DONE, DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        await say(agent, session, "Change it")
+        assert backend.requests[1].messages[-2]["content"] == "one\nthree\n"
+        shown = editor.asked[0][0].content[0]
+        assert (shown.old_text, shown.new_text) == ("one\nthree\n", "one\n3\n")
+        assert (folder / "a.txt").read_text() == "one\n3\n" and editor.written == 1
+        await say(agent, session, "/undo")
+        assert (folder / "a.txt").read_text() == "one\nthree\n" and editor.written == 2
+
+    play(backend, editor, flow)
+
+
+def test_refused_edits_are_not_written_by_the_editor(play: Callable[..., None], folder: Path) -> None:
+    editor = Unsaved("refuse", texts={folder / "a.txt": "one\nthree\n"})
+
+    async def flow(agent: Any, session: str) -> None:
+        await say(agent, session, "Change it")
+
+    play(model(calls(edit("a.txt", "three", "3")), DONE), editor, flow)
+    assert editor.written == 0 and (folder / "a.txt").read_text() == "one\ntwo\n"
+
+
+def test_new_files_and_line_ends_go_through_the_editor(play: Callable[..., None], folder: Path) -> None:
+    (folder / "dos.txt").write_bytes(b"one\r\ntwo\r\n")
+    editor = Unsaved("once", "once", texts={folder / "dos.txt": "one\ntwo\n"})  # editors hold \n
+    backend = model(calls(edit("new/b.txt", "", "b\n"), edit("dos.txt", "two", "2")), DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        await say(agent, session, "Make it")
+        assert (folder / "new" / "b.txt").read_text() == "b\n"
+        assert (folder / "dos.txt").read_bytes() == b"one\r\n2\r\n"
+        assert editor.written == 2
+        await say(agent, session, "/undo")
+        await say(agent, session, "/undo")
+
+    play(backend, editor, flow)
+    assert not (folder / "new").exists() and (folder / "dos.txt").read_bytes() == b"one\r\ntwo\r\n"
+
+
+def test_an_editor_that_only_reads_keeps_its_unsaved_files(play: Callable[..., None], folder: Path) -> None:
+    (folder / "saved.txt").write_text("one")
+    editor = Unsaved("once", "once", texts={folder / "a.txt": "one\nthree\n"}, writes=False)
+    backend = model(calls(edit("a.txt", "three", "3"), edit("saved.txt", "one", "1")), DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        await say(agent, session, "Change them")
+
+    play(backend, editor, flow)
+    assert "has not saved" in backend.requests[1].messages[-2]["content"]
+    assert (folder / "a.txt").read_text() == "one\ntwo\n" and (folder / "saved.txt").read_text() == "1"
+    assert editor.written == 0
+
+
+def test_linked_files_of_a_prompt_are_those_of_the_editor(play: Callable[..., None], folder: Path) -> None:
+    editor, backend = Unsaved(texts={folder / "a.txt": "not saved"}), model(DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        uri = (folder / "a.txt").as_uri()
+        await say(agent, session, "Look at ", schema.ResourceContentBlock(type="resource_link", name="a", uri=uri))
+
+    play(backend, editor, flow)
+    assert "not saved" in str(backend.requests[0].messages)
+
+
+def test_an_editor_that_does_not_answer_is_left_when_the_prompt_is_cancelled(play: Callable[..., None]) -> None:
+    class Silent(Unsaved):
+        async def read_text_file(self, session_id: str, path: str, **_: Any) -> schema.ReadTextFileResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    editor = Silent(texts={})
+
+    async def flow(agent: Any, session: str) -> None:
+        asked = asyncio.ensure_future(say(agent, session, "Look"))
+        await until(lambda: any(one.session_update == "tool_call" for one in editor.updates))
+        await agent.cancel(session_id=session)
+        assert await asked == "cancelled"
+
+    play(model(calls(("read_file", {"path": "a.txt"})), DONE), editor, flow)
 
 
 # With the program itself and a model file.

@@ -53,6 +53,7 @@ class LocalAgent:
         self._models = Models(backend, self._use)
         self._sessions: dict[str, Session] = {}
         self._client: Client
+        self._of_editor: schema.FileSystemCapabilities | None = None
         if name := model or store.remembered(remembered_as):
             self._models.begin(name, pull=bool(model))
 
@@ -69,7 +70,10 @@ class LocalAgent:
                 self._store.forget(f"{_FOLDER}{session.id}")
 
     @_reported
-    async def initialize(self, protocol_version: int, **_: Any) -> schema.InitializeResponse:
+    async def initialize(
+        self, protocol_version: int, client_capabilities: schema.ClientCapabilities | None = None, **_: Any
+    ) -> schema.InitializeResponse:
+        self._of_editor = client_capabilities.fs if client_capabilities else None
         return schema.InitializeResponse(
             protocol_version=min(protocol_version, PROTOCOL_VERSION) or PROTOCOL_VERSION,
             agent_info=schema.Implementation(name="localllm", title="localllm", version=version("localllm")),
@@ -178,7 +182,7 @@ class LocalAgent:
         return self._sessions[session_id]
 
     def _add(self, conversation: Conversation, folder: Path, servers: Servers | None) -> Session:
-        session = Session(self._client, self._models, conversation, folder, servers_of(servers or ()))
+        session = Session(self._client, self._models, conversation, folder, servers_of(servers or ()), self._of_editor)
         self._sessions[session.id] = session
         self._store.remember(f"{_FOLDER}{session.id}", str(session.folder.root))
         if info := self._models.backend.info:

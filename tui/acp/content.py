@@ -63,7 +63,9 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
                 files[name] = picture(name, _decoded(name, block.data), backend.picture_tokens)
             case schema.ResourceContentBlock():
                 name, path = _name(block.uri, folder), _path(block.uri)
-                if path is not None and os.path.isfile(path):
+                if path is not None and (text := folder.files.unsaved(path)) is not None:
+                    files[name] = text_file(name, text, backend.count_tokens)
+                elif path is not None and os.path.isfile(path):
                     files[name] = attached(name, path, backend.count_tokens, backend.picture_tokens)
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
                 name = _name(resource.uri, folder)

@@ -23,6 +23,7 @@ from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, ToolError
 from localllm.tools.approvals import Decision, rule_for
 from tui.acp.content import Blocks, call_id, end_of, preview_of, read_prompt, replayed, start_of, title
+from tui.acp.files import EditorFiles
 from tui.acp.models import Models
 from tui.answering import make_title, summarise
 from tui.backend import ModelInfo, short_name
@@ -56,8 +57,13 @@ class Session(ToolLoop):
         conversation: Conversation,
         folder: Path,
         servers: Mapping[str, Mapping[str, Any]],
+        of_editor: schema.FileSystemCapabilities | None,
     ) -> None:
-        super().__init__(conversation, folder, threading.Event(), servers)
+        """of_editor: what the editor does for files."""
+        stopping = threading.Event()
+        identity = str(conversation.session_id)
+        files = EditorFiles(client, identity, of_editor, stopping) if of_editor else None
+        super().__init__(conversation, folder, stopping, servers, files)
         self.busy = False
         self._client, self._models = client, models
         self._edits_freely = False

@@ -197,7 +197,7 @@ class _Writer(answering.Writer):
         answer = run.answers[0]
         yield from self._close(_status(answer))
         response = self._ended(answer)
-        yield self._event(f"response.{response['status']}", response=response, timings=timings(answer.last))
+        yield self._event(f"response.{response['status']}", response=response, timings=response["timings"])
 
     def error(self, error: LocalLLMError) -> bytes:
         body = self.error_body(error)["error"]
@@ -218,7 +218,7 @@ class _Writer(answering.Writer):
         for part in [*parts, *(called([call]) for call in answer.calls)]:
             self._part(part, logprobs if part.kind is PartKind.CONTENT else ())
         self._close(_status(answer))
-        return {**self._ended(answer), "timings": timings(answer.last)}
+        return self._ended(answer)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """An event with its sequence number."""
@@ -338,6 +338,7 @@ class _Writer(answering.Writer):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": self._items,
             "usage": item_usage(answer),
+            "timings": timings(answer.last),
             **warnings_of(answer.last),
         }
         self._keep(response)
