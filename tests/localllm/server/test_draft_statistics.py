@@ -2,8 +2,8 @@
 
 from localllm.answer.event import AnswerEvent
 from localllm.engine.request import Counts, FinishReason, Timings
-from localllm.server.llama_cpp.completion import _timings
 from localllm.server.ollama.wire import final
+from localllm.server.wire import timings
 
 BY_MODEL = AnswerEvent(
     counts=Counts(prompt=9, generated=30, drafted=24, accepted=18),
@@ -26,7 +26,7 @@ def test_the_last_object_of_ollama() -> None:
 
 
 def test_the_timings_of_llama_cpp() -> None:
-    by_model, by_lookup, none = (drafts(_timings(last)) for last in (BY_MODEL, BY_LOOKUP, NOT_AT_ALL))
+    by_model, by_lookup, none = (drafts(timings(last)) for last in (BY_MODEL, BY_LOOKUP, NOT_AT_ALL))
     assert by_model == {"draft_n": 24, "draft_n_accepted": 18, "draft_ms": 500.0}
     assert by_lookup == {"draft_n": 24, "draft_n_accepted": 18}
     assert none == {}
