@@ -83,8 +83,12 @@ def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
 
 
 def timings(event: AnswerEvent) -> dict[str, Any]:
-    """llama-server's timings of an answer so far, in ms and tokens per second. prompt_n leaves out cached tokens."""
+    """llama-server's timings of an answer so far, in ms and tokens per second. prompt_n leaves out cached tokens.
+
+    The first token ends the prompt's time, so the rates of generation are those of the others.
+    """
     counts, times = event.counts, event.timings
+    steps = max(counts.generated - 1, 0)
     read, read_ms, made_ms = counts.prompt - counts.cached, times.prefill_s * 1000, times.decode_s * 1000
     return {
         "cache_n": counts.cached,
@@ -94,8 +98,8 @@ def timings(event: AnswerEvent) -> dict[str, Any]:
         "prompt_per_second": 1000 * read / read_ms if read_ms else 0.0,
         "predicted_n": counts.generated,
         "predicted_ms": made_ms,
-        "predicted_per_token_ms": made_ms / max(counts.generated, 1),
-        "predicted_per_second": 1000 * counts.generated / made_ms if made_ms else 0.0,
+        "predicted_per_token_ms": made_ms / steps if steps else 0.0,
+        "predicted_per_second": 1000 * steps / made_ms if made_ms else 0.0,
         **({"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}),
         **({"draft_ms": times.drafting_s * 1000} if times.drafting_s else {}),
     }

@@ -85,13 +85,18 @@ class Document(Body):
     text: str
 
 
+Documents = Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
+
+
 class RerankBody(ComputedBody):
-    """/rerank."""
+    """/rerank. texts, return_text: names of Text Embeddings Inference, whose form the answer then has."""
 
     query: str
-    documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
+    documents: Documents | None = None
+    texts: Documents | None = None
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     return_documents: bool = False
+    return_text: bool = False
 
 
 @router.post("/tokenize")
@@ -209,10 +214,13 @@ async def embedding(body: EmbeddingBody, service: ServiceDep) -> list[Object]:
 @router.post("/v1/reranking")
 @router.post("/rerank")
 @router.post("/reranking")
-async def rerank(body: RerankBody, service: ServiceDep) -> Object:
-    """Rank documents for a query, best first, in Jina's and Cohere's format."""
+async def rerank(body: RerankBody, service: ServiceDep) -> Object | list[Object]:
+    """Rank documents for a query, best first, in Jina's and Cohere's format, or that of Text Embeddings Inference."""
     body.model = await service.model_or_only(body.model)
-    documents = [document if isinstance(document, str) else document.text for document in body.documents]
+    given = body.texts if body.documents is None else body.documents
+    if given is None:
+        raise ApiError(400, "documents is missing; send a list of texts")
+    documents = [document if isinstance(document, str) else document.text for document in given]
     models, entry = await service.find(body.model)
     if not await to_thread.run_sync(models.ranks, entry):  # before anything is loaded
         raise ApiError(
@@ -224,6 +232,11 @@ async def rerank(body: RerankBody, service: ServiceDep) -> Object:
         work = partial(lease.model.rank, body.query, documents, truncate=body.truncate)
         scores, tokens = await interruptible(work)
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n]
+    if body.documents is None:
+        texts = [{"text": documents[index]} if body.return_text else {} for index in best]
+        return [
+            {"index": index, "score": float(scores[index]), **text} for index, text in zip(best, texts, strict=True)
+        ]
     return {
         "model": body.model,
         "object": "list",

@@ -52,6 +52,14 @@ def test_documents_come_back_in_the_order_of_their_scores(client: httpx.Client, 
     held = client.get("/api/ps").json()["models"]
     assert [model["backend"] for model in held if model["name"].startswith("tiny-reranker")] == ["native"]
 
+    asked = {"query": QUERY, "texts": DOCUMENTS}
+    ranked = client.post("/rerank", json=asked | {"model": "tiny-reranker", "top_n": 2, "return_text": True}).json()
+    expected_rows = [
+        {"index": one["index"], "score": one["relevance_score"], "text": DOCUMENTS[one["index"]]}
+        for one in found["results"][:2]
+    ]
+    assert ranked == expected_rows
+
     objects = [{"text": document} for document in DOCUMENTS]
     best = client.post("/rerank", json=body | {"documents": objects, "top_n": 1, "return_documents": True}).json()
     (first,) = best["results"]

@@ -38,6 +38,7 @@ def test_a_whole_answer_has_timings(server: Server, path: str, body: dict[str, A
     assert timings["predicted_n"] == 6 and timings["predicted_ms"] > 0 and timings["predicted_per_second"] > 0
     prompt = used.get("prompt_tokens", used.get("input_tokens"))
     assert timings["prompt_n"] + timings["cache_n"] == prompt
+    assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 5)  # the first ended the prompt
 
 
 @pytest.mark.parametrize("usage", [False, True])
