@@ -52,6 +52,8 @@ BOUNDS = {
     "max_models": Range(1, 2**16),
     "memory_mib": Range(1, 2**40),
     "grace_s": Range(0, 2**31),
+    "semantic_threshold": Range(0, 1),
+    "semantic_mib": Range(1, 2**20),
 }
 
 
@@ -102,6 +104,11 @@ class Settings(CommonSampling):
     slo: str | None = None
     fallbacks: str = ""
     any_name: bool = True
+    semantic_cache: str | None = None
+    semantic_threshold: float = 0.95
+    semantic_scope: Literal["greedy", "any"] = "greedy"
+    semantic_ttl: str = "24h"
+    semantic_mib: int = 64
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
@@ -118,6 +125,7 @@ class Meaning(NamedTuple):
 
 
 _OFFLOAD, _PACKED, _SPECULATION = "gpu.md#placing-a-model", "models.md#packed-weights", "speed.md#speculation"
+_SEMANTIC = "api.md#semantic-cache"
 MEANINGS = {
     **{name: Meaning(text, "random") for name, text in sampling.MEANINGS.items()},
     "backend": Meaning("native (our CPU engine), llama (llama.cpp) or auto", page="models.md#choosing-a-backend"),
@@ -180,6 +188,15 @@ MEANINGS = {
         "names for lists of models, such as smart=qwen3:8b,http://host:8000#qwen3:8b",
         page="models.md#a-name-for-several-models",
     ),
+    "semantic_cache": Meaning(
+        "embedding model that finds stored answers to questions with the same meaning", page=_SEMANTIC
+    ),
+    "semantic_threshold": Meaning("least cosine of questions with the same meaning", page=_SEMANTIC),
+    "semantic_scope": Meaning(
+        "greedy (the first question of a conversation at temperature 0) or any question", page=_SEMANTIC
+    ),
+    "semantic_ttl": Meaning("how long an answer is stored", page=_SEMANTIC),
+    "semantic_mib": Meaning("disk for stored answers in MiB", page=_SEMANTIC),
     "any_name": Meaning("on a server with one model, a name that no model has means that one", page="api.md#models"),
 }
 

@@ -17,6 +17,7 @@ from localllm.library import places
 from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
 from localllm.packed import PACKED_NAME, packed_folder
+from localllm.semantic.store import store_path
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.tools.journal import journal_path
 
@@ -67,6 +68,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("kv", disk_cache_folder(), f"{limit}; localllm cache --free kv"),
         ("packed", packed_folder(), f"{_packed_limit(settings)}; localllm cache --free packed"),
         ("documents", indexes_folder(), "indexes of folders; localllm cache --free documents"),
+        ("answers", store_path(), "of the semantic cache; localllm cache semantic --delete all"),
         ("changes", journal_path(), "what tools changed; removed after 30 days"),
         ("speeds", _speeds(), "a few lines for each number of threads; written by bench"),
         ("agents", chats.parent / "agents", "what launch gives to programs, and prompts that warm recorded"),

@@ -71,7 +71,7 @@ EXAMPLES = {
     "cp": ("localllm cp qwen3:0.6b mine",),
     "verify": ("localllm verify", "localllm verify qwen3:0.6b --repair"),
     "create": ("localllm create pirate --file Modelfile",),
-    "cache": ("localllm cache", "localllm cache --free kernels --free kv"),
+    "cache": ("localllm cache", "localllm cache --free kernels --free kv", "localllm cache semantic --delete all"),
     "bench": ("localllm bench model.gguf --threads 1,2 --depth 0,4096",),
     "loadtest": (
         "localllm loadtest http://127.0.0.1:11434 --model qwen3:0.6b --concurrency 1,2,4,8",

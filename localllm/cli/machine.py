@@ -4,12 +4,14 @@ import json
 import os
 import textwrap
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli.options import AsJson
 from localllm.cli.terminal import ExitCode, answer, fail, note
+from localllm.errors import RequestError
 from localllm.text import human_bytes, table
 
 if TYPE_CHECKING:
@@ -50,10 +52,27 @@ def config(as_json: AsJson = False) -> None:
 
 
 def cache(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[semantic]", help="Show the answers that the semantic cache stores.")
+    ] = None,
     free: Annotated[
         list[str] | None,
         typer.Option("--free", metavar="WHAT", help="Clear kernels, kv, packed or documents; may be repeated."),
     ] = None,
+    delete: Annotated[
+        str | None, typer.Option(metavar="ID", help="With semantic: delete this stored answer, or all.")
+    ] = None,
+    measure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With semantic: find the threshold for a file of pairs."),
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="With --measure: the embedding model."),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1, help="With --measure: share of false hits allowed (0.01).")
+    ] = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """Show or clear caches. Clearing costs time only.
@@ -63,8 +82,15 @@ def cache(
     from localllm.settings import load_settings
     from localllm.stored import cleared, stored_places
 
-    for what in free or ():
-        note(f"{what}: freed {human_bytes(cleared(what))}.")
+    if what is not None or delete is not None or measure is not None:
+        from localllm.cli.semantic import semantic_cache
+
+        if what != "semantic" or free:
+            raise RequestError("Write `localllm cache semantic`, with --delete ID or --measure FILE, or without.")
+        semantic_cache(delete, measure, embedder, rate, as_json)
+        return
+    for name in free or ():
+        note(f"{name}: freed {human_bytes(cleared(name))}.")
     if free:
         return
     places = stored_places(load_settings({}))

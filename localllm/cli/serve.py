@@ -36,6 +36,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     slo: Annotated[
         str | None, typer.Option(metavar="BOUNDS", help="Count answers within ttft=2s,tpot=100ms in /metrics.")
     ] = None,
+    semantic_cache: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Answer like questions from a store, found with this embedding model."),
+    ] = None,
     remote: Remote = None,
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.

@@ -17,6 +17,7 @@ from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import known, refusal_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadListener
+from localllm.server.semantic import hit_headers
 from localllm.server.service import Run, Service, for_user_of
 from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import SSE, SSE_COMMENT, load_progress, prompt_progress, sse
@@ -88,6 +89,7 @@ async def answer(
     If body.model names a fallback list, it is replaced by the name of the model that answers, which the response then
     reports. Raises ApiError 400 for an invalid keep_alive.
     """
+    headers: dict[str, str] = {}
     for_user, options, keep_alive = for_user_of(http, requests), service.options, keep_alive_s(body.keep_alive)
 
     @contextlib.asynccontextmanager
@@ -95,15 +97,18 @@ async def answer(
         async with service.run(body.model, for_user, keep_alive, choices=choices, listener=listener) as run:
             if options.models_of(body.model):
                 body.model = run.lease.name
+            headers.update(hit_headers(run.hit))
             yield run
 
     if not (streams if body.stream is None else body.stream):
         async with running() as run:
             await run.finish()
-            return JSONResponse(writer.whole(run))
+            return JSONResponse(writer.whole(run), headers=headers)
     state_line = (lambda state: writer.progress(load_progress(state))) if body.progress else None
     lines = held_lines(running, lambda run: _lines(run, writer, body.progress), state_line)
-    return await streamed(lines, writer.error, writer.media_type, writer.alive)
+    response = await streamed(lines, writer.error, writer.media_type, writer.alive)
+    response.headers.update(headers)
+    return response
 
 
 async def count_tokens(service: Service, model: str, request: AnswerRequest) -> int:

@@ -27,6 +27,7 @@ from localllm.server.openai.stored import Stored
 from localllm.server.options import ServerOptions
 from localllm.server.refusals import REASON, RefusalLog
 from localllm.server.security import Gate
+from localllm.server.semantic import SemanticCache
 from localllm.server.served import ServedModels
 from localllm.server.service import Service
 from localllm.server.streams import defect
@@ -55,10 +56,13 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         served = models()
         metrics.watch(lambda: {name: model.engine.stats() for name, model in served.loaded().items()})
-        app.state.service = Service(options, served, metrics)
+        semantic = SemanticCache(options.settings) if options.settings.semantic_cache else None
+        app.state.service = Service(options, served, metrics, semantic)
         app.state.stored = Stored()
         yield
         await served.close()
+        if semantic is not None:
+            semantic.close()
 
     app = FastAPI(title="localllm", version=version("localllm"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Gate, options=options, error_body_at=error_body_at)

@@ -40,6 +40,9 @@ class Metrics:
         self.requests = Counter(
             "localllm_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
         )
+        self.semantic = Counter(
+            "localllm_semantic_cache", "Questions to the semantic cache.", ["result"], registry=self.registry
+        )
         self.slo = slo
         self.ttft = self._histogram("ttft_seconds", "Submission to first token.", _SECONDS)
         self.itl = self._histogram("itl_seconds", "Time between two tokens.", _TOKEN_SECONDS)

@@ -75,6 +75,12 @@ def server_options(settings: Settings) -> ServerOptions:
         keep_alive = parse_duration(settings.keep_alive)
     except ValueError as error:
         raise SettingsError(f"keep_alive: {error}.") from error
+    try:
+        parse_duration(settings.semantic_ttl)
+    except ValueError as error:
+        raise SettingsError(f"semantic_ttl: {error}.") from error
+    if settings.semantic_cache and settings.remote:
+        raise SettingsError("semantic_cache answers for models of this machine only; unset it for --remote.")
     return ServerOptions(
         settings,
         keys=read_keys(settings),

@@ -33,6 +33,7 @@ from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
 from localllm.server.remote_models import listed_models
+from localllm.server.semantic import Hit, Question, SemanticCache, StoredPrompt
 from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
 from localllm.server.streams import interruptible
 
@@ -60,6 +61,7 @@ class Run:
     began: float
     meters: Sequence[Meter]
     answers: Sequence[Answer]
+    hit: Hit | None = None  # the stored answer that is sent instead
 
     @property
     def total_s(self) -> float:
@@ -137,8 +139,12 @@ def check_ending(event: AnswerEvent) -> None:
 class Service:
     """A server's models and limits."""
 
-    def __init__(self, options: ServerOptions, models: ServedModels, metrics: Metrics) -> None:
+    def __init__(
+        self, options: ServerOptions, models: ServedModels, metrics: Metrics, semantic: SemanticCache | None = None
+    ) -> None:
+        """semantic: None computes every answer."""
         self.options = options
+        self._semantic = semantic
         self.models = models
         self._listed = listed_models(options)
         self.metrics = metrics
@@ -306,6 +312,12 @@ class Service:
         number = f"request {next(self._numbers)}"
         requests = [replace(with_few_images(request), client=request.namespace or number) for request in requests]
         count = len(requests) * choices
+        question, hit = await self._known(name, requests) if count == 1 else (None, None)
+        if hit is not None:
+            prompt, meter = StoredPrompt(hit), self.metrics.meter(hit.stored.model, requests[0].namespace)
+            lease: Lease[Any] = Lease(hit.stored.model, None)
+            yield Run(lease, requests, [prompt], 1, [prompt.submit()], began, [meter], [Answer()], hit)
+            return
 
         @contextlib.asynccontextmanager
         async def begun(model: str) -> AsyncIterator[Run]:
@@ -334,6 +346,27 @@ class Service:
             else:
                 run = await stack.enter_async_context(begun(last))
             yield run
+            if question is not None and self._semantic is not None:
+                await self._semantic.keep(question, run.lease.name, run.answers[0])
+
+    async def _known(self, name: str, requests: Sequence[AnswerRequest]) -> tuple[Question | None, Hit | None]:
+        """The question for the semantic cache, and a stored answer; None where there is none, or the cache fails."""
+        semantic = self._semantic
+        text = None if semantic is None else semantic.question_of(requests[0])
+        if semantic is None or text is None:
+            return None, None
+        try:
+            models, entry = await self.find(name)
+            digest = (await to_thread.run_sync(models.about, entry)).digest
+            async with self.lease_embedder(semantic.model) as lease:
+                embed = partial(lease.model.embed, [text], truncate=True, dimensions=None)
+                (row,), _ = await interruptible(embed)
+            question, hit = await to_thread.run_sync(semantic.find, requests[0], text, row, f"{plain(name)} {digest}")
+        except LocalLLMError as error:
+            log.warning("The semantic cache does not answer: %s", error)
+            return None, None
+        self.metrics.semantic.labels("miss" if hit is None else "hit").inc()
+        return question, hit
 
     async def _submit(
         self, lease: Lease[ServedModel], prompts: Sequence[Prompt], choices: int

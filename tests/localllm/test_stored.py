@@ -39,6 +39,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "packed": kept(home / "localllm/packed" / f"{'cd' * 16}.packed"),
         "documents": kept(home / "localllm/documents" / f"{'ab' * 16}.db"),
         "chats": kept(home / "localllm/sessions.db"),
+        "answers": kept(home / "localllm/semantic.db"),
         "changes": kept(home / "localllm/changes.db"),
         "speeds": kept(home / "localllm/speeds.json"),
         "agents": kept(home / "localllm/agents/claude/request.json"),

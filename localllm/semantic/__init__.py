@@ -1,0 +1,1 @@
+"""A cache of answers by the meaning of questions."""
