@@ -70,7 +70,7 @@ class Ours:
             kv_bytes = bytes_of_tokens(config, stored_types(config, kv_types), context)
             self.runner = NativeRunner(file, kv_bytes=kv_bytes, threads=threads, kv_types=kv_types)
             self._looks = looks(file, kv_types)
-        self._recurs = any(config.recurs) or self.runner.info.window_tokens > 0
+        self._recurs = any(config.recurs)
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -87,15 +87,20 @@ class Ours:
         self.runner.truncate_sequence(self._sequence, length)
 
     def repeat(self, length: int) -> None:
-        """Fill the sequence up to `length` tokens by repeating its keys and values."""
-        have = self.runner.sequence_length(self._sequence)
-        if self._recurs:
-            self.append([100 + i % 1000 for i in range(have, length)])
-            return
-        for start in range(have, length, have):
-            count = min(have, length - start)
+        """Fill the sequence up to `length` tokens by repeating its keys and values; recurrent layers compute them."""
+        info, have = self.runner.info, self.runner.sequence_length(self._sequence)
+        computed = length if self._recurs else min(length, info.window_tokens)
+        self.append([100 + i % 1000 for i in range(have, computed)])
+        have = max(have, computed)
+        end = length // info.page_size * info.page_size if info.window_tokens else length
+        window = self.runner.export_state(self._sequence, have) if info.window_tokens and end > have else b""
+        for start in range(have, end, have):
+            count = min(have, end - start)
             data = self.runner.export_kv(self._sequence, 0, count)
             self.runner.import_kv(self._sequence, start, start + count, data)
+        if window:
+            self.runner.import_state(self._sequence, window)
+        self.append(range(100, 100 + length - max(have, end)))
 
     def work(self) -> ModelWork:
         """The work per token; call it after a token has been decoded."""
