@@ -1,6 +1,7 @@
 """localllm create: creates a model from a Modelfile, or from a folder of safetensors."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,10 @@ def create(
     kind: Annotated[
         str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise to this type: Q8_0, Q4_K_M, ...")
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="PATH", help="Add a LoRA adapter: a GGUF file or PEFT's folder; repeatable."),
+    ] = None,
 ) -> None:
     """Create a model from another one. With your own system text, parameters, template, messages, adapters.
 
@@ -54,7 +59,11 @@ def create(
         recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
     base = source if source is not None else _beside(file or _USUAL_FILE, recipe.source)
     store = OwnStore(own_store(settings))
-    create_model(store, target, recipe, _base(store, base, kind, settings))
+    recipe.adapters += adapter or []
+    model = _base(store, base, kind, settings)
+    with tempfile.TemporaryDirectory(prefix="localllm-") as made:
+        recipe.adapters = [_adapter_file(path, model, Path(made)) for path in recipe.adapters]
+        create_model(store, target, recipe, model)
     note(f'{target} is here. Try: localllm run {target} "Hello"')
 
 
@@ -78,7 +87,22 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
         return base if kind is None else quantized_model(store, base, kind, status.share)
 
 
+def _adapter_file(path: str, model: "LibraryModel", made: Path) -> str:
+    """The GGUF file of an adapter: converted to a new file in the folder `made`, if it is a folder."""
+    from gguf_io import open_model
+    from localllm.importing.adapters import convert_adapter
+
+    folder = user_path(path)
+    if not os.path.isdir(folder):
+        return path
+    target = made / f"{len(os.listdir(made))}.gguf"
+    with open_model(model.path) as file:
+        convert_adapter(folder, target, file)
+    return str(target)
+
+
 def _beside(file: Path, source: str) -> str:
     """Resolve a path in a Modelfile, which is relative to it; a source that is not a path is returned unchanged."""
     beside = file.parent / user_path(source)
-    return str(beside) if os.path.isfile(beside) or os.path.isfile(beside / "config.json") else source
+    folder = any(os.path.isfile(beside / name) for name in ("config.json", "adapter_config.json"))
+    return str(beside) if os.path.isfile(beside) or folder else source

@@ -84,35 +84,15 @@ def _e4m3() -> NDArray[np.float32]:
 _E4M3 = _e4m3()
 
 
-class Checkpoint:
-    """A folder's configuration and tensors. config: of the text model, if the model has several parts."""
+class Folder:
+    """A folder of small text files and safetensors."""
 
     def __init__(self, folder: Path) -> None:
-        """Read only headers. Raises CheckpointError."""
         self.folder = folder
-        self.whole_config = self.json("config.json")
-        text = self.whole_config.get("text_config")
-        self.config: dict[str, Any] = {**self.whole_config, **text} if isinstance(text, dict) else self.whole_config
-        self.tensors: dict[str, StoredTensor] = {}
-        for path in self._files():
-            for tensor in _read_header(path):
-                if tensor.name in self.tensors:
-                    raise CheckpointError(f"{path}: the tensor {shortened(tensor.name)} is in another file too.")
-                self.tensors[tensor.name] = tensor
-        for number in (2, 3):  # the dense layers after pooling in models of sentence-transformers
-            path = folder / f"{number}_Dense" / _SINGLE
-            if os.path.isfile(path):
-                self._add_dense(number, checked(path, folder))
-        if not self.tensors:
-            raise CheckpointError(f"{folder}: there are no tensors. Download the folder again.")
 
-    @property
-    def model_type(self) -> str:
-        """The family's name: of the text model, if the model has several parts. Raises CheckpointError."""
-        found = self.config.get("model_type")
-        if not isinstance(found, str):
-            raise CheckpointError(f"{self.folder / 'config.json'}: model_type is missing. Download the folder again.")
-        return found
+    def stored(self, name: str) -> "list[StoredTensor]":
+        """The tensors of a safetensors file, of which only the header is read. Raises CheckpointError."""
+        return _read_header(checked(self.folder / name, self.folder))
 
     def json(self, name: str) -> dict[str, Any]:
         """A file's JSON object. Raises CheckpointError if the file is missing, too large or not an object."""
@@ -149,6 +129,37 @@ class Checkpoint:
             raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path}: is not UTF-8 text.") from error
+
+
+class Checkpoint(Folder):
+    """A folder's configuration and tensors. config: of the text model, if the model has several parts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read only headers. Raises CheckpointError."""
+        super().__init__(folder)
+        self.whole_config = self.json("config.json")
+        text = self.whole_config.get("text_config")
+        self.config: dict[str, Any] = {**self.whole_config, **text} if isinstance(text, dict) else self.whole_config
+        self.tensors: dict[str, StoredTensor] = {}
+        for path in self._files():
+            for tensor in _read_header(path):
+                if tensor.name in self.tensors:
+                    raise CheckpointError(f"{path}: the tensor {shortened(tensor.name)} is in another file too.")
+                self.tensors[tensor.name] = tensor
+        for number in (2, 3):  # the dense layers after pooling in models of sentence-transformers
+            path = folder / f"{number}_Dense" / _SINGLE
+            if os.path.isfile(path):
+                self._add_dense(number, checked(path, folder))
+        if not self.tensors:
+            raise CheckpointError(f"{folder}: there are no tensors. Download the folder again.")
+
+    @property
+    def model_type(self) -> str:
+        """The family's name: of the text model, if the model has several parts. Raises CheckpointError."""
+        found = self.config.get("model_type")
+        if not isinstance(found, str):
+            raise CheckpointError(f"{self.folder / 'config.json'}: model_type is missing. Download the folder again.")
+        return found
 
     def _add_dense(self, number: int, path: Path) -> None:
         stated = self.optional_json(f"{number}_Dense/config.json") or {}

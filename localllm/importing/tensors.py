@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from localllm.importing.family import Family
 from localllm.importing.matrices import Mapped, Matrix, Numbers, Padded, Rows, Turned, chosen_rows, row_count
 from localllm.importing.packed_weights import Packing
 from localllm.text import shortened
+
+if TYPE_CHECKING:
+    from gguf.tensor_mapping import TensorNameMap
 
 _PIECE = 4 << 20  # values held as floats at a time
 _EXPERT = re.compile(r"(.+\.experts|.*altup(?:_unembed)?_projections)\.(\d+)\.(.+)")
@@ -47,19 +51,13 @@ class NewTensor:
 
 def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple[list[NewTensor], list[str]]:
     """The tensors of the GGUF file, and notes on unused ones. Raises CheckpointError for a tensor without a rule."""
-    from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
-    from gguf.tensor_mapping import get_tensor_name_map
-
-    architecture = next(
-        arch for arch, name in MODEL_ARCH_NAMES.items() if name == (family.table or family.architecture)
-    )
-    names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
+    names = names_of(family, config.layers)
     tied = config.flag("tie_word_embeddings", default=family.tied)
     packing = Packing(config)
     found: dict[str, list[tuple[int, Matrix]]] = {}
     left = 0
     for name in sorted(checkpoint.tensors):
-        plain = _of_text_model(name)
+        plain = of_text_model(name)
         if name.removeprefix("model.").startswith(_OTHER_PARTS) or _beyond(plain, config.layers):
             left += 1
             continue
@@ -67,7 +65,7 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
             continue
         if (stored := packing.matrix(checkpoint.tensors, name)) is None:
             continue
-        plain, expert = _of_expert(_of_text_model(stored[0]))
+        plain, expert = of_expert(of_text_model(stored[0]))
         try:
             made = family.renamed(plain, stored[1], config)
         except (ValueError, IndexError) as error:
@@ -76,8 +74,7 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
                 f"tensor of this name in models of the family {checkpoint.model_type} has. Download the folder again."
             ) from error
         for renamed, matrix in made:
-            tried = (names.get_name(each, try_suffixes=_SUFFIXES) for each in (renamed, f"model.{renamed}"))
-            new = next(filter(None, tried), None)
+            new = new_name(names, renamed)
             if new is None:
                 raise CheckpointError(
                     f"{checkpoint.tensors[name].path}: there is no rule for the tensor {shortened(name)} in models of "
@@ -87,6 +84,23 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
     whole = [_new(name, parts, family, config) for name, parts in found.items()]
     notes = [family.lacks] if family.lacks else []
     return whole, [*notes, f"{left} tensors of other parts (images, sound, drafts) are left out"] if left else notes
+
+
+def names_of(family: Family, layers: int) -> "TensorNameMap":
+    """The table of a family's tensor names."""
+    from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    architecture = next(
+        arch for arch, name in MODEL_ARCH_NAMES.items() if name == (family.table or family.architecture)
+    )
+    return get_tensor_name_map(MODEL_ARCH(architecture), layers)
+
+
+def new_name(names: "TensorNameMap", name: str) -> str | None:
+    """The name of a tensor in GGUF; None if the table has none."""
+    tried = (names.get_name(each, try_suffixes=_SUFFIXES) for each in (name, f"model.{name}"))
+    return next(filter(None, tried), None)
 
 
 def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Config) -> NewTensor:
@@ -100,12 +114,12 @@ def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Con
         raise CheckpointError(
             f"{config.where}: {name}: experts are missing, or differ in shape or type. Download the folder again."
         )
-    matrices = tuple(_fitted(name, part, family, config) for _, part in parts)
+    matrices = tuple(fitted(name, part, family, config) for _, part in parts)
     shape = matrices[0].shape
     return NewTensor(name, shape if numbers == [-1] else (len(parts), *shape), matrices)
 
 
-def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix:
+def fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix:
     """A matrix as the engine expects it: heads in its order, norms with 1 added, convolutions in two dimensions."""
     if re.search(r"(shortconv\.conv|ssm_conv1d)\.weight", name) and len(matrix.shape) == 3:
         matrix = Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
@@ -125,12 +139,12 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
     return matrix
 
 
-def _of_text_model(name: str) -> str:
+def of_text_model(name: str) -> str:
     """The name that a tensor has in a model of text alone."""
     return name.replace("model.language_model.", "model.").removeprefix("language_model.")
 
 
-def _of_expert(name: str) -> tuple[str, int]:
+def of_expert(name: str) -> tuple[str, int]:
     """The name without the expert's number, and the number; -1 if the tensor is not of a single expert."""
     match = _EXPERT.fullmatch(name)
     return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, -1)
