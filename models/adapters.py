@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.lora import LANES, SPAN, TILE, Factors, Table, TileField
-from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
 from gguf_io.lora import TOKENS, Adapter, Pair
@@ -34,6 +34,7 @@ class Adapters:
     ) -> None:
         self.loaded, self._config, self._builder, self._reads = adapters, config, builder, reads
         self.bytes = 0
+        self._arena = Arena()
         self._used: set[str] = set()
         ranks = [_padded(adapter.largest_rank) for adapter in adapters]
         self._room = -(-config.longest // SPAN) * max(ranks) * TILE * 4
@@ -137,6 +138,14 @@ class Adapters:
                 row[:] = self._packed(adapter, pair, outputs, order, factor)
         return self._builder.array(table)
 
+    def _kept(self, values: NDArray[np.generic]) -> int:
+        """Address of a copy of a factor's values, if files are read."""
+        if not self._reads:
+            return self._builder.keep(values)
+        room = self._arena.zeros(values.nbytes)
+        room.view(np.float16).reshape(values.shape)[...] = values
+        return self._builder.keep(room)
+
     def _packed(
         self, adapter: Adapter, pair: Pair, outputs: int, order: NDArray[np.int64] | None, factor: float
     ) -> list[int]:
@@ -166,9 +175,8 @@ class Adapters:
         self.bytes += sum(array.nbytes for array in arrays)
         with np.errstate(over="ignore"):
             multiplier = np.float32(np.ldexp(adapter.factor(pair) * factor, -exponent))
-        add = self._builder.array if self._reads else self._builder.keep
         sizes = [array.nbytes // count for array in arrays]
-        return [*map(add, arrays), pair.rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
+        return [*map(self._kept, arrays), pair.rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
 
 
 def _padded(rank: int) -> int:

@@ -290,7 +290,7 @@ class LocalModel:
             context_policy=request.policy,
             background=request.background,
             priority=request.priority,
-            adapters=request.adapters,
+            adapters=self._behaviour.adapters if request.adapters is None else request.adapters,
             keep=self._behaviour.keep if request.keep is None else request.keep,
             namespace=request.namespace,
             client=request.client,

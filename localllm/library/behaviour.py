@@ -22,6 +22,7 @@ class Behaviour:
     """settings: by field name of Settings; every other source overrides them. template: Jinja; None means the file's.
 
     keep: how many first tokens stay in a rolling window, as in GenerationRequest; None means the engine's default.
+    adapters: as in GenerationRequest.
     """
 
     template: str | None = None
@@ -30,6 +31,7 @@ class Behaviour:
     stop: tuple[str, ...] = ()
     messages: tuple[dict[str, str], ...] = ()
     keep: int | None = None
+    adapters: tuple[tuple[int, float], ...] | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:

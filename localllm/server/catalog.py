@@ -1,7 +1,9 @@
 """The models that requests may name, and what their files contain. A request never names a path."""
 
 import logging
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,19 +28,24 @@ from localllm.placement.companions import projector_of
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.served import ModelAbout, ModelDescription
-from localllm.settings import Settings
+from localllm.settings import Settings, parse_lora
 from localllm.text import human_count
 
 log = logging.getLogger(__name__)
+_BLOB = re.compile(r"sha256[-:][0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that requests can name. behaviour: what its manifest adds to requests."""
+    """A model that requests can name. behaviour: what its manifest adds to requests.
+
+    adapter: the name of the LoRA adapter that its answers are computed with, if the request named one.
+    """
 
     name: str
     model: LibraryModel
     behaviour: Behaviour = field(default_factory=Behaviour)
+    adapter: str = ""
 
     @property
     def path(self) -> Path:
@@ -76,12 +83,22 @@ class Catalog:
         return [_listed(model) for model in models if _is_model(model.path)]
 
     def find(self, name: str) -> CatalogEntry:
-        """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
+        """Find a model by name; ":latest" is optional, and ":ADAPTER" may follow, the name of one of its adapters.
+
+        Raises ApiError: 400 for an invalid name, 404 if missing.
+        """
         if not name or len(name) > MAX_NAME_CHARS or "://" in name:
             parse_name(name)
         try:
             return _entry(named(name, self.settings, self._served))
         except library_errors.ModelNotFoundError:
+            base, _, adapter = name.rpartition(":")
+            with suppress(library_errors.ModelNotFoundError, library_errors.LibraryError):
+                entry = _entry(named(base, self.settings, self._served))
+                for number, (known, weight) in enumerate(adapters_of(entry, self.settings)):
+                    if known == adapter:
+                        behaviour = replace(entry.behaviour, adapters=((number, weight or 1.0),))
+                        return replace(entry, behaviour=behaviour, adapter=adapter)
             parse_name(name)
             raise ModelNotFoundError(name) from None
 
@@ -103,6 +120,19 @@ def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
     if mmproj := entry.behaviour.settings.get("mmproj"):
         settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
     return settings
+
+
+def adapters_of(entry: CatalogEntry, settings: Settings) -> list[tuple[str, float]]:
+    """The names of a model's LoRA adapters, by number, and their usual weights.
+
+    A name is that of the file without its suffix, or for a blob of a manifest, adapter-NUMBER.
+    """
+    lora = with_files(settings, entry).lora
+    files = enumerate(parse_lora(lora) if lora else [])
+    return [
+        (f"adapter-{number}" if _BLOB.fullmatch(path.name) else without_suffix(path.name), weight)
+        for number, (path, weight) in files
+    ]
 
 
 def facts_of(path: Path) -> ModelFacts:
@@ -163,11 +193,13 @@ def _moment(seconds: float) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def about(entry: CatalogEntry) -> ModelAbout:
+def about(entry: CatalogEntry, settings: Settings) -> ModelAbout:
     """A model's row in lists. Raises ModelFileError or another file error."""
     facts, status = facts_of(entry.path), entry.path.stat()
     return ModelAbout(
-        name=entry.name,
+        name=f"{entry.name}:{entry.adapter}" if entry.adapter else entry.name,
+        parent=entry.name if entry.adapter else "",
+        adapters=() if entry.adapter else tuple(name for name, _ in adapters_of(entry, settings)),
         created=int(status.st_mtime),
         modified=_moment(status.st_mtime),
         digest=facts.digest,
@@ -208,7 +240,7 @@ def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDes
     """
     projector = projector_for(entry, settings)
     return ModelDescription(
-        about=about(entry),
+        about=about(entry, settings),
         capabilities=capabilities(entry, settings),
         template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",
         behaviour=entry.behaviour,

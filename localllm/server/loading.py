@@ -40,7 +40,7 @@ class MemoryLoader:
 
     def describe(self, entry: CatalogEntry) -> ModelAbout:
         """A model's row in lists. Raises ModelFileError or another file error."""
-        return about(entry)
+        return about(entry, self._settings)
 
     def plan(
         self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[Placement]

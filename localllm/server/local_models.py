@@ -36,7 +36,7 @@ class LocalModels:
         return entry.model
 
     def about(self, entry: CatalogEntry) -> ModelAbout:
-        return about(entry)
+        return about(entry, self.settings)
 
     def capabilities(self, entry: CatalogEntry) -> list[str]:
         return capabilities(entry, self.settings)

@@ -56,7 +56,8 @@ ModelT = TypeVar("ModelT")
 class ModelAbout:
     """A model's row in lists. size: bytes; context: tokens; 0 and "" are unknown.
 
-    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that identify the content.
+    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that identify the content. adapters:
+    names of its LoRA adapters. parent: the model of which this one is an adapter.
     """
 
     name: str
@@ -71,6 +72,8 @@ class ModelAbout:
     context: int = 0
     width: int = 0
     owner: str = "library"
+    adapters: tuple[str, ...] = ()
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """/v1/models and /v1/embeddings."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,14 @@ bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
 @router.get("/models")
 async def models(service: ServiceDep) -> Object:
     """List the models that requests may name."""
-    return {"object": "list", "data": [_row(about, context) for about, context in await service.rows()]}
+    rows = []
+    for about, context in await service.rows():
+        rows.append(_row(about, context))
+        rows += [
+            _row(replace(about, name=f"{about.name}:{adapter}", parent=about.name), context)
+            for adapter in about.adapters
+        ]
+    return {"object": "list", "data": rows}
 
 
 @router.get("/v1/models/{model:path}")
@@ -57,10 +65,11 @@ async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
 
 
 def _row(about: ModelAbout, context: int) -> Object:
-    """A model in OpenAI's form, with its context as vLLM and llama.cpp name it."""
+    """A model in OpenAI's form, with its context and an adapter's parent as vLLM and llama.cpp name them."""
     told: Object = {"id": about.name, "object": "model", "created": about.created, "owned_by": about.owner}
     meta = {"n_ctx": context, "n_ctx_train": about.context, "n_embd": about.width, "size": about.size}
     known = {name: value for name, value in meta.items() if value}
+    told |= {"root": about.parent, "parent": about.parent} if about.parent else {}
     return told | ({"max_model_len": context} if context else {}) | ({"meta": known} if known else {})
 
 

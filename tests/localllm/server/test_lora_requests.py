@@ -15,7 +15,10 @@ MODEL = "stories260K-F32"
 PROMPT = "Once upon a time"
 
 
-def test_each_request_uses_the_adapters_it_names(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["llama", "native"])
+def test_each_request_uses_the_adapters_it_names(
+    backend: str, start_server: StartServer, model_files: Path, tmp_path: Path
+) -> None:
     path = model_files / f"{MODEL}.gguf"
     one, two = lora_files.factors(path, 1), lora_files.factors(path, 2)
     files = {"plain": path}
@@ -31,7 +34,7 @@ def test_each_request_uses_the_adapters_it_names(start_server: StartServer, mode
     assert len(set(expected.values())) == 3
 
     flags = ("--lora", f"{first}:0.5", "--lora", f"{second}:0", "--ctx", "256")
-    with start_server(*flags, models=(MODEL,), LOCALLLM_BACKEND="llama", LOCALLLM_GPU_LAYERS="0") as server:
+    with start_server(*flags, models=(MODEL,), LOCALLLM_BACKEND=backend) as server:
 
         def ask(**more: object) -> httpx.Response:
             body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
@@ -43,11 +46,19 @@ def test_each_request_uses_the_adapters_it_names(start_server: StartServer, mode
             ("other", {"lora": [{"id": 1}]}),
             ("usual", {"lora": [{"id": 0, "scale": 0.5}]}),
             ("plain", {"lora": [{"id": 0, "scale": 0}]}),
+            ("usual", {"model": f"{MODEL}:one"}),
+            ("other", {"model": f"{MODEL}:two"}),
+            ("plain", {"model": f"{MODEL}:two", "lora": []}),
         ]
         for name, more in asked:
             assert ask(**more).json()["choices"][0]["text"].strip() == expected[name], (name, more)
         listed = httpx.get(f"{server.url}/lora-adapters", timeout=PATIENCE_S).json()
         assert listed == [{"id": 0, "path": "one.gguf", "scale": 0.5}, {"id": 1, "path": "two.gguf", "scale": 0}]
+        rows = {row["id"]: row for row in httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["data"]}
+        assert [rows[f"{MODEL}:{name}"]["parent"] for name in ("one", "two")] == [MODEL, MODEL]
+        assert "parent" not in rows[MODEL]
+        row = httpx.get(f"{server.url}/v1/models/{MODEL}:one", timeout=PATIENCE_S).json()
+        assert (row["id"], row["parent"], row["root"]) == (f"{MODEL}:one", MODEL, MODEL)
         refused = ask(lora=[{"id": 2}])
         assert (refused.status_code, "no adapter 2" in refused.text) == (400, True)
         body = {"model": MODEL, "prompt": PROMPT, "stream": False}
@@ -56,4 +67,4 @@ def test_each_request_uses_the_adapters_it_names(start_server: StartServer, mode
             answer = httpx.post(f"{server.url}/api/generate", json={**body, "options": options}, timeout=PATIENCE_S)
             assert answer.json()["response"].strip() == expected[name], name
         (row,) = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
-        assert row["backend"] == "llama.cpp"
+        assert row["backend"] == ("llama.cpp" if backend == "llama" else "native")
