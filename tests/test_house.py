@@ -36,6 +36,12 @@ def test_files_speak_of_the_product(path: Path) -> None:
     assert found is None, f"{relative(path)} says {found.group()!r}"
 
 
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_unwanted_words_are_recognised() -> None:
     for text in ("# TODO: later", "see issue 12", "issue #3", "open('/work/shared/x')"):
         assert UNWANTED.search(text), text
