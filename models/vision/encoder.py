@@ -30,6 +30,9 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "idefics3": ("idefics3", "Idefics3"),
     "internvl": ("internvl", "InternVL"),
     "mlp": ("llava", "Llava"),
+    "qwen2vl_merger": ("qwen", "Qwen"),
+    "qwen2.5vl_merger": ("qwen", "Qwen"),
+    "qwen3vl_merger": ("qwen", "Qwen"),
 }
 """The module, and its class, for each projector type."""
 MAX_PICTURE_SIDE = 1 << 16

@@ -58,9 +58,10 @@ class Style:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The parts of a layer's program: queries, keys and values; attention and all after it."""
+    """The parts of a layer's program: queries, keys and values; storing keys and values; attention and all after it."""
 
-    before: Part
+    project: Part
+    store: Part
     after: Part
 
 
@@ -88,7 +89,7 @@ class Tower:
         gated = "v.blk.0.ffn_gate.weight" in file.tensors
         self._kind = (_GATED if gated else _ALONE).get(config.activation, -1)
         if self._kind < 0:
-            raise refusal(file, "its image encoder has SiLU without a gate")
+            raise refusal(file, "its image encoder has SiLU without v.blk.0.ffn_gate.weight")
         self._attended = config.heads * config.head_size
         self.longest = max(config.width, whole_words(self._hidden), self._attended)
         self.longest_head = self._heads.padded
@@ -134,8 +135,7 @@ class Tower:
         do not see all. after_layer: called after each layer.
         """
         half = self._heads.padded // 2
-        if table is None:
-            table = np.repeat(np.repeat(np.array([[1, 0]], np.float32), half, axis=1), len(x), axis=0)
+        unturned = np.repeat(np.repeat(np.array([[1, 0]], np.float32), half, axis=1), len(x), axis=0)
         places = self._pages.places(np.arange(2 * -(-self._most_rows // PAGE_TOKENS) + 1)).astype(np.int32)
         whole, parts = _Spans([len(x)], places), _Spans(windows, places)
         queries = np.empty((len(x), self._queries.width), np.float32)
@@ -146,15 +146,19 @@ class Tower:
                 rows = slice(first, min(first + passes.most, len(x)))
                 count = rows.stop - first
                 self._x.values[:count, : self.config.width] = x[rows]
-                spans.place(passes, first, count, table)
-                passes.run(layer.before, count, self._work_before * share * count)
+                spans.place(passes, first, count, unturned)
+                passes.run(layer.project, count, self._work_before * share * count)
+                if table is not None:
+                    for buffer in (self._queries, self._keys):
+                        _turn(np.asarray(buffer.values[:count], np.float32), table[rows])
+                passes.run(layer.store, count, 0.0)
                 queries[rows] = self._queries.values[:count]
             for first in range(0, len(x), passes.most):
                 rows = slice(first, min(first + passes.most, len(x)))
                 count = rows.stop - first
                 self._x.values[:count, : self.config.width] = x[rows]
                 self._queries.values[:count] = queries[rows]
-                spans.place(passes, first, count, table)
+                spans.place(passes, first, count, unturned)
                 passes.run(layer.after, count, self._work_after * share * count)
                 x[rows] = self._x.values[:count, : self.config.width]
             if after_layer is not None:
@@ -164,13 +168,14 @@ class Tower:
         return self._work_before + self._work_after + 4.0 * rows * self._attended
 
     def _layer(self, recording: VisionRecording, prefix: str) -> _Layer:
-        with recording.part() as before:
+        with recording.part() as project:
             self._project(recording, prefix)
+        with recording.part() as store:
             self._store(recording, prefix)
         with recording.part() as after:
             self._attend(recording, prefix)
             self._feed_forward(recording, prefix)
-        return _Layer(before, after)
+        return _Layer(project, store, after)
 
     def _norm_pack(self, recording: VisionRecording, norm: str, *matrices: Matrix) -> None:
         config = self.config
@@ -327,6 +332,16 @@ def rotation(angles: NDArray[np.float64], heads: Heads) -> Rows:
     table[:, 0] = 1
     table[:, 0, : angles.shape[1]], table[:, 1, : angles.shape[1]] = np.cos(angles), np.sin(angles)
     return table.reshape(len(angles), -1)
+
+
+def _turn(values: Rows, table: Rows) -> None:
+    """Rotate heads in place: values [row][head][2][half]. table: of `rotation`, for these rows."""
+    half = table.shape[1] // 2
+    heads = values.reshape(len(values), -1, 2, half)
+    low, high = heads[:, :, 0].copy(), heads[:, :, 1].copy()
+    cosines, sines = table[:, None, :half], table[:, None, half:]
+    heads[:, :, 0] = low * cosines - high * sines
+    heads[:, :, 1] = high * cosines + low * sines
 
 
 class _Spans:

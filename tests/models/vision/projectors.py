@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,11 @@ KINDS = {
     "idefics3": Kind(_idefics3, keys=lambda s: {"preproc_image_size": 4 * s.side}),
     "internvl": Kind(_internvl, Sizes(side=48)),
     "mlp": Kind(_llava, Sizes(layers=3, merge=1), activation="quick"),
+    "qwen2vl_merger": Kind(_qwen),
+    "qwen2.5vl_merger": Kind(
+        partial(_qwen, windows=True), Sizes(layers=3), lambda s: {"n_wa_pattern": 2}, activation="silu"
+    ),
+    "qwen3vl_merger": Kind(partial(_qwen, third=True)),
     "gemma3": Kind(_gemma3, Sizes(side=96, width=96, hidden=208, merge=3)),
     "gemma4uv": Kind(
         _gemma4uv, Sizes(side=224, patch=4, merge=3, hidden=0, layers=0, heads=0), mean=0.0, deviation=1.0
