@@ -93,6 +93,10 @@ EXAMPLES = {
         "localllm detect text.txt --model qwen3:0.6b --key SECRET",
         "localllm detect text.txt --key SECRET --gamma 0.5 --json",
     ),
+    "needle": (
+        "localllm needle qwen3:0.6b",
+        "localllm needle model.gguf --lengths 4096,16384 --trials 3 --svg needle.svg",
+    ),
     "perplexity": (
         "localllm perplexity model.gguf text.txt",
         "localllm perplexity model-Q4_K_M.gguf text.txt --reference model-F16.gguf",

@@ -39,6 +39,7 @@ COMMANDS = {
     "simulate": "localllm.cli.simulate:simulate",
     "cost": "localllm.cli.cost:cost",
     "detect": "localllm.cli.detect:detect",
+    "needle": "localllm.cli.needle:needle",
     "perplexity": "localllm.cli.quality:perplexity",
     "quantize": "localllm.cli.quality:quantize",
     "ps": "localllm.cli.resident:ps",
@@ -50,7 +51,7 @@ COMMANDS = {
 }
 """Each command's function, in the order of the help (see help.PANELS)."""
 
-MEASURES = ("bench", "loadtest", "simulate", "cost", "perplexity")
+MEASURES = ("bench", "loadtest", "simulate", "cost", "needle", "perplexity")
 """Commands that `localllm measure` groups. They also work without it, but the help does not list them."""
 
 ALIASES = {"ls": "list"}
@@ -73,7 +74,7 @@ def _root(
 
 
 def _measure(given: typer.Context) -> None:
-    """Measure: bench, loadtest, simulate, cost and perplexity.
+    """Measure: bench, loadtest, simulate, cost, needle and perplexity.
 
     Each command also works without `measure`, as in `localllm bench`.
     """
