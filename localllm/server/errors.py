@@ -52,11 +52,15 @@ TOO_LONG_OLLAMA = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a client is told about an error. too_long: a prompt's tokens and the most that fit, if that is the error."""
+    """What a client is told about an error.
+
+    too_long: a prompt's tokens and the most that fit, if that is the error. code: see ApiError.
+    """
 
     status: int
     message: str
     too_long: tuple[int, int] | None = None
+    code: str | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -76,10 +80,11 @@ ErrorBody = Callable[[Refusal], dict[str, Any]]
 
 
 class ApiError(LocalLLMError):
-    """An error with its HTTP status."""
+    """An error with its HTTP status. code: OpenAI's name of it, by which programs know what to do."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         self.status = status
+        self.code = code
         super().__init__(message)
 
 
@@ -87,7 +92,7 @@ class ModelNotFoundError(ApiError):
     """No model has this name: 404."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(404, f"model '{name}' not found")
+        super().__init__(404, f"model '{name}' not found", "model_not_found")
 
 
 class InputTooLongError(ApiError):
@@ -124,7 +129,8 @@ def refusal_of(error: LocalLLMError) -> Refusal:
         too_long = error.tokens, error.most
     elif isinstance(error, RemoteError):
         too_long = error.too_long
-    return Refusal(status_of(error), message_of(error), too_long)
+    code = error.code if isinstance(error, ApiError) else None
+    return Refusal(status_of(error), message_of(error), too_long, code)
 
 
 def known(value: T | None, what: str) -> T:

@@ -64,7 +64,7 @@ class Stored:
         self, user: str, given: Sequence[Object], previous: str | None, conversation: str | None = None
     ) -> list[Object]:
         """The items of a conversation, with references resolved. Raises ApiError 400 for an item that is not kept."""
-        found = list(self._referred(user, previous)) if previous else []
+        found = list(self._referred(user, previous, "previous_response_not_found")) if previous else []
         if conversation:
             found = list(self.conversation(user, conversation).items)
         for item in given:
@@ -118,10 +118,10 @@ class Stored:
             raise ApiError(404, f"{kind} {identity[:64]!r} not found; it was not stored, is deleted, or was evicted")
         return entry
 
-    def _referred(self, user: str, identity: str) -> list[Object]:
+    def _referred(self, user: str, identity: str, code: str | None = None) -> list[Object]:
         entry = self._found.get((user, identity))
         if entry is None:
-            raise ApiError(400, f"{identity[:64]} is not stored here, or no longer; send the whole conversation")
+            raise ApiError(400, f"{identity[:64]} is not stored here, or no longer; send the whole conversation", code)
         return entry.items
 
     def _put(self, key: tuple[str, str], entry: _Entry) -> None:

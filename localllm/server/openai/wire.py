@@ -27,7 +27,7 @@ class OpenAIRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(refusal: Refusal) -> Object:
-        code = "context_length_exceeded" if refusal.too_long else None
+        code = "context_length_exceeded" if refusal.too_long else refusal.code
         message, kind = refusal.worded(TOO_LONG_OPENAI), kind_of(refusal.status, _KINDS)
         return {"error": {"message": message, "type": kind, "param": None, "code": code, **refusal.counts}}
 

@@ -75,6 +75,10 @@ def test_several_models_are_distinguished(server: Server) -> None:
     """And the built-in model does not stand in for another."""
     answer = httpx.post(f"{server.url}/v1/messages", json={"model": "gpt-4o", "messages": HI, "max_tokens": 1})
     assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as gpt:
+        with pytest.raises(openai.NotFoundError) as raised:
+            gpt.models.retrieve("gpt-4o")
+        assert raised.value.code == "model_not_found"
 
 
 def test_the_builtin_model_does_not_answer_for_others(start_server: StartServer) -> None:

@@ -61,6 +61,9 @@ def test_what_is_not_stored_is_not_found(gpt: openai.OpenAI, http: httpx.Client)
     unstored = gpt.responses.create(model="scripted", input="Hi", store=False)
     with pytest.raises(openai.NotFoundError):
         gpt.responses.retrieve(unstored.id)
+    with pytest.raises(openai.BadRequestError) as raised:
+        gpt.responses.create(model="scripted", input="Hi", previous_response_id=unstored.id)
+    assert raised.value.code == "previous_response_not_found"
     refused = http.get(f"/v1/responses/{unstored.id}/input_items", params={"order": "up"})
     assert refused.status_code == 404
     kept = gpt.responses.create(model="scripted", input="Hi")
