@@ -76,11 +76,12 @@ class Adapters:
 
     def place(self, step: NDArray[np.generic], segments: Sequence[tuple[AdapterSet, int, int]]) -> None:
         """Write the table of a step's rows. segments: (adapters, first row, rows) each."""
-        used = [(chosen, np.arange(first, first + count, dtype=np.int32)) for chosen, first, count in segments]
         step[Step.ADAPTERS] = step[Step.WANTED_ADAPTERS] = 0
-        if any(chosen for chosen, _ in used):
-            step[Step.ADAPTERS] = self._table(0, used)
-            self._of_rows = used
+        if any(chosen for chosen, _, _ in segments):
+            self._of_rows = [
+                (chosen, np.arange(first, first + count, dtype=np.int32)) for chosen, first, count in segments
+            ]
+            step[Step.ADAPTERS] = self._table(0, self._of_rows)
 
     def place_wanted(self, step: NDArray[np.generic], wanted: Sequence[int]) -> None:
         """Write the table of the rows with requested logits, after `place`."""
