@@ -7,6 +7,7 @@
 #   make docs        the documentation as a site in build/docs, and man/localllm.1
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
+#   make test-page     install playwright and axe-core into PAGE, and try the page in BROWSER (Debian: apt install chromium)
 #   make test-windows  set up Windows' Python under Wine in WINDOWS (needs root on Debian), and run fast tests there
 #   make test-arm64  some tests on 64-bit ARM, in Debian for arm64 under qemu in ARM64; needs root on Debian
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
@@ -29,6 +30,10 @@ AGENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.
 # Each in an environment of its own. vibe needs Python 3.12.
 PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0
 
+# The browser in which the page is tried, and where what that needs is installed.
+BROWSER ?= /usr/bin/chromium
+PAGE ?= /tmp/localllm-page
+
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/test_streams.py
@@ -36,7 +41,7 @@ WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/te
 # Where Debian for arm64 is set up.
 ARM64 ?= /tmp/localllm-arm64
 
-.PHONY: run install test test-fast test-clients test-windows test-arm64 check docs bench lock clean
+.PHONY: run install test test-fast test-clients test-page test-windows test-arm64 check docs bench lock clean
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
@@ -59,6 +64,15 @@ test-clients: $(VENV)/.installed-dev
 		$${agent%%:*}/bin/pip install --quiet $${agent#*:} || echo "not installed: $$agent" >&2; }; \
 	done; \
 	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
+
+test-page: $(VENV)/.installed-dev
+	@[ -x $(BROWSER) ] || { echo "Skipped: there is no $(BROWSER)."; exit 0; }; set -e; \
+	$(PIP) install --target $(PAGE)/python playwright; \
+	cd $(PAGE); [ -f package.json ] || echo '{"private": true}' >package.json; \
+	! command -v npm >/dev/null || npm install --no-audit --no-fund axe-core; cd $(CURDIR); \
+	export PYTHONPATH=$(PAGE)/python TEST_BROWSER=$(BROWSER); \
+	[ ! -f $(PAGE)/node_modules/axe-core/axe.min.js ] || export TEST_AXE=$(PAGE)/node_modules/axe-core/axe.min.js; \
+	$(BIN)/pytest tests/page
 
 # Standard streams have to be pipes there.
 test-windows: $(BIN)/python

@@ -9,10 +9,8 @@ from localllm.background import in_thread
 from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
-from localllm.text import harmless
 from tui.backend import Backend
 
-MOST_TITLE_WORDS = 8  # the prompt asks for five
 POLL_S = 0.1
 
 
@@ -22,10 +20,8 @@ async def make_title(conversation: Conversation, backend: Backend) -> None:
     if request is None or session_id is None:
         return
     whole = await whole_answer(backend, request)
-    title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
-    named = conversation.store.summary(session_id).titled  # by the user, meanwhile
-    if not named and whole.finish_reason == FinishReason.STOP and 0 < len(title.split()) <= MOST_TITLE_WORDS:
-        conversation.store.rename(session_id, title)
+    if whole.finish_reason == FinishReason.STOP:
+        conversation.take_title(session_id, whole.content)
 
 
 async def summarise(conversation: Conversation, backend: Backend, sees: bool, stop: threading.Event) -> bool:

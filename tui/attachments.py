@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
-from localllm.documents.excerpt import as_file
 from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files import decoded, user_path
+from localllm.quoting.excerpt import as_file
 from localllm.text import shortened
 
 # At the start or after whitespace, as in "compare @a.py and @b.py"; quotes allow spaces in the name.

@@ -10,16 +10,18 @@ from localllm.answer.request import AnswerRequest, changed
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Attachment, Message, Role, SessionStore
 from localllm.chats.parameters import NAMES, Parameters
-from localllm.documents.excerpt import INSTRUCTION
-from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import RequestError
+from localllm.quoting.excerpt import INSTRUCTION
+from localllm.quoting.quotations import QuotationChecker, Source
+from localllm.text import harmless
 
 if TYPE_CHECKING:
     from localllm.library.modelfile import Modelfile
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
+MOST_TITLE_WORDS = 8  # the prompt asks for five
 TITLE_INPUT_CHARS = 2000  # of each message, in a title request
 SUMMARY_PROMPT = (
     "Summarise our conversation so far for yourself: what I want, what was decided, names, numbers, code and open "
@@ -278,6 +280,12 @@ class Conversation:
             think=False,
             background=True,
         )
+
+    def take_title(self, session_id: int, words: str) -> None:
+        """Name a session by a model's answer to `title_request`, unless it has a name or the answer is too long."""
+        title = " ".join(harmless(words).split()).strip("\"'*#.")[:60]
+        if 0 < len(title.split()) <= MOST_TITLE_WORDS and not self.store.summary(session_id).titled:
+            self.store.rename(session_id, title)
 
     def _index(self, message: Message) -> int:
         return next(place for place, shown in enumerate(self.messages) if shown.id == message.id)

@@ -93,7 +93,7 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
 }
 
-_RANGES = {**BOUNDS, "rivals": Range(0, MAX_LOGPROBS)}
+RANGES = {**BOUNDS, "rivals": Range(0, MAX_LOGPROBS)}
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -110,6 +110,6 @@ def _parsed(name: str, text: str) -> Any:
         value = kind(text)
     except ValueError:
         raise RequestError(f"{name} must be {'a whole number' if kind is int else 'a number'}, not {text!r}.") from None
-    if not _RANGES[name].low <= value <= _RANGES[name].high:
-        raise RequestError(f"{name} must be {_RANGES[name]}, not {text}.")
+    if not RANGES[name].low <= value <= RANGES[name].high:
+        raise RequestError(f"{name} must be {RANGES[name]}, not {text}.")
     return value

@@ -9,7 +9,7 @@ from typing import Any, Self, get_type_hints
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
-from localllm.documents.excerpt import Excerpt, as_file
+from localllm.quoting.excerpt import Excerpt, as_file
 
 # The name of a pasted text says what was pasted; the digest tells texts of the same size apart.
 OUTPUT = "output"  # the attachment of a message with a command of the user's

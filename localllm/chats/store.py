@@ -118,6 +118,15 @@ class SessionStore:
         )
         return [(str(name), int(count)) for name, count in self._rows(sql)]
 
+    def knows(self, session_id: int) -> bool:
+        """Whether there is such a session."""
+        return bool(self._rows("SELECT 1 FROM session WHERE id = ?", (session_id,)))
+
+    def foreign_changes(self) -> int:
+        """A number that changes when another program changes the file."""
+        (row,) = self._rows("PRAGMA data_version")
+        return int(row["data_version"])
+
     def summary(self, session_id: int) -> SessionSummary:
         """One session, with its parameters."""
         rows = self._rows(f"{_SUMMARY} WHERE id = ?", (session_id,))

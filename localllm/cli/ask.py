@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from localllm.answer.event import AnswerEvent
     from localllm.cli.generation import Started
-    from localllm.documents.excerpt import Excerpt
     from localllm.documents.index import DocumentIndex, Report
-    from localllm.documents.quotations import QuotationChecker
     from localllm.documents.search import Found
+    from localllm.quoting.excerpt import Excerpt
+    from localllm.quoting.quotations import QuotationChecker
     from localllm.settings import Settings
 
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
@@ -184,7 +184,7 @@ def _read(
     """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
     from localllm.answer.event import AnswerEvent
     from localllm.cli.generation import interrupt_cancels, show_progress
-    from localllm.documents.quotations import QuotationChecker, Source
+    from localllm.quoting.quotations import QuotationChecker, Source
 
     checker = QuotationChecker([Source(each) for each in excerpts])
     raw: list[str] = []

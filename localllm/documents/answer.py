@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from localllm.answer.request import Message
-from localllm.documents.excerpt import INSTRUCTION, Excerpt, question_with
 from localllm.documents.index import Report
-from localllm.documents.quotations import QuotationChecker
+from localllm.quoting.excerpt import INSTRUCTION, Excerpt, question_with
+from localllm.quoting.quotations import QuotationChecker
 from localllm.text import counted
 
 _SHOWN_PLACES = 12

@@ -18,7 +18,6 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from localllm.documents.database import connect, database_errors, index_path
-from localllm.documents.excerpt import Excerpt
 from localllm.documents.walk import MAX_FILES, FoundFile, found_files
 from localllm.documents.words import (
     LEAST_COMMON,
@@ -34,6 +33,7 @@ from localllm.documents.words import (
 from localllm.errors import RequestError
 from localllm.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.files import unsettled_s, user_path
+from localllm.quoting.excerpt import Excerpt
 
 # Called with files done and files in total. An exception ends the update; what was indexed stays.
 UpdateProgress = Callable[[int, int], None]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.documents.embeddings import MeaningSearch
-from localllm.documents.excerpt import Excerpt
 from localllm.documents.index import DocumentIndex
+from localllm.quoting.excerpt import Excerpt
 
 EXCERPTS = 8
 # Measured by benchmarks.ask_questions, whose figures are in docs/chat.md: the weights of meaning and words in a score,

@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from localllm.errors import LocalLLMError, QueueFullError
-from localllm.server import operation
+from localllm.server import operation, page
 from localllm.server.anthropic import messages
 from localllm.server.anthropic import models as anthropic_models
+from localllm.server.chats import routes as chats
 from localllm.server.errors import RETRY_AFTER, ErrorBody, Refusal, refusal_of
 from localllm.server.json_body import ProtocolRoute, what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp_completion
@@ -45,6 +46,7 @@ _PROTOCOLS = (
     messages,
     llama_cpp,
     llama_cpp_completion,
+    chats,
 )
 
 
@@ -59,7 +61,9 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
         semantic = SemanticCache(options.settings) if options.settings.semantic_cache else None
         app.state.service = Service(options, served, metrics, semantic)
         app.state.stored = Stored()
+        app.state.chats = chats.AllChats(app.state.service)
         yield
+        await app.state.chats.close()
         await served.close()
         if semantic is not None:
             semantic.close()
@@ -70,7 +74,7 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
     app.add_middleware(RefusalLog)
     for kind in (LocalLLMError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _show_error)
-    for module in (*_PROTOCOLS, operation):
+    for module in (page, *_PROTOCOLS, operation):  # the page before the text at / for other clients
         app.include_router(module.router)
     return app
 

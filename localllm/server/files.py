@@ -48,6 +48,11 @@ def file_text(encoded: object, name: object, media_type: object = None) -> str:
     return f"{title}\n{text}" if title else text
 
 
+def text_of(data: bytes, name: str) -> str:
+    """The text of a file's content. Raises UnreadableError."""
+    return _TEXTS.of(data, _suffix(data, name, None))
+
+
 def _suffix(data: bytes, name: str, media_type: object) -> str:
     """The suffix by which a file's format is known; ".txt" for text of any kind."""
     if data.startswith(b"%PDF-"):

@@ -55,7 +55,8 @@ def _named(lines: Sequence[tuple[int, str]], where: str) -> tuple[Key, ...]:
         match = _NAMED.fullmatch(line)
         if match is None:
             raise SettingsError(f"api_key_file: {where}, line {number}: must be a user's name and key, as NAME: KEY.")
-        if match[1] in keys or any(key.secret == match[2] for key in keys.values()):
+        # Without regard to case: a user's chats are in a file of that name.
+        if match[1].casefold() in map(str.casefold, keys) or any(key.secret == match[2] for key in keys.values()):
             raise SettingsError(f"api_key_file: {where}, line {number}: repeats a name or a key.")
         keys[match[1]] = Key(match[1], match[2])
     if not keys:
@@ -68,7 +69,16 @@ def namespace_of_key(given: bytes, keys: Sequence[Key]) -> str | None:
     found = [key for key in keys if hmac.compare_digest(given, key.secret.encode())]
     if not found or len(keys) == 1:
         return "" if found else None
-    return hashlib.blake2b(found[0].secret.encode(), digest_size=_DIGEST).hexdigest()
+    return _namespace(found[0])
+
+
+def _namespace(key: Key) -> str:
+    return hashlib.blake2b(key.secret.encode(), digest_size=_DIGEST).hexdigest()
+
+
+def user_of(namespace: str, keys: Sequence[Key]) -> str:
+    """The name of the user with a cache namespace; "" if there is one key for all, or none."""
+    return next((key.user for key in keys if namespace and _namespace(key) == namespace), "")
 
 
 def namespace_of(scope: MutableMapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from localllm.server.errors import RETRY_AFTER, ApiError, ErrorBody, Refusal
 from localllm.server.keys import CLIENT, NAMESPACE, namespace_of, namespace_of_key
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
+from localllm.server.page import is_page
 from localllm.server.refusals import REASON
 
 # Routes that need no API key.
@@ -130,7 +131,8 @@ class Gate:
 
     def _check_key(self, scope: Scope, headers: dict[bytes, str]) -> None:
         """Write the user's cache namespace into the scope. Raises ApiError 401 without a valid key if one is needed."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        path = scope["path"]
+        if not self._keys or path in OPEN_PATHS or is_page(path, scope["method"], headers):
             return
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")

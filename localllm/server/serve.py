@@ -99,12 +99,13 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. On shutdown it first stops loads, then waits for requests in progress."""
+    """uvicorn's server. On shutdown it stops loads and chats, then waits for requests in progress."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop loads, then the server."""
+        """Stop loads and chats, then the server."""
         app: Any = self.config.app
         app.state.service.models.stop_loading()
+        app.state.chats.leave()
         await super().shutdown(sockets)
 
 

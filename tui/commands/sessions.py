@@ -9,9 +9,9 @@ from textual.content import Content
 
 from localllm.chats import Message, Role
 from localllm.chats.store import change_tags
-from localllm.documents.excerpt import fenced
 from localllm.errors import RequestError
 from localllm.files import user_path
+from localllm.quoting.excerpt import fenced
 from localllm.text import counted
 from tui.screens.chat import ChatScreen
 from tui.terminal import in_browser

@@ -18,7 +18,7 @@ from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
 
 if TYPE_CHECKING:
-    from localllm.documents.quotations import QuotationChecker
+    from localllm.quoting.quotations import QuotationChecker
 
 MAX_NAMED = 3
 MOST_LINES = 20  # of a command's output that is shown at once; Ctrl+T shows the rest

@@ -5,8 +5,8 @@ import string
 
 import pytest
 
-from localllm.documents.excerpt import Excerpt
-from localllm.documents.quotations import MAX_BLOCK_CHARS, MAX_QUOTED_CHARS, QuotationChecker, Source
+from localllm.quoting.excerpt import Excerpt
+from localllm.quoting.quotations import MAX_BLOCK_CHARS, MAX_QUOTED_CHARS, QuotationChecker, Source
 
 SHIPS = """\
 # Ships

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from localllm.documents.excerpt import Excerpt
+from localllm.quoting.excerpt import Excerpt
 
 NOT_FOUND = "not in the documents"
 NOT_CHECKED = "not checked"

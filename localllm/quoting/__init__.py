@@ -1,0 +1,1 @@
+"""Excerpts of documents, and a check of what answers quote from them."""

@@ -1,0 +1,409 @@
+"""/api/chats: the chats that the terminal chat stores too, and answers to them, which go on without their client."""
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+from urllib.parse import urlsplit
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+from starlette.types import Scope
+
+from gpu_offload.pictures import check_picture
+from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
+from localllm.chats.conversation import Conversation
+from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
+from localllm.chats.store import split_search, tag_of
+from localllm.errors import LocalLLMError, RequestError
+from localllm.extraction import UnreadableError
+from localllm.remote.connection import is_local
+from localllm.server.bodies import Object
+from localllm.server.chats.chats import Chats
+from localllm.server.chats.markdown import rendered
+from localllm.server.chats.schema import (
+    AnswerBody,
+    AskBody,
+    BeginBody,
+    ChangeBody,
+    FileBody,
+    PlaceBody,
+    RenderBody,
+    TurnBody,
+)
+from localllm.server.errors import ApiError
+from localllm.server.files import text_of
+from localllm.server.json_body import ProtocolRoute
+from localllm.server.keys import namespace_of, user_of
+from localllm.server.service import Service, ServiceDep
+from localllm.server.streams import streamed
+from localllm.server.wire import NDJSON, ndjson
+from localllm.settings import sessions_path
+
+MAX_TEXT_CHARS = 2 * 2**20  # of an attached file
+MAX_LISTED = 1000
+_PICTURES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+class AllChats:
+    """The chats of every user of a server, opened when they are asked for. For the event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._of: dict[str, Chats] = {}
+
+    def of(self, scope: Scope) -> Chats:
+        """The chats of a request's user. Raises ApiError 403 if anybody might be asking."""
+        options = self._service.options
+        if not options.keys and not is_local(options.settings.host):
+            raise ApiError(403, "chats need an API key on a server that other machines can reach: set LOCALLLM_API_KEY")
+        user = user_of(namespace_of(scope), options.keys)
+        if user not in self._of:
+            self._of[user] = Chats(chats_path(user), self._service)
+        return self._of[user]
+
+    def leave(self) -> None:
+        """The server stops."""
+        for chats in self._of.values():
+            chats.leave()
+
+    async def close(self) -> None:
+        """Save and close all chats."""
+        for chats in self._of.values():
+            await chats.close()
+
+
+def chats_path(user: str) -> Path:
+    """The database of a user's chats: the terminal chat's, or a file of its own for each of several users."""
+    path = sessions_path()
+    return path.with_name(f"sessions-of-{user.casefold()}.db") if user else path
+
+
+def same_origin(request: Request) -> None:
+    """Refuse requests of other pages, also of those that may use the models. Raises ApiError 403."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none") or (origin and urlsplit(origin).netloc != request.headers.get("host")):
+        raise ApiError(403, "chats are only for the page of this server and for programs, not for other pages")
+
+
+def chats_of(request: Request) -> Chats:
+    """The chats of the request's user."""
+    return cast("AllChats", request.app.state.chats).of(request.scope)
+
+
+router = APIRouter(route_class=ProtocolRoute, tags=["Chats"], dependencies=[Depends(same_origin)])
+
+ChatsDep = Annotated[Chats, Depends(chats_of)]
+ChatId = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+@router.get("/api/chats")
+async def list_chats(
+    chats: ChatsDep, search: str = "", limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 200
+) -> Object:
+    """List chats, newest first. search: text in titles and messages, and tags such as #work."""
+    text, tags = split_search(search)
+    found = await chats.work(lambda store: store.sessions(text, limit, tags))
+    answering = chats.answering
+    return {"chats": [{**_summary(one, text), "answering": one.id in answering} for one in found]}
+
+
+@router.post("/api/chats")
+async def begin_chat(body: BeginBody, request: Request, chats: ChatsDep, service: ServiceDep) -> Object:
+    """Begin a chat with a prompt, and have the model answer it. Returns the chat's id."""
+    conversation = await chats.new(body.model)
+    _set_parameters(conversation, body.parameters)
+    await _ask(conversation, body, (), request, chats, service)
+    return {"chat": conversation.session_id}
+
+
+@router.get("/api/chats/events")
+async def chat_events(chats: ChatsDep, chat: ChatId | None = None) -> Response:
+    """Follow what happens, as lines of JSON: new versions of the list and of one chat, and its answer as it is written.
+
+    An answer's line replaces its HTML blocks from `from` on, and its reasoning from `reasoning_from` on.
+    """
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        async for event in chats.events(chat):
+            yield ndjson(event)
+
+    return await streamed(lines(), lambda error: ndjson({"error": str(error)}), NDJSON, lambda: b"\n")
+
+
+@router.get("/api/chats/options")
+async def chat_options(chats: ChatsDep, model: str = "") -> Object:
+    """The parameters of a chat with their ranges and the model's defaults, and the presets of samplers."""
+    defaults = await chats.defaults(model)
+    return {
+        "parameters": [_parameter(name, defaults) for name in NAMES if name not in _ELSEWHERE],
+        "presets": PRESETS,
+    }
+
+
+@router.get("/api/chats/{chat}")
+async def show_chat(chat: ChatId, chats: ChatsDep) -> Object:
+    """A chat: its parameters that differ from the defaults, and the shown path through its messages, as HTML too."""
+    conversation = await chats.open(chat)
+    running = chats.running(chat)
+    if running is not None and running.message is not None:
+        _take_over(conversation, running.message)
+
+    def read(store: SessionStore) -> Object:
+        messages = [_message(one, conversation.variant(one)) for one in conversation.messages]
+        return {**_summary(store.summary(chat)), "messages": messages, "unsaved": store.unsaved}
+
+    shown = await chats.work(read)
+    for row, message in zip(shown["messages"], conversation.messages, strict=True):
+        row["html"] = await to_thread.run_sync(rendered, conversation.checked(message)) if message.content else []
+    now, usual = conversation.parameters, conversation.defaults
+    changed = [name for name in NAMES if getattr(now, name) != getattr(usual, name)]
+    return shown | {
+        "parameters": {name: now.text(name) for name in changed},
+        "state": running.state if running else None,
+    }
+
+
+@router.post("/api/chats/{chat}")
+async def change_chat(chat: ChatId, body: ChangeBody, chats: ChatsDep) -> Object:
+    """Rename or tag a chat, delete or restore it, or change the model and the parameters of its next answers."""
+    conversation = await chats.open(chat)
+    if body.model is not None and body.model != conversation.model:
+        own = await chats.defaults(body.model)
+        conversation.set_defaults(own)
+    parameters = _changed(conversation, body.parameters)
+    tags = None if body.tags is None else {tag_of(tag) for tag in body.tags}
+
+    def change(store: SessionStore) -> None:
+        if body.model is not None or body.parameters:
+            conversation.model = body.model or conversation.model
+            conversation.set_parameters(parameters)
+        if body.title is not None:
+            store.rename(chat, body.title)
+        if tags is not None:
+            present = set(store.summary(chat).tags)
+            for tag in tags - present:
+                store.tag(chat, tag)
+            for tag in present - tags:
+                store.untag(chat, tag)
+        if body.deleted is not None:
+            (store.delete if body.deleted else store.restore)(chat)
+
+    await chats.work(change)
+    chats.changed(chat)
+    return {"chat": chat}
+
+
+@router.post("/api/chats/{chat}/messages")
+async def ask_chat(chat: ChatId, body: AskBody, request: Request, chats: ChatsDep, service: ServiceDep) -> Object:
+    """Ask the next prompt, or edit an earlier one (the old path stays as a variant), and have the model answer."""
+    async with chats.one_change:
+        chats.check_idle(chat)
+        conversation = await chats.open(chat)
+        kept: Sequence[Attachment] = ()
+        if body.edits is not None:
+            edited = _message_of(conversation, body.edits, Role.USER)
+            kept = [file for place, file in enumerate(edited.attachments) if place in body.kept]
+        await _ask(conversation, body, kept, request, chats, service)
+    return {"chat": chat}
+
+
+@router.post("/api/chats/{chat}/answers")
+async def answer_again(chat: ChatId, body: AnswerBody, request: Request, chats: ChatsDep) -> Object:
+    """Write an answer again as a variant, the last one by default, or continue the last one."""
+    async with chats.one_change:
+        chats.check_idle(chat)
+        conversation = await chats.open(chat)
+        if not conversation.messages:
+            raise ApiError(400, "the chat has no messages")
+        last = conversation.messages[-1]
+        if body.continues and last.role is not Role.ASSISTANT:
+            raise ApiError(400, "the chat does not end with an answer that could be continued")
+        if not body.continues and (body.message is not None or last.role is Role.ASSISTANT):
+            again = last if body.message is None else _message_of(conversation, body.message, Role.ASSISTANT)
+            await chats.work(lambda _: conversation.cut_before(again))
+        chats.begin(conversation, namespace_of(request.scope), body.continues)
+    return {"chat": chat}
+
+
+@router.post("/api/chats/{chat}/stop")
+async def stop_answer(chat: ChatId, chats: ChatsDep) -> Object:
+    """Stop the answer that is being written; its text so far stays."""
+    running = chats.running(chat)
+    if running is not None:
+        running.stop()
+    return {"stopped": running is not None}
+
+
+@router.post("/api/chats/{chat}/turn")
+async def turn_to_variant(chat: ChatId, body: TurnBody, chats: ChatsDep) -> Object:
+    """Show the next or the previous variant of a message, with what follows it."""
+    async with chats.one_change:
+        chats.check_idle(chat)
+        conversation = await chats.open(chat)
+        message = _message_of(conversation, body.message)
+        turned = await chats.work(lambda _: conversation.turn_to_variant(message, body.step))
+    chats.changed(chat)
+    return {"turned": turned}
+
+
+@router.post("/api/chats/{chat}/fork")
+async def fork_chat(chat: ChatId, body: PlaceBody, chats: ChatsDep) -> Object:
+    """Copy a chat up to a message. Returns the copy's id."""
+    conversation = await chats.open(chat)
+    message = _message_of(conversation, body.message)
+    await chats.work(lambda _: conversation.fork(message))
+    chats.changed(chat)
+    return {"chat": conversation.session_id}
+
+
+@router.get("/api/chats/{chat}/messages/{message}/files/{place}")
+async def attached_file(chat: ChatId, message: ChatId, place: ChatId, chats: ChatsDep) -> Response:
+    """A file attached to a message: a picture, or plain text."""
+    files = _message_of(await chats.open(chat), message).attachments
+    if place >= len(files):
+        raise ApiError(404, "the message has no such file")
+    data = files[place].picture_data()
+    kind = next((kind for begin, kind in _PICTURES.items() if data.startswith(begin)), "text/plain")
+    headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; sandbox"}
+    return Response(data or files[place].text.encode(errors="replace"), media_type=kind, headers=headers)
+
+
+@router.post("/api/render")
+async def render_markdown(body: RenderBody) -> Object:
+    """Markdown as HTML that is safe to insert into a page, a string for each block."""
+    return {"html": await to_thread.run_sync(rendered, body.text)}
+
+
+async def _ask(
+    conversation: Conversation,
+    body: AskBody,
+    kept: Sequence[Attachment],
+    request: Request,
+    chats: Chats,
+    service: Service,
+) -> None:
+    """Store a prompt, or the new version of one, and begin its answer. Raises RequestError for files."""
+    files = (*kept, *[await to_thread.run_sync(_attachment, file) for file in body.files])
+    if not body.content.strip() and not files:
+        raise ApiError(400, "the prompt is empty")
+    if any(file.picture for file in files):
+        models, entry = await service.find(conversation.model)
+        if "vision" not in await to_thread.run_sync(models.capabilities, entry):
+            raise RequestError(f"{conversation.model} reads text only. Remove the image, or choose a vision model.")
+
+    def store(_: SessionStore) -> None:
+        if body.edits is None:
+            conversation.ask(body.content, files)
+        else:
+            conversation.edit(_message_of(conversation, body.edits, Role.USER), body.content, files)
+
+    await chats.work(store)
+    chats.begin(conversation, namespace_of(request.scope))
+
+
+def _attachment(file: FileBody) -> Attachment:
+    """A file of a request as an attachment. Raises RequestError."""
+    text = file.text
+    if text is None:
+        try:
+            data = base64.b64decode(file.data or "", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RequestError(f"{file.name}: data is not valid base64.") from error
+        if data.startswith(tuple(_PICTURES)):
+            try:
+                check_picture(data)
+            except LocalLLMError as error:
+                raise RequestError(f"{file.name} cannot be attached. {error}") from error
+            return Attachment(file.name, "", None, base64.b64encode(data).decode())
+        try:
+            text = text_of(data, file.name)
+        except UnreadableError as error:
+            raise RequestError(f"{file.name} {error}.") from error
+    if len(text) > MAX_TEXT_CHARS:
+        raise RequestError(f"{file.name} is larger than {MAX_TEXT_CHARS >> 20} MiB. Attach a part of it.")
+    return Attachment(file.name, text)
+
+
+def _message_of(conversation: Conversation, identity: int, role: Role | None = None) -> Message:
+    """A message of the shown path. Raises ApiError 404."""
+    found = next((one for one in conversation.messages if one.id == identity), None)
+    if found is None or (role is not None and found.role is not role):
+        raise ApiError(404, f"the chat shows no such {role or 'message'}")
+    return found
+
+
+def _take_over(conversation: Conversation, message: Message) -> None:
+    """Show a message that is being written as it is, not as it was last saved."""
+    for place, one in enumerate(conversation.messages):
+        if one.id == message.id:
+            conversation.messages[place] = message
+
+
+def _changed(conversation: Conversation, values: MutableMapping[str, str]) -> Parameters:
+    """A chat's parameters with some of them changed. Raises RequestError."""
+    parameters = conversation.parameters
+    for name, text in values.items():
+        if name in _ELSEWHERE:
+            raise RequestError(f"{name} cannot be changed by a request.")
+        parameters = parameters.with_text(name, text, conversation.defaults)
+    return parameters
+
+
+def _set_parameters(conversation: Conversation, values: MutableMapping[str, str]) -> None:
+    conversation.parameters = _changed(conversation, values)
+
+
+# Folders and tools of the machine that serves.
+_ELSEWHERE = ("folder", "tools", "rivals")
+
+
+def _parameter(name: str, defaults: Parameters) -> Object:
+    kind = next(str(one.type) for one in fields(Parameters) if one.name == name)
+    bounds = RANGES.get(name)
+    return {
+        "name": name,
+        "kind": "switch" if "bool" in kind else "number" if bounds else "text",
+        "whole": "int" in kind,
+        "default": defaults.text(name),
+        **({"low": bounds.low, "high": bounds.high} if bounds else {}),
+    }
+
+
+def _summary(session: SessionSummary, search: str = "") -> Object:
+    at = max(session.found.casefold().find(search.casefold()) - 40, 0) if search else 0
+    return {
+        "id": session.id,
+        "title": session.title,
+        "model": session.model,
+        "updated": session.updated,
+        "messages": session.messages,
+        "tags": list(session.tags),
+        "deleted": session.deleted,
+        "found": " ".join(session.found[at : at + 120].split()) if search else "",
+    }
+
+
+def _message(message: Message, variant: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "role": str(message.role),
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "finish_reason": message.finish_reason,
+        "error": message.error,
+        "model": message.model,
+        "stats": message.stats,
+        "files": [
+            {"name": file.label, "picture": bool(file.picture), "characters": len(file.text)}
+            for file in message.attachments
+        ],
+        "calls": [asdict(call) for call in message.calls],
+        "created": message.created,
+        "summary": bool(message.summary),
+        "variant": variant[0],
+        "variants": variant[1],
+    }

@@ -1,0 +1,72 @@
+"""Bodies of the routes for chats."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from localllm.chats.parameters import NAMES
+from localllm.server.bodies import Body
+from localllm.server.limits import MAX_BODY_BYTES, MAX_FILES, MAX_INT, MAX_NAME_CHARS
+
+Identity = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Text = Annotated[str, Field(max_length=MAX_BODY_BYTES)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+class FileBody(Body):
+    """A file to attach: its text, or its bytes as base64 (text, PDF, DOCX, PNG or JPEG)."""
+
+    name: Name
+    text: Text | None = None
+    data: Text | None = None
+
+
+class AskBody(Body):
+    """A prompt. kept: which attachments of the edited message stay, counted from 0."""
+
+    content: Text = ""
+    files: Annotated[list[FileBody], Field(default_factory=list, max_length=MAX_FILES)]
+    edits: Identity | None = None
+    kept: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(default_factory=list, max_length=MAX_FILES)]
+
+
+class BeginBody(AskBody):
+    """The first prompt of a chat. parameters: those that differ from the model's defaults, as text."""
+
+    model: Name
+    parameters: Annotated[dict[Name, Text], Field(default_factory=dict, max_length=len(NAMES))]
+
+
+class ChangeBody(Body):
+    """What to change of a chat. parameters: by name, as text; "default" restores the default. tags: all of them."""
+
+    title: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    model: Name | None = None
+    parameters: Annotated[dict[Name, Text], Field(default_factory=dict, max_length=len(NAMES))]
+    tags: Annotated[list[Name], Field(max_length=32)] | None = None
+    deleted: bool | None = None
+
+
+class AnswerBody(Body):
+    """An answer to write again, or to continue; None means the last one."""
+
+    message: Identity | None = None
+    continues: bool = False
+
+
+class PlaceBody(Body):
+    """A message of the chat."""
+
+    message: Identity
+
+
+class TurnBody(PlaceBody):
+    """The variant of a message to show: the next (1) or the previous one (-1)."""
+
+    step: Literal[-1, 1]
+
+
+class RenderBody(Body):
+    """A text in Markdown."""
+
+    text: Text
