@@ -31,6 +31,7 @@ from localllm.server.openai.schema import ChatBody, ResponsesBody
 from localllm.settings import Settings
 from tests.localllm.answer.conversations import ASKED, CASES, PICTURE, TEMPLATE, TOOL, Case
 from tests.localllm.server.made_models import with_metadata
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +157,13 @@ def test_the_text_of_a_prompt_ends_with_the_opening_of_a_required_call(loaded: L
     prompt = LocalModel("m", loaded).prepare(request)
     assert prompt.text.endswith("<tool_call>")
     assert loaded.tokenizer.decode(list(prompt.tokens)).endswith("<tool_call>")
+
+
+def test_asking_what_a_request_costs_keeps_nothing_of_it(loaded: LoadedModel) -> None:
+    """Not even its tools, which a later request of the conversation would inherit."""
+    model, before = LocalModel("m", loaded), dict(loaded.tool_histories)
+    request = AnswerRequest(messages=[{"role": "user", "content": "What is never sent?"}], tools=[TOOL])
+    counts = model.expected_counts(request).result(PATIENCE_S)
+    assert loaded.tool_histories == before
+    assert counts.prompt == len(model.prepare(request).tokens) > counts.cached
+    assert loaded.tool_histories != before
