@@ -34,49 +34,43 @@ class Isa(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How kernels are written for an instruction set.
+    """How kernels are written for an instruction set."""
 
-    requires: features that a processor must have, by LLVM's names. cpu, extras: LLVM's name of a baseline processor
-    with the set, and the features of the set that it lacks; the target if the set is forced.
-
-    tuned_for: LLVM's name of the processor whose timing it assumes, "" for the target's own. It brings no features.
-    tuning: features that tell LLVM what is fast. Without fast-dpwssd it splits vpdpwssd in two for Intel's processors.
-
-    vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
-    hold, at most five widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
-    accumulators in a register tile of attention, limited for the same reason.
-
-    byte_offset: added to signed bytes as they are stored, 128 if products take unsigned weights and 0 if signed ones.
-
-    int16_accumulators: products of small bytes are summed in 16-bit lanes (pmaddubsw) before they are widened, because
-    no instruction adds them to 32-bit lanes. converts_halves: whether an instruction converts half precision.
-
-    panel_tiles: the fewest tiles for which unpacking a super-block of weights once for all of them pays off, None for
-    never. interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory stays busy.
-    sums_in_registers: whether the float sums of a tile of 32-value blocks fit into registers.
-
-    multiplies_words: whether products of 16-bit words are summed in 32-bit lanes by one instruction, twice as many in a
-    register as floats. Then text encoders' weights in half precision are packed as words (cpu_kernels.formats.words).
-
-    prefetch: default prefetch distances of weights in bytes, by kind of cpu_kernels.records.Ahead; cpu_kernels.tuning
-    measures better ones.
-    """
-
+    # Features that a processor must have, by LLVM's names.
     requires: frozenset[str]
+    # cpu, extras: LLVM's name of a baseline processor with the set, and the features of the set that it lacks; the
+    # target if the set is forced.
     cpu: str
     extras: str = ""
+    # LLVM's name of the processor whose timing it assumes, "" for the target's own. It brings no features.
     tuned_for: str = ""
+    # Features that tell LLVM what is fast. Without fast-dpwssd it splits vpdpwssd in two for Intel's processors.
     tuning: str = ""
+    # Registers that a vector of sixteen 32-bit lanes takes.
     vector_parts: int
+    # Tokens that one register tile may hold, at most five widths: a tile, the weights and their operands have to fit
+    # into the registers.
     tile_widths: tuple[int, ...]
+    # Accumulators in a register tile of attention, limited for the same reason.
     attention_vectors: int
+    # Added to signed bytes as they are stored, 128 if products take unsigned weights and 0 if signed ones.
     byte_offset: int = 128
+    # Products of small bytes are summed in 16-bit lanes (pmaddubsw) before they are widened, because no instruction
+    # adds them to 32-bit lanes.
     int16_accumulators: bool = False
+    # Whether an instruction converts half precision.
     converts_halves: bool = True
+    # The fewest tiles for which unpacking a super-block of weights once for all of them pays off, None for never.
     panel_tiles: int | None = None
+    # Tiles that take turns at each 256 values of the weights, so that memory stays busy.
     interleaved_tiles: int = 1
+    # Whether the float sums of a tile of 32-value blocks fit into registers.
     sums_in_registers: bool = False
+    # Whether products of 16-bit words are summed in 32-bit lanes by one instruction, twice as many in a register as
+    # floats. Then text encoders' weights in half precision are packed as words (cpu_kernels.formats.words).
     multiplies_words: bool = False
+    # Default prefetch distances of weights in bytes, by kind of cpu_kernels.records.Ahead; cpu_kernels.tuning measures
+    # better ones.
     prefetch: tuple[int, int, int] = (1024, 2048, 4096)
 
 

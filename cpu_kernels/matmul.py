@@ -134,7 +134,7 @@ _PRODUCT = indices_of(Product)
 
 
 def product(tiles: Tiles, kind: Ahead) -> Function:
-    """The product with tiles of one width. Threads divide the groups of rows of all rounds of all experts."""
+    """The product with tiles of one width. Each thread computes some groups of rows, of every round and expert."""
     distance = Step.AHEAD + kind
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 

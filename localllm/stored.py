@@ -72,7 +72,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("changes", journal_path(), "what tools changed; removed after 30 days"),
         ("speeds", _speeds(), "a few lines for each number of threads; written by bench"),
         ("agents", chats.parent / "agents", "what launch gives to programs, and prompts that warm recorded"),
-        ("settings", config_path(), "yours"),
+        ("settings", config_path(), "edited by you"),
     )
     return [
         StoredPlace("models", store, size_of(store) - unfinished, "localllm rm NAME"),

@@ -32,7 +32,7 @@ _TWO_BITS, _FIVE_BITS, _FIFTH_BIT = 0x03030303, 0x1F1F1F1F, 0x20202020
 
 
 class KQuant(SuperBlock):
-    """A K-quant, of which many tiles share panels where that is faster."""
+    """A K-quant. With many tiles, a panel of weights is unpacked once for all of them, if that is faster."""
 
     def tiles(self, width: int) -> Tiles:
         """See WeightFormat."""
@@ -91,7 +91,10 @@ class KQuant(SuperBlock):
         return unpack
 
     def _add(self, width: int) -> Any:
-        """Return the function that adds a panel's products with some tiles to their sums, 64 bytes per token."""
+        """Return the function that multiplies a panel of weights by tiles of activations and adds to their sums.
+
+        A token's sums take 64 bytes.
+        """
         steps = min(self.sub_block // 4, self.unit_steps // self.parts)
         parts, parts_of_factor = 64 // steps, self.sub_block // 4 // steps
         dot, start = SMALL_BYTES.dot(0, 4, partial=True), self.start_getter()
