@@ -48,9 +48,14 @@ router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
 
 class TokenizeBody(ModelBody):
-    """/tokenize. add_special adds BOS and the like; parse_special parses the names of special tokens."""
+    """/tokenize. add_special adds BOS and the like; parse_special parses the names of special tokens.
 
-    content: str
+    prompt and add_special_tokens: vLLM's form, in which names of special tokens are always parsed.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool = True
     add_special: bool = False
     parse_special: bool = False
     with_pieces: bool = False
@@ -106,6 +111,11 @@ async def tokenize(body: TokenizeBody, service: ServiceDep) -> Object:
         tokenizer = lease.model.tokenizer
 
         def work() -> Object:
+            if body.prompt is not None:
+                ids = tokenizer.encode(body.prompt, body.add_special_tokens, True)
+                return {"tokens": ids, "count": len(ids)}
+            if body.content is None:
+                raise ApiError(400, "content: send the text to tokenize")
             ids = tokenizer.encode(body.content, body.add_special, body.parse_special)
             if not body.with_pieces:
                 return {"tokens": ids}
@@ -120,9 +130,23 @@ async def tokenize(body: TokenizeBody, service: ServiceDep) -> Object:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, service: ServiceDep) -> Object:
-    """Token ids to text."""
+    """Token ids to text, as llama.cpp's server and vLLM name it."""
     async with service.lease(await service.model_or_only(body.model)) as lease:
-        return {"content": await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)}
+        text = await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)
+        return {"content": text, "prompt": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(service: ServiceDep, model: str = "") -> Object:
+    """vLLM's description of the tokenizer, which lm-evaluation-harness reads."""
+    async with service.lease(await service.model_or_only(model)) as lease:
+        tokenizer = lease.model.tokenizer
+        ends = {"bos_token": tokenizer.bos_id, "eos_token": min(tokenizer.eog_ids, default=None)}
+        names = {
+            name: None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+            for name, token in ends.items()
+        }
+        return {**names, "chat_template": lease.model.template.source}
 
 
 @router.post("/apply-template")
