@@ -12,7 +12,10 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
+from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 from rich import box
@@ -31,6 +34,7 @@ from textual.visual import RenderOptions, RichVisual
 from textual.widget import Widget
 
 from localllm.text import harmless
+from tui.widgets.formulas import as_unicode
 from tui.widgets.frame import CURRENT, MATCH
 
 # Parser rules whose matches would not be displayed: raw HTML, link definitions, images.
@@ -41,6 +45,13 @@ _BAR = "▌ "  # before the lines of a quotation
 _CODE_MARGIN = 2  # columns left and right of code
 _LONG_CELL = 24  # characters; a table with longer cells gets lines between rows
 _LEAST_COLUMNS = 8  # for a text, however deep the list that it is in
+# A formula in a text: \\( \\), \\[ \\], $$ $$, or $ $ that touch it and no letter or digit outside, as prices do.
+_FORMULA = re.compile(
+    r"\\\((.{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]|\$\$(.{1,2000}?)\$\$|(?<![\\$\w])\$([^\s$](?:[^$]{0,500}?[^\s$\\])?)\$(?![\w$])",
+    re.DOTALL,
+)
+_LOOKS_LIKE_ONE = re.compile(r"[\\^_={}+<>|]|^(?!.*[A-Za-z]{3})(?=.*[A-Za-z])\S*(, \S+)*$")
+_OPENING = {"$$": "$$", "\\[": "\\]"}  # of formulas on lines of their own
 _STYLES = {".strong": "bold", ".em": "italic", ".s": "strike", ".code_inline": "bold"}  # in tables
 _NONE = Content()
 
@@ -49,7 +60,55 @@ def parser() -> MarkdownIt:
     """GitHub-flavoured Markdown without rules that hide text. Keeps line breaks, and shows link targets."""
     markdown = MarkdownIt("gfm-like", {"html": False}).disable(_HIDING)
     markdown.core.ruler.before("text_join", "letter_by_letter", _show_all)
+    markdown.inline.ruler.before("escape", "formula", _read_formula)
+    stops: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}  # what such a line ends
+    markdown.block.ruler.before("fence", "formula_block", _read_formula_block, stops)
     return markdown
+
+
+def _read_formula(state: StateInline, silent: bool) -> bool:
+    found = _FORMULA.match(state.src, state.pos) if state.src[state.pos] in "\\$" else None
+    if found is None or (found[4] and not _LOOKS_LIKE_ONE.search(found[4])):
+        return False
+    if not silent:
+        state.push("formula", "", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
+def _read_formula_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A formula on lines of its own, up to its closing sign. While that is missing, its text, up to a blank line."""
+
+    def line(number: int) -> str:
+        return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]].strip()
+
+    closing = _OPENING.get(line(start)[:2])
+    if (
+        closing is None
+        or state.is_code_block(start)
+        or (closing in line(start)[2:] and not line(start).endswith(closing))
+    ):
+        return False
+    last, lines = start, [line(start)]
+    while not (lines[-1].endswith(closing) and (last > start or len(lines[0]) >= 4)):
+        last += 1
+        if last >= end or state.sCount[last] < state.blkIndent:
+            break
+        lines.append(line(last))
+        if not lines[-1]:  # a blank line: no formula has one
+            return False
+    if not silent:
+        token = state.push("formula_block", "", 0)
+        token.content, token.map = "\n".join(lines), [start, min(last + 1, end)]
+        state.line = min(last + 1, end)
+    return True
+
+
+def _formula(source: str) -> str:
+    """A formula with its delimiters, for the screen: as Unicode, else as it is."""
+    ends = 1 if source.startswith("$") and not source.startswith("$$") else 2
+    closed = len(source) >= 2 * ends and source.endswith(_OPENING.get(source[:2], source[-ends:]))
+    return (as_unicode(source[ends:-ends].strip()) if closed else None) or source
 
 
 def _show_all(state: StateCore) -> None:
@@ -200,7 +259,19 @@ class Code(Piece):
         margin = Segment(" " * _CODE_MARGIN, ground)
         inner = [Segment.adjust_line_length([margin, *row], width, ground) for row in rows]
         blank = [Segment(" " * width, ground)]
-        return [blank, *inner, blank]
+        return [self._label(width, look, style), *inner, blank]
+
+    def _label(self, width: int, look: _Look, style: Style) -> Row:
+        """The line above the code: its language, and a mark that copies it."""
+        language = Content.styled(harmless(self.language), "$text-muted").truncate(max(width - 10, 0), ellipsis=True)
+        copy = Content.styled("⧉ copy", "$text-muted").stylize(Style.from_meta({"@click": f"copy({self.code!r})"}))
+        room = width - 2 * _CODE_MARGIN - language.cell_length - copy.cell_length
+        if room < 1:
+            return [Segment(" " * width, style.rich_style)]
+        margin = " " * _CODE_MARGIN
+        line = Content.assemble(margin, language, " " * room, copy, margin)
+        drawn = line.render(style, end="", parse_style=look.view._get_style)
+        return [Segment(text, (style + own).rich_style) for text, own in drawn if text]
 
     def line_of(self, text: int, end: int, width: int) -> int:
         return self.gap + len(Content(self.code)[:end].wrap(self._columns(self._room(width))))
@@ -273,6 +344,8 @@ def _made(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> li
             made = [Words(first, rest, content=content.stylize_before(f".{node.tag}") if node.tag != "p" else content)]
         case "fence" | "code_block":
             made = [Code(first, rest, code=node.content.rstrip(), language=node.info.strip())]
+        case "formula_block":
+            made = [Words(first + "  ", rest + "  ", content=Content(_formula(node.content)))]
         case "hr":
             made = [Rule(first, rest)]
         case "table":
@@ -311,6 +384,8 @@ def _inline(node: SyntaxTreeNode) -> Content:
             text += re.sub(r"\s+", " ", token.content)
         elif token.type == "hardbreak":
             text += "\n"
+        elif token.type == "formula":
+            text += _formula(token.content).replace("\n", "; ")
         elif token.type == "code_inline":
             spans.append(Span(len(text), len(text) + len(token.content), ".code_inline"))
             text += token.content
@@ -463,6 +538,10 @@ class AnswerMarkdown(Widget):
         """Draw everything anew: the colours have changed."""
         self.styled += 1
         super().notify_style_update()
+
+    def action_copy(self, code: str) -> None:
+        self.app.copy_to_clipboard(code)
+        self.app.notify("Code copied.")
 
     def action_link(self, href: str) -> None:
         self.post_message(self.LinkClicked(href))
