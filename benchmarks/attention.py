@@ -109,6 +109,9 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
     step = aligned_zeros((int(Step.SIZE),), np.int64)
     step[Step.SEGMENTS], step[Step.SEGMENT_COUNT] = segment.ctypes.data, 1
     step[Step.ROPE_TABLES], step[Step.SCRATCH] = ropes.ctypes.data, scratch.ctypes.data
+    turns = aligned_zeros((rows,), np.int32)
+    turns[:] = np.arange(depth, depth + rows)
+    step[Step.ROPE_ROWS] = turns.ctypes.data
     at = numbers.ctypes.data
     kernel, (keys, values), layers = attention.attention_kernel(*types, shape.group), pages, []
     for layer in range(shape.layers):

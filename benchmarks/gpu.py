@@ -52,10 +52,10 @@ from benchmarks.engine_tools import answer, ask, text_tokens
 from benchmarks.steps import stream as stream_clients
 from cpu_kernels.cores import usable_processors
 from gguf_io import load_tokenizer, open_model
+from gguf_io.image_rows import ImageRows
 from gpu_offload.builds import BUILDS, build_for
 from gpu_offload.devices import gpus
 from gpu_offload.found_gpus import found_gpus
-from gpu_offload.image_rows import ImageRows
 from gpu_offload.memory import projector_bytes
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
@@ -408,6 +408,7 @@ def overhead(path: Path) -> None:
 def images(path: Path) -> None:
     """An image through a projector: times to encode it and to compute its rows, and the memory of both files."""
     from tests.gpu_offload import projector_files
+    from tests.gpu_offload.projector_runs import see
 
     with open_model(path) as model:
         width = model.metadata.get_int(f"{model.architecture}.embedding_length")
@@ -424,15 +425,15 @@ def images(path: Path) -> None:
             before = driver_mib()
             runner = opened(path, made, mmproj=projector)
             assert runner.projector is not None
-            runner.projector.see(projector_files.png(1))
+            see(runner, projector_files.png(1))
             began = time.perf_counter()
-            pieces = runner.projector.see(projector_files.png(2))
+            pieces = see(runner, projector_files.png(2))
             encoded = time.perf_counter()
-            sequence = runner.create_sequence()
+            sequence, at = runner.create_sequence(), 0
             for piece in pieces:
                 if isinstance(piece, ImageRows):
-                    runner.append_image(sequence, piece)
-            at = runner.sequence_length(sequence)
+                    runner.append_image(sequence, piece, at)
+                    at += piece.length
             logits.append(runner.run([100], [at], [sequence], [0])[0].copy())
             read = time.perf_counter()
             taken = driver_mib() - before

@@ -43,7 +43,7 @@ from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
-from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, splat_f32, store_f32
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _OF_WANTED = Step.WANTED_SEGMENTS - Step.SEGMENTS
@@ -118,9 +118,23 @@ class Attention(Arguments):
     slopes: int = 0  # the heads' ALiBi slopes, floats in base 2, or 0
     numbers: int = 0  # floats 0 to 15, for ALiBi
     of_window: int = 0  # 1 if pages are found in the table of window layers, see records.page_table
+    images: int = 0  # 1 if rows of an image may see later ones, see Step.LOOK_AHEAD
 
 
 _ATTEND = indices_of(Attention)
+
+
+@inner
+def _ahead(op: int, step: int) -> int:
+    """Tokens that a row sees after its own, within the segment."""
+    return max(argument(op, _ATTEND.behind), argument(op, _ATTEND.images) * field(step, Step.LOOK_AHEAD))
+
+
+@inner
+def _rope_table(op: int, step: int, row: int, turned: int) -> int:
+    """Address of a row's cosines and sines, for `turned` values."""
+    place = get_i32(_of_stage(op, step, Step.ROPE_ROWS) + 4 * row)
+    return field(step, Step.ROPE_TABLES + argument(op, _ATTEND.rope)) + place * turned * 4
 
 
 @inner
@@ -134,7 +148,7 @@ def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
         + ((field(segment, 0) + row) * argument(op, _ATTEND.kv_heads) * argument(op, _ATTEND.group)) * padded * 4
     )
     source += (head0 + column % mine) * padded * 4
-    table = field(step, Step.ROPE_TABLES + argument(op, _ATTEND.rope)) + (field(segment, 2) + row) * padded * 4
+    table = _rope_table(op, step, field(segment, 0) + row, padded)
     epsilon, scale = get_f32(argument(op, _ATTEND.epsilon)), get_f32(argument(op, _ATTEND.scale))
     norm, size = argument(op, _ATTEND.query_norm), argument(op, _ATTEND.size)
     rotate_head(source, norm, table, padded, size, epsilon, scale, out)
@@ -157,9 +171,7 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
         + (row * argument(op, _ATTEND.group) + head) * argument(op, _ATTEND.head_bytes)
         + argument(op, _ATTEND.turned_offset)
     )
-    position = field(segment, 2) + first + column // mine
-    table = field(step, Step.ROPE_TABLES + argument(op, _ATTEND.rope)) + position * turned * 4
-    rotate_head(source, 0, table, turned, turned, _ZERO, scale, out + plain)
+    rotate_head(source, 0, _rope_table(op, step, row, turned), turned, turned, _ZERO, scale, out + plain)
 
 
 @inner
@@ -230,7 +242,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
         padded, window = argument(op, _ATTEND.padded), argument(op, _ATTEND.window)
-        ahead = argument(op, _ATTEND.behind)
+        ahead = _ahead(op, step)
         position = field(segment, 2) + first
         table = page_table(field(segment, 3), argument(op, _ATTEND.of_window))
         columns = count * mine
@@ -288,7 +300,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
 def _spans_of_step(op: int, step: int) -> int:
     """The number of spans of all tiles of a step."""
     group, window = argument(op, _ATTEND.group), argument(op, _ATTEND.window)
-    ahead = argument(op, _ATTEND.behind)
+    ahead = _ahead(op, step)
     together = max(1, MAX_COLUMNS // group)
     total = 0
     for s in range(_of_stage(op, step, Step.SEGMENT_COUNT)):
@@ -318,7 +330,7 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
         group, window, ahead, parts = (
             argument(op, _ATTEND.group),
             argument(op, _ATTEND.window),
-            argument(op, _ATTEND.behind),
+            _ahead(op, step),
             _of_stage(op, step, Step.PARTS),
         )
         together = max(1, MAX_COLUMNS // group)

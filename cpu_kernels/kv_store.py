@@ -67,7 +67,7 @@ def _store(keys: KVType, values: KVType) -> Function:
                 slot = position % PAGE_TOKENS
                 key = argument(op, _KV.keys) + item * padded * 4
                 value = argument(op, _KV.values) + item * padded * 4
-                table = tables + position * padded * 4
+                table = tables + get_i32(field(step, Step.ROPE_ROWS) + 4 * row) * padded * 4
                 rotate_head(key, argument(op, _KV.norm), table, padded, argument(op, _KV.size), epsilon, _ONE, turned)
                 place = (
                     argument(op, _KV.key_pages)

@@ -60,7 +60,8 @@ def _store(kind: KVType) -> Function:
                 position = get_i32(field(step, Step.POSITIONS) + 4 * row)
                 page = get_i32(field(field(step, Step.ROW_TABLES), row) + position // PAGE_TOKENS * 4)
                 source = argument(op, _STORED.rows) + row * argument(op, _STORED.stride)
-                table = field(step, Step.ROPE_TABLES + argument(op, _STORED.rope)) + position * turned * 4
+                table = field(step, Step.ROPE_TABLES + argument(op, _STORED.rope))
+                table += get_i32(field(step, Step.ROPE_ROWS) + 4 * row) * turned * 4
                 epsilon = get_f32(argument(op, _STORED.epsilon))
                 norm_row(source, argument(op, _STORED.norm), argument(op, _STORED.rank), plain, epsilon, ready)
                 rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)

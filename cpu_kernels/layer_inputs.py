@@ -1,4 +1,4 @@
-"""Layers' own inputs of each token, and how rows without requested logits are dropped.
+"""Layers' own inputs of each token, rows of images, and how rows without requested logits are dropped.
 
 Threads divide rows or columns; a row's values depend only on that row.
 """
@@ -13,8 +13,8 @@ from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Step, argument, field, scratch, stage_rows
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
-from cpu_kernels.simd.arithmetic import add_f32
-from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, store_f32
+from cpu_kernels.simd.arithmetic import add_f32, mul_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32
 
 
 def _layer_inputs_samples() -> Iterator[Sample]:
@@ -60,6 +60,47 @@ def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
             for i in range(0, width, 16):
                 store_f32(out + i * 4, add_f32(load_f32(normal + i * 4), load_f32(addend + i * 4)))
         first, last = next_share(op, step, items, thread, threads)
+
+
+def _image_inputs_samples() -> Iterator[Sample]:
+    for adds in (0, 1):
+        s = Sample(rows=3)
+        s.step({Step.IMAGE_ROWS: s.normal(3, 96), Step.IMAGE_STRIDE: 384})
+        yield s.arguments(s.normal(3, 48), 192, 40, 192 * adds, s.array([0.7]), adds)
+
+
+class ImageInputs(Arguments):
+    """Arguments of image_inputs."""
+
+    x: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    count: int  # values of a row
+    offset: int  # bytes in a row of the image before its values
+    factor: int  # address of a float, by which they are multiplied
+    adds: int  # 1 if they are added to x, 0 if they replace it
+
+
+_IMAGE = indices_of(ImageInputs)
+
+
+@kernel(ImageInputs, _image_inputs_samples)
+def image_inputs(op: int, step: int, thread: int, threads: int) -> None:
+    """x = factor * image, or x += factor * image; steps without an image change nothing."""
+    image = field(step, Step.IMAGE_ROWS)
+    if image == 0:
+        return
+    vectors, factor = (argument(op, _IMAGE.count) + 15) // 16, splat_f32(get_f32(argument(op, _IMAGE.factor)))
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(stage_rows(op, step)):
+            x = argument(op, _IMAGE.x) + row * argument(op, _IMAGE.stride)
+            y = image + row * field(step, Step.IMAGE_STRIDE) + argument(op, _IMAGE.offset)
+            for v in range(first, last):
+                value = mul_f32(load_f32(y + v * 64), factor)
+                if argument(op, _IMAGE.adds) != 0:
+                    value = add_f32(load_f32(x + v * 64), value)
+                store_f32(x + v * 64, value)
+        first, last = next_share(op, step, vectors, thread, threads)
 
 
 def _keep_wanted_samples() -> Iterator[Sample]:

@@ -276,7 +276,7 @@ def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
     while first >= 0:
         for item in range(first, last):
             x = argument(op, _TURN.x) + item * padded * 4
-            table = tables + get_i32(field(step, Step.POSITIONS) + 4 * (item // heads)) * padded * 4
+            table = tables + get_i32(field(step, Step.ROPE_ROWS) + 4 * (item // heads)) * padded * 4
             rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
             norm_row(turned, argument(op, _TURN.weight), size, padded, epsilon, x)
         first, last = next_share(op, step, items, thread, threads)

@@ -20,10 +20,11 @@ class Step(IntEnum):
     """Indices into the step record. ROWS, WIDTH and WIDTH_INDEX have a field per stage.
 
     WIDTH_INDEX selects one of the operation's kernels. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; the fields
-    at indices 16 higher are for the wanted rows. TURN: a number of the program's run, set by it; see
-    cpu_kernels.sharing. AHEAD: prefetch distances of products in bytes, one field per kind of
-    `Ahead`. ADAPTERS, WANTED_ADAPTERS: tables of the rows that LoRA adapters change (cpu_kernels.lora), 0 in a step
-    without adapters.
+    at indices 16 higher are for the wanted rows. POSITIONS are places of rows in pages, ROPE_ROWS their rows in rope
+    tables, which differ after an image. IMAGE_ROWS: an image's embeddings, which replace those of tokens, 0 for none.
+    LOOK_AHEAD: how many tokens after its own a row of an image sees. TURN: a number of the program's run, set by it;
+    see cpu_kernels.sharing. AHEAD: prefetch distances of products in bytes, one field per kind of `Ahead`. ADAPTERS,
+    WANTED_ADAPTERS: tables of the rows that LoRA adapters change (cpu_kernels.lora), 0 in a step without adapters.
     """
 
     ROWS = 0
@@ -41,12 +42,17 @@ class Step(IntEnum):
     TURN = 21
     PARTS = 22
     AHEAD = 23
+    ROPE_ROWS = 26
+    LOOK_AHEAD = 27
     WANTED_SEGMENTS = 28
     WANTED_SEGMENT_COUNT = 29
+    IMAGE_ROWS = 30
+    IMAGE_STRIDE = 31
     WANTED_PARTS = 38
     ADAPTERS = 40
     WANTED_ADAPTERS = 41
-    SIZE = 42
+    WANTED_ROPE_ROWS = 42
+    SIZE = 44
 
 
 class Ahead(IntEnum):

@@ -80,7 +80,8 @@ class Sample:
     def positions(self, first: int, padded: int) -> None:
         """Set positions of the rows, starting at `first`, and a rope table for them with heads of `padded` values."""
         rows = int(self._step[Step.ROWS])
-        self.step({Step.POSITIONS: self.array(range(first, first + rows), np.int32)})
+        positions = self.array(range(first, first + rows), np.int32)
+        self.step({Step.POSITIONS: positions, Step.ROPE_ROWS: positions})
         self.step({Step.ROPE_TABLES: self.normal(first + rows, padded)})
 
     def step(self, fields: Mapping[int, int]) -> None:

@@ -5,7 +5,8 @@ request and its memory, and lets it write no file and start no process. Exceedin
 exceeding the memory by an exit status. macOS cannot bound the memory, and Windows cannot forbid writing files.
 
 A request on the child's stdin is a JSON line {"kind": text, "bytes": N, "seconds": of CPU time} and N bytes, a reply on
-its stdout a JSON line. The child imports this file, so it loads neither NumPy nor Jinja.
+its stdout a JSON line, and then as many bytes as its number "raw" says, if it has one. The child imports this file, so
+it loads neither NumPy nor Jinja.
 """
 
 import contextlib
@@ -65,18 +66,17 @@ class ConfinedChild:
                 target=contextvars.copy_context().run, args=(_watch, process, until, ended), daemon=True
             )
             watch.start()
-            answer = b""
+            reply: Reply | None = None
             try:
-                answer = _converse(process, header, data, self._most_reply_bytes)
+                reply = _converse(process, header, data, self._most_reply_bytes)
             finally:
                 ended.set()
-                if not answer.endswith(b"\n"):  # it ended, or an interrupt left half an exchange
+                if reply is None:  # it ended, or an interrupt left half an exchange
                     self.close()
         checkpoint()
-        if not answer.endswith(b"\n"):
+        if reply is None:
             waited = wall_seconds if time.monotonic() > until else 0.0
             raise ChildEndedError(self._reason_of_end(process.returncode, cpu_seconds, waited))
-        reply: Reply = json.loads(answer)
         return reply
 
     def close(self) -> None:
@@ -159,16 +159,19 @@ def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) ->
             request = json.loads(header)
             data = sys.stdin.buffer.read(request["bytes"])
             limit_processor_time(request["seconds"])
-            reply = json.dumps(answer(request["kind"], data)).encode()
+            found = answer(request["kind"], data)
+            raw = found.get("raw", b"")
+            reply = json.dumps(found | {"raw": len(raw)} if raw else found).encode()
         except MemoryError:
             os._exit(_EXIT_MEMORY)
         limit_processor_time(0)
         sys.stdout.buffer.write(reply + b"\n")
+        sys.stdout.buffer.write(raw)
         sys.stdout.buffer.flush()
 
 
-def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most_reply_bytes: int) -> bytes:
-    """Send one request and read its reply: an incomplete line if the child ended instead."""
+def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most_reply_bytes: int) -> Reply | None:
+    """Send one request and read its reply, with the bytes after it as "raw"; None if the child ended instead."""
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
         raise TypeError("the worker was started without pipes")
@@ -177,8 +180,15 @@ def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most
         stdin.write(data)
         stdin.flush()
     except OSError:  # it ended before it had read everything
-        return b""
-    return stdout.readline(most_reply_bytes)
+        return None
+    line = stdout.readline(most_reply_bytes)
+    if not line.endswith(b"\n"):
+        return None
+    reply: Reply = json.loads(line)
+    if "raw" in reply:
+        size, reply["raw"] = reply["raw"], stdout.read(reply["raw"])
+        return reply if len(reply["raw"]) == size else None
+    return reply
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

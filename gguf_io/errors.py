@@ -34,3 +34,7 @@ class TokenizerError(LocalLLMError):
 
 class TemplateError(LocalLLMError):
     """A chat template that does not compile, exceeds its bounds, or refuses the messages. Names the line if known."""
+
+
+class PictureError(LocalLLMError):
+    """An image that a model cannot take: of an unknown format, too large, or damaged."""

@@ -50,6 +50,8 @@ class RunnerInfo:
     window_tokens: int = 0
     # What 16 tokens of these layers take besides a page of the others, in pages.
     window_pages: float = 0.0
+    # Whether keys and values of images are exported and imported like those of text.
+    stores_images: bool = False
 
     @property
     def adapter_count(self) -> int:

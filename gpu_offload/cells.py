@@ -12,10 +12,10 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.image_rows import ImageRows
 from gguf_io.runner_info import RunnerInfo
 from gpu_offload.adapters import AdapterSet
 from gpu_offload.errors import LlamaCppMemoryError
-from gpu_offload.image_rows import ImageRows
 
 
 class CellPool:
@@ -124,8 +124,9 @@ def check_rows(
         if sequence in appended:
             raise ValueError(f"the rows of sequence {sequence} are not contiguous")
         stored = len(alive[sequence])
-        if positions[first : first + length] != list(range(stored, stored + length)):
-            raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")
+        start = alive[sequence].position(stored)
+        if positions[first : first + length] != list(range(start, start + length)):
+            raise ValueError(f"the positions of sequence {sequence} do not continue at {start}")
         if stored + length > info.max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {info.max_context} positions")
         appended[sequence] = length

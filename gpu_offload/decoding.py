@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.image_rows import ImageRows
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import Stored
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import complaints, llama
 from gpu_offload.loading import output_rows
 from gpu_offload.options import LlamaOptions

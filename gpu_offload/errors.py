@@ -12,10 +12,6 @@ class LlamaCppMemoryError(LlamaCppError):
     """The model or its context did not fit into a device's memory, or the KV cache has no room for a step's tokens."""
 
 
-class PictureError(LocalLLMError):
-    """An image that a model cannot take: unsupported format, too large, or damaged."""
-
-
 class DeviceRequestError(LocalLLMError):
     """A setting names a GPU or a worker that does not exist or does not answer."""
 

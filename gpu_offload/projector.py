@@ -6,10 +6,7 @@ language model's embeddings. Its output does not depend on the text around an im
 
 import ctypes
 import functools
-import hashlib
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
+from gguf_io.errors import PictureError
+from gguf_io.image_rows import Grid, ImageRows, SeenPieces, row_ids
 from gguf_io.model_file import open_model
+from gguf_io.pictures import Picture
 from gpu_offload.devices import device_handle, gpus
-from gpu_offload.errors import LlamaCppError, PictureError
-from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
+from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
 from gpu_offload.options import LlamaOptions
-from gpu_offload.pictures import check_picture
 
-KEPT_BYTES = 256 * 2**20  # cache of encoded images: a chat sends all of its images again with every message
-_PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 _MARKER = b"<__media__>"
 # llama.cpp returns an image's positions as time, x, y and a fourth, and expects them as time, y, x and the fourth.
 _SECTIONS = [0, 2, 1, 3]
@@ -40,8 +36,6 @@ class Projector:
         _check_projector(path)
         self._lib = _mtmd()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, ImagePieces] = OrderedDict()
-        self._kept_bytes = 0
         self._width = int(llama().llama_model_n_embd_inp(model))
         self._most_rows = options.batch_rows
         params = self._lib.mtmd_context_params_default()
@@ -63,21 +57,12 @@ class Projector:
                 f"{path}: this projector is for sound, not images.", remedy="Choose another one with --mmproj."
             )
 
-    def see(self, data: bytes) -> ImagePieces:
-        """Return a picture as rows and tokens. Raises PictureError, before decoding, for anything but safe PNG or JPEG.
-
-        Encoding may take seconds on a CPU; a recently encoded image is returned from a cache.
-        """
-        check_picture(data)
-        digest = hashlib.sha256(data).digest()
+    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+        """See localllm.engine.runner.Projector. Encoding may take seconds on a CPU."""
         with self._lock:
             if self._context is None:
                 raise LlamaCppError("The model is being unloaded. Ask again.")
-            if digest in self._kept:
-                self._kept.move_to_end(digest)
-            else:
-                self._keep(digest, self._pieces(data, digest))
-            return self._kept[digest]
+            return self._pieces(picture, content)
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""
@@ -86,21 +71,15 @@ class Projector:
                 self._lib.mtmd_free(self._context)
                 self._context = None
 
-    def _keep(self, digest: bytes, pieces: ImagePieces) -> None:
-        self._kept[digest] = pieces
-        self._kept_bytes += _size(pieces)
-        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= _size(oldest)
-
-    def _pieces(self, data: bytes, digest: bytes) -> ImagePieces:
-        """Decode, split into the pieces that the model expects, and encode."""
+    def _pieces(self, picture: Picture, content: bytes) -> SeenPieces:
+        """Split into the pieces that the model expects, and encode."""
         library = self._lib
         route_log()
+        data = picture.pixels.tobytes()
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        bitmap = library.mtmd_helper_bitmap_init_from_buf(self._context, buffer, len(data), False)
+        bitmap = library.mtmd_bitmap_init(*picture.size, buffer)
         if not bitmap:
-            raise PictureError(f"The image cannot be decoded; save it again. llama.cpp said:\n{complaints()}")
+            raise LlamaCppError(f"llama.cpp cannot take the image:\n{complaints()}")
         chunks = library.mtmd_input_chunks_init()
         try:
             text = library.mtmd_input_text(_MARKER, len(_MARKER), False, True)
@@ -109,13 +88,13 @@ class Projector:
                 raise PictureError(f"The image cannot be prepared for this model. llama.cpp said:\n{complaints()}")
             count = library.mtmd_input_chunks_size(chunks)
             return tuple(
-                self._piece(library.mtmd_input_chunks_get(chunks, number), digest, number) for number in range(count)
+                self._piece(library.mtmd_input_chunks_get(chunks, number), content, number) for number in range(count)
             )
         finally:
             library.mtmd_input_chunks_free(chunks)
             library.mtmd_bitmap_free(bitmap)
 
-    def _piece(self, chunk: Any, digest: bytes, number: int) -> ImageRows | tuple[int, ...]:
+    def _piece(self, chunk: Any, content: bytes, number: int) -> ImageRows | tuple[int, ...]:
         library = self._lib
         count = int(library.mtmd_input_chunk_get_n_tokens(chunk))
         if library.mtmd_input_chunk_get_type(chunk) == library.MTMD_INPUT_CHUNK_TYPE_TEXT:
@@ -131,7 +110,7 @@ class Projector:
             raise LlamaCppError(f"llama.cpp failed to encode an image:\n{complaints()}")
         rows = np.ctypeslib.as_array(library.mtmd_get_output_embd(self._context), shape=(count, self._width))
         grid = self._grid(chunk, count) if library.mtmd_decode_use_mrope(self._context) else None
-        return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
+        return ImageRows(row_ids(content, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
 
     def _grid(self, chunk: Any, count: int) -> Grid:
         """Positions of an image's rows for models with M-RoPE. Raises PictureError for an unknown layout."""
@@ -149,16 +128,6 @@ class Projector:
         if (moves != moves[:, :1]).any():
             raise PictureError("This model counts the positions of images in a way that localllm does not support.")
         return Grid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
-
-
-def _placeholders(digest: bytes, number: int, count: int) -> tuple[int, ...]:
-    """Ids for the rows of an image's piece: 62 bits each from its SHA-256, so that different images share no prefix."""
-    stream = hashlib.shake_256(digest + number.to_bytes(4, "little")).digest(8 * count)
-    return tuple(_PLACEHOLDER | (value & _PLACEHOLDER - 1) for value in np.frombuffer(stream, "<u8").tolist())
-
-
-def _size(pieces: Sequence[ImageRows | tuple[int, ...]]) -> int:
-    return sum(piece.embeddings.nbytes for piece in pieces if isinstance(piece, ImageRows))
 
 
 def _check_projector(path: Path) -> None:

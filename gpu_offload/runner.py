@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.image_rows import ImageRows
 from gguf_io.model_file import ModelFile
 from gguf_io.runner_info import LoadProgress, RunnerInfo
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import CellPool, Stored, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import llama
 from gpu_offload.loading import load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
@@ -168,8 +168,6 @@ class LlamaCppRunner:
         appended = check_rows(rows, outputs, self.info, self._alive, self._pool)
         before = {sequence: len(self._alive[sequence]) for sequence in appended}
         for sequence, count in appended.items():
-            if images := self._alive[sequence].images:
-                rows[1, rows[2] == sequence] -= images[-1][2]
             self._append(sequence, count)
         try:
             return self._decoder.begin(rows, outputs, self._alive)
@@ -194,7 +192,7 @@ class LlamaCppRunner:
                 raise
             return None
 
-    def append_image(self, sequence: int, image: ImageRows) -> None:
+    def append_image(self, sequence: int, image: ImageRows, position: int) -> None:
         """Append an image's rows to a sequence; rows that attend in both directions must fit into one run.
 
         Raises as `run` does, before anything is changed or with the rows removed again.
@@ -206,10 +204,12 @@ class LlamaCppRunner:
             raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.info.max_rows}")
         if first + count > self.info.max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self.info.max_context} positions")
+        if position != stored.position(first):
+            raise ValueError(f"the image's position does not continue sequence {sequence} at {stored.position(first)}")
         check_room(count, self._pool)
         self._append(sequence, count)
         try:
-            self._decoder.append_image(sequence, image, stored.position(first), stored.adapters)
+            self._decoder.append_image(sequence, image, position, stored.adapters)
         except LlamaCppError:
             self._take_back({sequence: first})
             raise

@@ -1,10 +1,13 @@
 """The properties in which architectures differ. models.architectures declares the known architectures."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
@@ -163,7 +166,8 @@ class Rotation:
     turns(config, layer): whether a layer's heads are rotated at all. scaling: changes the file's scaling before the
     magnitude of rotated values is computed from it. window_base: base of sliding-window layers if the file states none
     (rope.freq_base_swa); None for the base of the other layers. window_scaling: changes the file's scaling for
-    sliding-window layers. before_norms: heads are rotated before they are normalised.
+    sliding-window layers. before_norms: heads are rotated before they are normalised. interleaved: pairs take the
+    components of an image's positions in turn, not section after section.
     """
 
     pairs: RopePairs
@@ -172,6 +176,18 @@ class Rotation:
     window_base: float | None = None
     window_scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     before_norms: bool = False
+    interleaved: bool = False
+
+    def components(self, sections: Sequence[int], pairs: int) -> NDArray[np.int64]:
+        """Which component of a position (0 time, 1 row, 2 column) rotates each pair: int64[pairs].
+
+        sections: pairs of each component, of a model with M-RoPE (Qwen2-VL, Wang et al., 2024), else empty.
+        """
+        number = np.arange(pairs) % max(sum(sections), 1)
+        if not self.interleaved or not sections:
+            return np.searchsorted(np.cumsum(sections[:2]), number, side="right") if sections else np.zeros_like(number)
+        turn = number % len(sections[:3])
+        return np.where(number < 3 * np.array(sections[:3])[turn], turn, 0)
 
 
 NEIGHBOURS, HALVES = Rotation(RopePairs.NEIGHBOURS), Rotation(RopePairs.HALVES)
@@ -272,3 +288,5 @@ class Architecture:
     value_heads_together: bool = False
     # The layers for multi-token prediction, behind the last one, are supported (models/prediction_layer.py).
     drafts: bool = False
+    # Rows of an image that see each other do so in layers with a window only.
+    images_in_windows: bool = False

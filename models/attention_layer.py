@@ -165,6 +165,7 @@ class AttentionLayers:
                 value_place_bytes=pages.place_bytes[1],
                 longest=config.longest_head,
                 of_window=pages.of_window,
+                images=int(window > 0 or not architecture.images_in_windows),
                 **self._alibi,
             ),
         )

@@ -1,12 +1,12 @@
 """The sizes and constants of a model, read from a GGUF's metadata and checked before anything is allocated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models import expert_sizes, layer_sizes
-from models.errors import UnsupportedModelError, refuse_unread
+from models.errors import SECTIONS, UnsupportedModelError, integers, refusal, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
     LATENT_RANK,
@@ -128,6 +128,12 @@ class ModelConfig:
     causal: bool | None
     # Values of the concatenated rows that a drafting layer reads.
     joins: int = 0
+    # How many rotated pairs follow each component of an image's positions (M-RoPE), empty if positions are numbers.
+    position_sections: tuple[int, ...] = ()
+    # How many first layers add a part of an image's rows to their output.
+    image_layers: int = 0
+    # Whether rows of images come among tokens, see reading_images.
+    reads_images: bool = False
 
     def stores(self, layer: int) -> bool:
         """Whether a layer stores keys and values of its own."""
@@ -257,7 +263,30 @@ def read_config(file: ModelFile) -> ModelConfig:
         attention_cap=stated_number(file, "attn_logit_softcapping"),
         logit_cap=stated_number(file, "final_logit_softcapping"),
         causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
+        position_sections=_position_sections(file),
+        image_layers=metadata.get_int(f"{name}.n_deepstack_layers", 0, maximum=layers),
     )
+
+
+def _position_sections(file: ModelFile) -> tuple[int, ...]:
+    """The sections of M-RoPE, for time, rows and columns. Raises ModelFileError for impossible ones."""
+    sections = tuple(integers(file, SECTIONS)[:3])
+    if any(not 0 <= pairs <= MAX_HEAD_SIZE for pairs in sections):
+        raise ModelFileError(
+            f"{file.path}: {file.architecture}.{SECTIONS} is {list(sections)}. Use another version of the model."
+        )
+    return sections if any(sections) else ()
+
+
+def reading_images(file: ModelFile, config: ModelConfig) -> ModelConfig:
+    """The configuration of a model beside a projector.
+
+    Raises UnsupportedModelError for one whose images the native engine does not compute.
+    """
+    if any(config.recurs) or config.latents or config.altup[0] > 1:
+        kind = "parallel streams" if config.altup[0] > 1 else "latents" if config.latents else "states"
+        raise refusal(file, f"{file.architecture} has {kind}, and images")
+    return replace(config, reads_images=True)
 
 
 def _head_size(file: ModelFile, default: int) -> int:

@@ -112,6 +112,8 @@ class DecoderRecorder:
         recording, config = self._recording, self._recording.config
         self._embed()
         self._finish_embedding()
+        if config.reads_images:
+            recording.image_inputs(0)
         if self.inputs:
             self.inputs.record(narrows)
         if self._streams:
@@ -119,6 +121,8 @@ class DecoderRecorder:
         for layer in range(config.layers):
             self._keep_input(layer)
             self.record_layer(layer)
+            if config.reads_images and layer < config.image_layers:
+                recording.image_inputs(1 + layer)
             recording.loader.check_all_used(config.layers, layer)
             if layer == 0 and recording.loader.packs:  # the kernels that pack the other layers have been loaded
                 release_linker()

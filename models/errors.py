@@ -14,8 +14,8 @@ from gguf_io.errors import LocalLLMError
 TWO_SIZES = ("gemma4", "laguna")
 """Architectures whose sliding-window layers may have another head size, or rotate another part of a head."""
 # Arrays for multi-dimensional positions, and for layers that take images.
-_SECTIONS = "rope.dimension_sections"
-_SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
+SECTIONS = "rope.dimension_sections"
+_SAME_IN_TEXT = ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _DEEP_IMAGES = "deepstack_mapping"
 # Head sizes of sliding-window layers, and the keys whose values they must equal.
 _LOCAL_SIZES = {
@@ -48,15 +48,15 @@ def refuse_unread(file: ModelFile) -> None:
         if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
             raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
     # For text, the first three components of a position are equal and the fourth is 0.
-    sections = _integers(file, _SECTIONS)
+    sections = integers(file, SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):
-        raise refusal(file, f"{name}.{_SECTIONS} uses multi-dimensional positions")
-    if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
+        raise refusal(file, f"{name}.{SECTIONS} uses multi-dimensional positions")
+    if any(layer >= 0 for layer in integers(file, _DEEP_IMAGES)):
         raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
 
-def _integers(file: ModelFile, key: str) -> list[int]:
-    """An integer array of the metadata, empty if the file has none."""
+def integers(file: ModelFile, key: str) -> list[int]:
+    """An integer array of the architecture's metadata, empty if the file has none."""
     key = f"{file.architecture}.{key}"
     return file.metadata.get_list(key, int) if key in file.metadata else []
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError
+from gguf_io.image_rows import ImageRows
 from gguf_io.lora import Adapter
 from gguf_io.runner_info import LoadProgress, RunnerInfo
 from models.adapters import Adapters
@@ -34,11 +38,16 @@ from models.registry import find_architecture
 from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import Steps, usable_threads
-from models.weights import WeightLoader
+from models.weights import WeightLoader, padded
+
+if TYPE_CHECKING:
+    from models.vision.projector import NativeProjector
 
 MAX_SEQUENCES = 1024
 # Version of the KV layout; stored KV of another version is not used.
 _KV_VERSION = "native-3"
+_NO_TOKEN = 0
+"""Stands for the rows of an image where layers have inputs of their own for each token, as in llama.cpp."""
 
 
 class NativeRunner:
@@ -96,6 +105,7 @@ class NativeRunner:
             can_draft=chosen is not None,
             window_tokens=windows.kept if windows else 0,
             window_pages=self._store.window_share,
+            stores_images=True,
         )
         self._team = ThreadTeam(usable_threads(threads))
         try:
@@ -125,6 +135,7 @@ class NativeRunner:
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads, adapters)
         self._ropes = Ropes(recording, context)
         recorder = DecoderRecorder(recording, self._store, self._ropes, read)
+        self._image_parts = 1 + config.image_layers if config.reads_images else 0
         self._logits_operations = recorder.record()
         self._drafts: SelfDrafts | None = None
         if drafts:
@@ -134,6 +145,8 @@ class NativeRunner:
         self.packed = loader.packed
         self.mapped_bytes = ready.bytes if ready else 0
         """Bytes of weights in mapped file pages, which the system counts as free memory."""
+        self.projector: NativeProjector | None = None
+        """The image encoder of the pictures for append_image; closed with the runner."""
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
         self._inputs = recorder.inputs
@@ -234,11 +247,13 @@ class NativeRunner:
         if self._inputs:
             self._inputs.fetch(tokens, self._steps.program)  # first, because it raises if the file was changed
         begun: list[tuple[Sequence, int, int]] = []
+        places: list[int] = []
         if self._store.delta:
             self._store.delta.begin(len(segments))
         for handle, first, count in segments:
             sequence = self._sequences[handle]
             start, computed = sequence.length, self._store.computed(sequence)
+            places += range(start, start + count)
             self._store.append(sequence, count)
             self._store.note_tokens(sequence, start, tokens[first : first + count])
             self._latest[handle] = first, start, sequence.length
@@ -251,12 +266,53 @@ class NativeRunner:
         elif begun:
             self._compute_again(begun)
         placed = [(self._sequences[one], at, n) for one, at, n in segments]
-        logits = self._compute(tokens, positions, placed, wanted)
+        logits = self._compute(tokens, places, placed, wanted, positions)
         if self._drafts:
             for handle, first, count in segments:
                 rows = slice(first, first + count)
-                self._drafts.note(handle, positions[first], tokens[rows], self._states[rows])
+                self._drafts.note(handle, places[first], tokens[rows], self._states[rows])
         return logits
+
+    def check_projector(self, path: Path) -> None:
+        """Raise ModelFileError unless the projector, of this file, makes rows for this model."""
+        width = self._image_parts * self._config.embedding
+        if self.projector and self.projector.width != width:
+            raise ModelFileError(
+                f"{path}: this projector makes rows of {self.projector.width} numbers, and the model reads {width}. "
+                "Choose the projector that belongs to the model."
+            )
+
+    def append_image(self, sequence: int, image: ImageRows, position: int) -> None:
+        """See localllm.engine.runner.SeesImages. An image takes no part in drafts.
+
+        Raises ValueError, before anything is changed, for rows of another width, for more than MAX_ROWS that see each
+        other, and if pages run out.
+        """
+        target, count = self._sequences[sequence], len(image.ids)
+        width, parts = self._config.embedding, self._image_parts
+        if not parts or image.embeddings.shape != (count, parts * width) or not count:
+            raise ValueError(f"embeddings of shape {image.embeddings.shape} are not rows of {parts} x {width} numbers")
+        if image.sees_all and count > MAX_ROWS:
+            raise ValueError(f"{count} rows see each other, more than {MAX_ROWS}")
+        if (image.grid is None) is bool(self._config.position_sections):
+            raise ValueError("the image has positions of another kind than this model's")
+        start = target.length
+        if self._store.needed(target, count) > self._store.free:
+            raise ValueError(f"no pages left for {count} rows of an image")
+        if self._store.reusable(target, start) < start:
+            raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
+        self._latest.clear()
+        rows = aligned_zeros((min(count, MAX_ROWS), parts, padded(width)), np.float32)
+        for at in range(0, count, MAX_ROWS):
+            stop = min(at + MAX_ROWS, count)
+            if self._inputs:
+                self._inputs.fetch([_NO_TOKEN] * (stop - at), self._steps.program)
+            self._store.append(target, stop - at)
+            rows[: stop - at, :, :width] = image.embeddings[at:stop].reshape(-1, parts, width)
+            turns = image.positions(position, at, stop).reshape(-1, stop - at)
+            of_image = np.asarray(rows[: stop - at].reshape(stop - at, -1), np.float32)
+            self._steps.place_image(target, start + at, of_image, turns, self._ropes, image.sees_all)
+            self._steps.run(stop - at)
 
     def follow(self, wanted: Ordered[tuple[int, int, int]]) -> None:
         """See localllm.engine.runner.DraftsItself."""
@@ -291,15 +347,19 @@ class NativeRunner:
     def _compute(
         self,
         tokens: Ordered[int],
-        positions: Ordered[int],
+        places: Ordered[int],
         segments: list[tuple[Sequence, int, int]],
         wanted: Ordered[int],
+        positions: Ordered[int] | None = None,
     ) -> NDArray[np.float32]:
-        """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
+        """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns.
+
+        positions: of the rows, if they differ from their places in the sequence.
+        """
         self._reserve_logits(len(wanted))
-        self._steps.place(tokens, positions, segments, self._ropes)
+        self._steps.place(tokens, places, segments, self._ropes, positions)
         if self._store.delta:
-            self._store.prepare([(sequence, positions[first], count) for sequence, first, count in segments])
+            self._store.prepare([(sequence, places[first], count) for sequence, first, count in segments])
         self._steps.run(len(tokens), wanted)
         if self._store.delta:
             self._store.delta.settle()
@@ -361,6 +421,8 @@ class NativeRunner:
         """Stop the threads; memory is released with the last reference. Idempotent."""
         while self.closing:
             self.closing.pop()()
+        if self.projector:
+            self.projector.close()
         self._team.close()
         if self._inputs:
             self._inputs.close()
@@ -396,7 +458,9 @@ class NativeRunner:
         needed = 0
         for handle, first, count in segments:
             sequence = self._sequences[handle]
-            if list(positions[first : first + count]) != list(range(sequence.length, sequence.length + count)):
+            start = positions[first]
+            late = start > sequence.length or (start < sequence.length and not self._config.position_sections)
+            if late or list(positions[first : first + count]) != list(range(start, start + count)):
                 raise ValueError(f"positions must continue the sequence's length, {sequence.length}")
             if self._store.reusable(sequence, sequence.length) < sequence.length:
                 raise ValueError(f"a sequence of {sequence.length} tokens has lost the window before its end")

@@ -25,7 +25,7 @@ from gguf_io import ModelFile
 from gguf_io.lora import Adapter
 from gguf_io.model_file import FileState
 from models.adapters import Adapters
-from models.config import ModelConfig, read_config
+from models.config import ModelConfig, read_config, reading_images
 from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
@@ -105,7 +105,7 @@ class NativeNeeds(Needs):
         return state_bytes(self.config, kv_bytes)
 
 
-_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...]]
+_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...], bool]
 _KNOWN: WeakKeyDictionary[ModelFile, dict[_Key, NativeNeeds]] = WeakKeyDictionary()
 
 
@@ -115,22 +115,21 @@ def native_needs(
     threads: int | None = None,
     drafts: bool | ModelFile = True,
     adapters: Sequence[Adapter] = (),
+    images: bool = False,
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these KV types and number of threads (None: its default).
 
-    drafts, adapters: as for NativeRunner; `row` and `logits` include neither. Results are cached per open file, KV
-    types, threads, draft head and adapters. Raises UnsupportedModelError for what NativeRunner would refuse,
+    drafts, adapters: as for NativeRunner; `row` and `logits` include neither. images: whether there is a projector.
+    Results are cached per open file and arguments. Raises UnsupportedModelError for what NativeRunner would refuse,
     ModelFileError for incomplete metadata.
     """
     count = usable_threads(threads)
     files = tuple(state for adapter in adapters for state in adapter.file.states)
-    known, key = (
-        _KNOWN.setdefault(file, {}),
-        (kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files),
-    )
+    known = _KNOWN.setdefault(file, {})
+    key = kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files, images
     if key not in known:
         with addressable(file):
-            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters)
+            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters, images)
     return known[key]
 
 
@@ -147,9 +146,16 @@ def addressable(file: ModelFile) -> Iterator[None]:
 
 
 def _recorded_needs(
-    file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool | ModelFile, loaded: Sequence[Adapter]
+    file: ModelFile,
+    kv_types: tuple[str, str],
+    count: int,
+    drafts: bool | ModelFile,
+    loaded: Sequence[Adapter],
+    images: bool,
 ) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
+    if images:
+        config = reading_images(file, config)
     builder = ProgramBuilder()
     loader = HeaderLoader(file, builder)
     types, windows = stored_types(config, kv_types), window_layers(config, architecture)

@@ -11,7 +11,7 @@ from cpu_kernels.activations import GatePack, NormAdd, NormPack
 from cpu_kernels.arguments import Arguments
 from cpu_kernels.formats.weight_format import Embed
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.layer_inputs import KeepWanted
+from cpu_kernels.layer_inputs import ImageInputs, KeepWanted
 from cpu_kernels.lora import LANES, SPAN, Expand, LookUp, Shrink
 from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
@@ -21,7 +21,7 @@ from cpu_kernels.records import TILE_WIDTHS, Act, Barrier, Form, Stage
 from cpu_kernels.sums import AddRows, CopyRows, ScaleAndAdd, ScaleByExpert
 from gguf_io.lora import TOKENS
 from models.adapters import CONCURRENT, Adapters
-from models.architecture import Architecture
+from models.architecture import Architecture, root_of_width
 from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader, padded
 
@@ -434,6 +434,23 @@ class Recording:
         x, count = self.x, self.config.embedding
         arguments = CopyRows(x=to.address, x_stride=to.stride, y=x.address, y_stride=x.stride, count=count)
         self.add(sums.copy_rows, arguments)
+
+    def image_inputs(self, part: int) -> None:
+        """In steps that are an image: x = its rows' first part, or x += a later part.
+
+        Factors of Gemma, and of models with later parts, belong to tokens alone, others to what the first layer reads.
+        """
+        width, scales = self.config.embedding, self.architecture.scales
+        alone = self.config.image_layers > 0 or scales.embedding is root_of_width
+        arguments = ImageInputs(
+            x=self.x.address,
+            stride=self.x.stride,
+            count=width,
+            offset=4 * part * padded(width),
+            factor=self.builder.scalar(1 / scales.residual(self.config) if alone else self.embedding_factor),
+            adds=int(part > 0),
+        )
+        self.add(layer_inputs.image_inputs, arguments)
 
     def scale(self, factor: int) -> None:
         """x *= the factor at an address."""

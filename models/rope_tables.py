@@ -14,6 +14,7 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Step
 from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
+from models.kv_layout import MAX_ROWS
 from models.layer_sizes import Heads
 from models.recording import Recording
 from models.rope_config import QueryGrowth, RopeScaling
@@ -78,7 +79,8 @@ class RopeTable:
     """Cosines and sines by position, float32[n, 2, padded/2], computed on demand in blocks of positions.
 
     Blocks not yet computed take no physical memory. growth: multiplies all of a position's entries, including those of
-    values that are not rotated.
+    values that are not rotated. After all positions comes a block for the rows of an image, whose positions have
+    several components.
     """
 
     def __init__(
@@ -94,7 +96,8 @@ class RopeTable:
         """Replace the table by an empty one for `positions` positions."""
         blocks = -(-positions // _BLOCK_POSITIONS)
         self._computed = [False] * blocks
-        self._table = aligned_zeros((blocks * _BLOCK_POSITIONS, 2, self._half), np.float32)
+        self._positions = blocks * _BLOCK_POSITIONS
+        self._table = aligned_zeros((self._positions + MAX_ROWS, 2, self._half), np.float32)
         self.address = self._table.ctypes.data
         """Address of the table; changes when it grows."""
 
@@ -106,8 +109,8 @@ class RopeTable:
     def cover(self, spans: Sequence[tuple[int, int]]) -> None:
         """Compute the positions first..last (inclusive) of each span, growing the table if needed."""
         longest = max(last for _, last in spans) + 1
-        if longest > len(self._table):
-            self._reserve(max(longest, 2 * len(self._table)))
+        if longest > self._positions:
+            self._reserve(max(longest, 2 * self._positions))
         for first, last in spans:
             for block in range(first // _BLOCK_POSITIONS, last // _BLOCK_POSITIONS + 1):
                 if not self._computed[block]:
@@ -116,16 +119,24 @@ class RopeTable:
     def _compute(self, block: int) -> None:
         first = block * _BLOCK_POSITIONS
         positions = np.arange(first, first + _BLOCK_POSITIONS)
-        table = self._table[first : first + _BLOCK_POSITIONS]
-        angles = positions[:, None] * self._radians
+        by_pair = np.broadcast_to(positions[:, None], (_BLOCK_POSITIONS, len(self._radians)))
+        self._write(self._table[first : first + _BLOCK_POSITIONS], by_pair, positions)
+        self._computed[block] = True
+
+    def write_image(self, by_pair: NDArray[np.int32]) -> int:
+        """Write an image's rows, int32[rows, pairs]: the position of each pair. Returns the first row's index."""
+        self._write(self._table[self._positions :][: len(by_pair)], by_pair, by_pair[:, 0])
+        return self._positions
+
+    def _write(self, table: NDArray[np.generic], by_pair: NDArray[np.integer], positions: NDArray[np.integer]) -> None:
         turning = len(self._radians)
+        angles = by_pair[:, :turning] * self._radians
         table[:, 0, turning:] = 1.0
         table[:, 0, :turning] = np.cos(angles) * self._scale
         table[:, 1, :turning] = np.sin(angles) * self._scale
         if self._growth is not None:
             factors = 1.0 + self._growth.scale * np.log1p(positions // self._growth.length)
             table[:] = np.asarray(table, np.float32) * factors[:, None, None]
-        self._computed[block] = True
 
 
 class Ropes:
@@ -148,6 +159,7 @@ class Ropes:
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope_base, scaling))
         self._grows = config.query_growth is not None
+        self._components = rotation.components(config.position_sections, of_all.rope_size // 2)
         factors = _factors(of_all, scaling, recording.loader, context)
         radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
         self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
@@ -183,6 +195,18 @@ class Ropes:
         for index, table in self._tables.items():
             table.cover(spans)
             step[Step.ROPE_TABLES + index] = table.address
+
+    def rows_of(self, turns: NDArray[np.int32], step: NDArray[np.generic]) -> NDArray[np.integer]:
+        """The rows in the tables of an image's rows, whose positions are int32[components, rows].
+
+        Computes them, and writes the tables' addresses into a step record.
+        """
+        if len(turns) == 1:
+            self.cover([(int(turns[0, 0]), int(turns[0, -1]))], step)
+            return turns.reshape(-1)
+        firsts = {table.write_image(turns[self._components].T) for table in self._tables.values()}
+        assert len(firsts) == 1  # all tables have grown alike
+        return np.arange(turns.shape[1], dtype=np.int32) + firsts.pop()
 
 
 def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:

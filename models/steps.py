@@ -70,9 +70,11 @@ def step_fields(
     sizes: dict[Step, tuple[int, type[np.generic]]] = {
         Step.TOKENS: (max_rows, np.int32),
         Step.POSITIONS: (max_rows, np.int32),
+        Step.ROPE_ROWS: (max_rows, np.int32),
         Step.ROW_TABLES: (max_rows, np.int64),
         Step.SEGMENTS: (max_rows * _SEGMENT_FIELDS, np.int64),
         Step.WANTED: (max_rows, np.int32),
+        Step.WANTED_ROPE_ROWS: (max_rows, np.int32),
         Step.WANTED_SEGMENTS: (max_rows * _SEGMENT_FIELDS, np.int64),
         Step.SCRATCH: ((max(needs) + 4096) * threads, np.uint8),
     }
@@ -109,6 +111,7 @@ class Steps:
             self._step[index] = array.ctypes.data
         self._step[Step.AHEAD : Step.AHEAD + len(Ahead)] = prefetch().distances
         self._tokens, self._positions = fields[Step.TOKENS], fields[Step.POSITIONS]
+        self._turns, self._wanted_turns = fields[Step.ROPE_ROWS], fields[Step.WANTED_ROPE_ROWS]
         self._row_tables, self._segments = fields[Step.ROW_TABLES], fields[Step.SEGMENTS]
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
         self._narrows, self._longest_head = config.narrows, config.longest_head
@@ -125,14 +128,19 @@ class Steps:
         positions: Ordered[int],
         segments: Ordered[tuple[Sequence, int, int]],
         ropes: Ropes,
+        turns: Ordered[int] | None = None,
     ) -> None:
         """Write the rows into the step record.
 
         segments: (sequence, first row, rows) each. The sequence's pages exist, and its rows have consecutive positions.
+        turns: positions by which rows are rotated, consecutive in each segment, if they differ from those in pages.
         """
         rows, step = len(tokens), self._step
         self._tokens[:rows] = tokens
         self._positions[:rows] = positions
+        turns = positions if turns is None else turns
+        self._turns[:rows] = turns
+        step[Step.IMAGE_ROWS] = step[Step.LOOK_AHEAD] = 0
         for index, (sequence, first, count) in enumerate(segments):
             table = sequence.table_address
             self._row_tables[first : first + count] = table
@@ -140,12 +148,31 @@ class Steps:
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
         step[Step.SEGMENT_COUNT] = len(segments)
         lengths = [(count, positions[first] + count) for _, first, count in segments]
-        spans = [(length - count, length - 1) for count, length in lengths]
         self._share_attention(Step.PARTS, lengths)
-        ropes.cover(spans, step)
+        ropes.cover([(turns[first], turns[first] + count - 1) for _, first, count in segments], step)
         if self._adapters:
             self._adapters.place(step, [(sequence.adapters, first, count) for sequence, first, count in segments])
         self._placed = segments
+
+    def place_image(
+        self,
+        sequence: Sequence,
+        first: int,
+        embeddings: NDArray[np.float32],
+        turns: NDArray[np.int32],
+        ropes: Ropes,
+        sees_all: bool,
+    ) -> None:
+        """Write rows of an image into the step record, whose pages from position `first` on exist.
+
+        embeddings: float32[rows, parts of the padded width], which must live until `run` returns. turns: the position
+        of each row in every component, int32[components, rows]. sees_all: whether rows see those after them.
+        """
+        rows, step = len(embeddings), self._step
+        self.place([0] * rows, range(first, first + rows), [(sequence, 0, rows)], ropes, turns[0].tolist())
+        self._turns[:rows] = ropes.rows_of(turns, step)
+        step[Step.IMAGE_ROWS], step[Step.IMAGE_STRIDE] = embeddings.ctypes.data, embeddings.strides[0]
+        step[Step.LOOK_AHEAD] = rows if sees_all else 0
 
     def _place_wanted(self, wanted: Ordered[int]) -> None:
         """Write the segments of the rows with requested logits: runs of consecutive positions in one sequence."""
@@ -162,6 +189,7 @@ class Steps:
                 entry = (begin, at - begin, position, sequence.table_address)
                 self._wanted_segments[place : place + _SEGMENT_FIELDS] = entry
                 lengths.append((at - begin, position + at - begin))
+        self._wanted_turns[: len(wanted)] = self._turns[list(wanted)]
         step[Step.WANTED_SEGMENT_COUNT] = len(lengths)
         self._share_attention(Step.WANTED_PARTS, lengths)
 

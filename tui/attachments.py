@@ -24,8 +24,8 @@ _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
 # What looks like a path: it contains a slash or has a file extension. `@app.route("/x")` and `@property` do not.
 _FILE_LIKE = re.compile(r"[^()\[\]{}<>=,;]*/[^()\[\]{}<>=,;]*|[^()\[\]{}<>=,;/]*\.[A-Za-z0-9]{1,8}")
 
-# Magic bytes of PNG and JPEG.
-_PICTURES = (b"\x89PNG", b"\xff\xd8\xff")
+# Magic bytes of PNG, JPEG, WebP and AVI, GIF, TIFF and BMP.
+_PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"II*\x00", b"MM\x00*", b"BM")
 
 MAX_TEXT_BYTES = 2 * 2**20
 MAX_FILE_BYTES = 16 * 2**20
@@ -125,7 +125,7 @@ def find_attachments(
     known: Sequence[Attachment] = (),
     strict: bool = True,
 ) -> tuple[Attachment, ...]:
-    """Read the files that a prompt names: text, PNG and JPEG. An @word that does not look like a path stays text.
+    """Read the files that a prompt names: text and pictures. An @word that does not look like a path stays text.
 
     known: attachments that take precedence over files of the same name: pasted texts, or a file as it was when the
     message was first sent. Raises RequestError if a file cannot be read, has another type or is too large,
@@ -181,7 +181,7 @@ def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: Pictu
         if data.startswith(_PICTURES) or kind.startswith("image/"):
             return picture(name, data, picture_tokens)
         raise RequestError(
-            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PNG and JPEG can be attached."
+            f"{path}: is not UTF-8 text (byte {error.start}). Only text and pictures can be attached."
         ) from error
     if len(data) > MAX_TEXT_BYTES:
         raise RequestError(f"{path}: is larger than {MAX_TEXT_BYTES // 2**20} MiB. Attach a part of it.")
@@ -189,11 +189,11 @@ def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: Pictu
 
 
 def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
-    """A PNG or JPEG as an attachment. Raises RequestError for other data, and if the model reads text only."""
-    from gpu_offload.pictures import check_picture
+    """A picture as an attachment. Raises RequestError for other data, and if the model reads text only."""
+    from gguf_io import pictures
 
     try:
-        check_picture(data)
+        pictures.check(data)
         return Attachment(name, "", picture_tokens(data), base64.b64encode(data).decode())
     except LocalLLMError as error:
         raise RequestError(f"{name} cannot be attached. {error}") from error

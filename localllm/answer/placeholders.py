@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from localllm.engine.runner import ImagePieces, ImageRows
+from gguf_io.image_rows import ImagePieces, ImageRows
 
 Range = tuple[int, int]
 
@@ -88,7 +88,7 @@ class Placeholders:
             if piece in self._images:
                 text += piece
                 for part in self._images[piece]:
-                    ids += part if isinstance(part, tuple) else part.ids
+                    ids += part.ids if isinstance(part, ImageRows) else part
             elif piece:
                 plain, ranges = self.reveal(piece)
                 text += plain
@@ -179,7 +179,7 @@ class Placeholders:
             return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
         placeholder = self._new_placeholder()
         self._images[placeholder] = pieces = self._see(part["data"])
-        self.rows |= {piece.ids[0]: piece for piece in pieces if not isinstance(piece, tuple)}
+        self.rows |= {piece.ids[0]: piece for piece in pieces if isinstance(piece, ImageRows)}
         return placeholder
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.errors import TemplateError
+from gguf_io.image_rows import ImagePieces
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
 from localllm.answer.placeholders import Placeholders, Range, has_images
 from localllm.answer.request import Message
 from localllm.engine.prefix_cache import common_prefix
-from localllm.engine.runner import ImagePieces
 from localllm.placement.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)

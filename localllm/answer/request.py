@@ -28,7 +28,7 @@ class AnswerRequest:
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
     # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
-    # "image", "data": bytes} (PNG or JPEG). The answer continues an assistant's message at the end, unless it has tool
+    # "image", "data": bytes} of a file. The answer continues an assistant's message at the end, unless it has tool
     # calls.
     messages: Sequence[Message] = ()
     # A model without its own chat template continues the messages' text.

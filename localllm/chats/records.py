@@ -28,7 +28,7 @@ class Role(StrEnum):
 class Attachment:
     """A file attached to a message. tokens: None if the count is unknown.
 
-    picture: a PNG or JPEG as base64, "" for a text. line: the number of the first line if this is an excerpt of a
+    picture: an image file as base64, "" for a text. line: the number of the first line if this is an excerpt of a
     document, else 0. page: the PDF page of an excerpt.
     """
 

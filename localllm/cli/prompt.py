@@ -49,12 +49,12 @@ def read_format(argument: str) -> Any:
 
 def read_image(file: Path) -> bytes:
     """Read an image. Raises RequestError if the file cannot be read, or has no acceptable image."""
-    from gpu_offload.errors import PictureError
-    from gpu_offload.pictures import check_picture
+    from gguf_io import pictures
+    from gguf_io.errors import PictureError
 
     data = _read(file)
     try:
-        check_picture(data)
+        pictures.check(data)
     except PictureError as error:
         raise RequestError(f"{file}: {error}") from error
     return data

@@ -86,7 +86,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),
+        typer.Option(metavar="FILE", help="Show the model a picture before the prompt; may be repeated."),
     ] = None,
     remote: Remote = None,
     draft: Annotated[

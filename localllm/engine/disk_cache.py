@@ -290,8 +290,12 @@ def missing_segments(stored: Iterable[tuple[int, int]], length: int) -> Iterator
 
 def disk_cache_of(info: RunnerInfo) -> DiskCache:
     """The user's disk tier for KV that a runner computes."""
-    root = disk_cache_folder()
-    return DiskCache(root, info.kv_layout, digest=FileDigest(info.kv_files, root / _DIGESTS))
+    return DiskCache(disk_cache_folder(), info.kv_layout, digest=digest_of(info.kv_files))
+
+
+def digest_of(files: Sequence[FileState]) -> FileDigest:
+    """The digest of a model's files, which is stored beside the disk tier."""
+    return FileDigest(files, disk_cache_folder() / _DIGESTS)
 
 
 def disk_cache_folder() -> Path:
@@ -350,4 +354,4 @@ def _stored_files(root: Path, name: "re.Pattern[str]") -> list[StoredFile]:
 
 
 def _digest(tokens: Sequence[int]) -> str:
-    return hashlib.blake2b(np.array(tokens, "<i4").tobytes(), digest_size=_DIGEST).hexdigest()
+    return hashlib.blake2b(np.array(tokens, "<i8").tobytes(), digest_size=_DIGEST).hexdigest()

@@ -28,7 +28,7 @@ from localllm.engine.request import (
     fit_prompt,
 )
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
-from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages, window_use
+from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt
@@ -284,7 +284,7 @@ class Engine:
         """
         context, remedy = self._context_of(request)
         text = text_of_prompt(request.prompt, request.images) if request.images else request.prompt
-        check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
+        check_request(request, text, self.runner.info, sees_images(self.runner))
         keeps_all = bool(request.images) or request.prompt_logprobs is not None
         if keeps_all and request.context_policy is ContextPolicy.ROLLING:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
@@ -338,9 +338,9 @@ class Engine:
     def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
         for part in plan.parts:
             if part.image is not None:
-                handle = part.generation.sequence.handle
-                assert isinstance(self.runner, SeesImages) and handle is not None
-                self.runner.append_image(handle, part.image)
+                sequence = part.generation.sequence
+                assert isinstance(self.runner, SeesImages) and sequence.handle is not None
+                self.runner.append_image(sequence.handle, part.image, sequence.images.position(sequence.computed))
         if not plan.tokens:
             return np.empty((0, self.runner.info.vocab_size), dtype=np.float32)
         rows = plan.tokens, plan.positions, plan.sequences, plan.wanted

@@ -207,7 +207,7 @@ class KVManager:
                 sequence.start_over(self._runner.create_sequence(sequence.space.adapters))
                 return True
         if sequence not in self.restoring:
-            self._cut_to_window(sequence)
+            self._cut_to_usable(sequence)
         seconds = self._clock() - began
         sequence.restore_s += seconds
         restore.seconds += seconds
@@ -216,10 +216,12 @@ class KVManager:
             self._costs.observe(tier, restore.tokens, restore.seconds)
         return True
 
-    def _cut_to_window(self, sequence: TokenSequence) -> None:
-        """Truncate a restored sequence to where it can be continued."""
+    def _cut_to_usable(self, sequence: TokenSequence) -> None:
+        """Truncate a restored sequence to where it can be continued, not within an image."""
         assert sequence.handle is not None
-        length = reusable(self._runner, sequence.handle, sequence.computed)
+        length, wanted = sequence.computed, sequence.computed + 1
+        while length < wanted:
+            wanted, length = length, sequence.images.whole(reusable(self._runner, sequence.handle, length))
         if length < sequence.computed:
             self._runner.truncate_sequence(sequence.handle, length)
             sequence.restored(length, from_disk=True)
@@ -399,7 +401,7 @@ class KVManager:
         pins = [pin for pin in sequence.pins if pin.tokens <= len(tokens)]
         for pin in pins:
             self.cache.keep(sequence.space, tokens[: pin.tokens], pin)
-        text = sequence.images.text_end(0, len(tokens))  # the text before the first image; images are never copied
+        text = len(tokens) if self._runner.info.stores_images else sequence.images.text_end(0, len(tokens))
         disk = self._disk_of(sequence) if sequence.persist and text >= LEAST_TOKENS else None
         if disk or self.copies:
             if self.spiller is None:

@@ -11,9 +11,9 @@ from localllm.errors import ContextOverflowError, RequestError
 from localllm.sampling import COMMON, RANGES, CommonSampling, Range
 
 if TYPE_CHECKING:  # the chat imports request records, and draws its first screen before NumPy is loaded
+    from gguf_io.image_rows import ImageRows
     from gguf_io.runner_info import RunnerInfo
     from localllm.engine.constraint import Constraint, LazyConstraint
-    from localllm.engine.runner import ImageRows
 
 # First tokens that a rolling window keeps: models depend on them (Xiao et al., Efficient Streaming Language Models).
 ATTENTION_SINKS = 4
@@ -220,6 +220,7 @@ class TokenEvent:
 
 
 MAX_LOGPROBS = 128
+WITH_PROJECTOR = "Put the model's mmproj file into its folder, or pass --mmproj FILE."
 MAX_BREAKERS, MAX_BREAKER_LENGTH = 64, 256
 MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
 
@@ -230,7 +231,7 @@ def check_request(request: GenerationRequest, text: Sequence[int], info: "Runner
     if not text:
         raise RequestError("The prompt is empty. Send at least one token.")
     if request.images and not sees_images:
-        raise RequestError(f"The {info.backend} engine reads no images.", remedy="Load the model with --backend llama.")
+        raise RequestError("The model was loaded without a projector, so it reads no images.", remedy=WITH_PROJECTOR)
     if request.images and request.prompt_logprobs is not None:
         raise RequestError("The log-probabilities of a prompt with images are not known. Ask for them of text alone.")
     if min(text) < 0 or max(text) >= info.vocab_size:

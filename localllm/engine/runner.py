@@ -8,11 +8,13 @@ implementations need not import anything from here.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.image_rows import ImageRows, SeenPieces
+from gguf_io.pictures import Picture
 from gguf_io.runner_info import RunnerInfo
 
 # Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
@@ -71,7 +73,8 @@ class Runner(Protocol):
         """Append rows to sequences and return the logits of the wanted ones.
 
         tokens, positions, sequences: one entry per row, at most max_rows. The rows of one sequence are contiguous and
-        in order, and their positions continue from the sequence's length. wanted: indices of rows, ascending.
+        in order, and their positions continue from the sequence's length, or from the end of its latest image, which
+        may have fewer positions than rows. wanted: indices of rows, ascending.
         Returns float32[len(wanted), vocab_size], valid until the next call. A row's logits do not depend on the other
         rows. Raises before anything is changed if a token, position or sequence is out of range or pages run out.
         """
@@ -182,27 +185,14 @@ def reusable(runner: Runner, sequence: int, length: int) -> int:
     )
 
 
-class ImageRows(Protocol):
-    """A run of an image's rows. sees_all: the rows attend to each other in both directions and form one batch."""
-
-    @property
-    def ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def embeddings(self) -> NDArray[np.float32]: ...
-
-    @property
-    def sees_all(self) -> bool: ...
-
-
-# An encoded image: runs of rows, and token ids before, between and after them.
-ImagePieces = Sequence[ImageRows | tuple[int, ...]]
-
-
 class Projector(Protocol):
-    """Encodes images. Thread-safe."""
+    """Encodes pictures. Thread-safe."""
 
-    def see(self, data: bytes) -> ImagePieces: ...
+    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+        """A picture as rows and what the model reads around them. content: a digest of it, of which rows' ids are made.
+
+        Raises PictureError for a picture that the model cannot take.
+        """
 
 
 @runtime_checkable
@@ -212,5 +202,13 @@ class SeesImages(Protocol):
     @property
     def projector(self) -> Projector | None: ...
 
-    def append_image(self, sequence: int, image: Any) -> None:
-        """Append rows from the projector to a sequence, as Runner.run appends tokens, without logits."""
+    def append_image(self, sequence: int, image: ImageRows, position: int) -> None:
+        """Append rows from the projector to a sequence, from a position on, as Runner.run does tokens, without logits.
+
+        Raises as Runner.run does.
+        """
+
+
+def sees_images(runner: Runner) -> bool:
+    """Whether a runner was loaded with a projector."""
+    return isinstance(runner, SeesImages) and runner.projector is not None

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
+from gguf_io.image_rows import ImageRows
 from localllm.engine.drafter import Drafter, Wanted
 from localllm.engine.generation import Generation
 from localllm.engine.inspection import Timeline
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.runner import ImageRows, Interruptible, Runner
+from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.step_costs import ChunkSize, StepCosts
 from localllm.errors import OutOfMemoryError
 
@@ -92,7 +93,8 @@ class Plan:
         self.decodes = self.decodes and part.count == 1
         rows = [*sequence.tokens[start : start + part.count], *part.drafts]
         self.tokens += rows
-        self.positions += range(start, start + len(rows))
+        position = sequence.images.position(start)
+        self.positions += range(position, position + len(rows))
         self.sequences += [sequence.handle] * len(rows)
         first, end = len(self.tokens) - len(rows), len(self.tokens)
         last = 1 + len(part.drafts) if part.count == sequence.pending else 0

@@ -1,7 +1,7 @@
 """The file of a disk-tier segment: its token ids, their KV, and optionally the state after the last token.
 
     magic, number of tokens, bytes of KV, bytes of the state    little-endian
-    token ids                                                   int32 each, from the conversation's first on
+    token ids                                                   int64 each, from the conversation's first on
     KV
     checksum of the above                                       4 bytes
     the state and its checksum, if there is one
@@ -24,9 +24,10 @@ import numpy as np
 from gguf_io.system import open_regular
 from localllm.files import write_whole
 
-_MAGIC = b"LLMKV\x00\x00\x02"
+_MAGIC = b"LLMKV\x00\x00\x03"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sIQQ")
 _CHECKSUM = 4
+_IDS, _TOKEN = "<i8", 8  # those of images are far above every vocabulary
 
 
 class SegmentHeader(NamedTuple):
@@ -49,10 +50,12 @@ def read_header(path: Path) -> SegmentHeader | None:
             if len(start) < _HEADER.size:
                 return None
             magic, count, kv_bytes, state_bytes = _HEADER.unpack(start)
-            size = _HEADER.size + 4 * count + kv_bytes + _CHECKSUM + (state_bytes + _CHECKSUM if state_bytes else 0)
+            size = (
+                _HEADER.size + _TOKEN * count + kv_bytes + _CHECKSUM + (state_bytes + _CHECKSUM if state_bytes else 0)
+            )
             if magic != _MAGIC or not count or size != os.fstat(file.fileno()).st_size:
                 return None
-            tokens: list[int] = np.frombuffer(file.read(4 * count), "<i4").tolist()
+            tokens: list[int] = np.frombuffer(file.read(_TOKEN * count), _IDS).tolist()
     except OSError:
         return None
     return SegmentHeader(tokens, kv_bytes, state_bytes) if len(tokens) == count else None
@@ -60,18 +63,18 @@ def read_header(path: Path) -> SegmentHeader | None:
 
 def read_kv(path: Path, tokens: int, kv_bytes: int) -> memoryview:
     """A segment's KV. Raises OSError or DamagedSegmentError."""
-    before = _HEADER.size + 4 * tokens
+    before = _HEADER.size + _TOKEN * tokens
     return _checked(path, 0, before + kv_bytes)[before:]
 
 
 def read_state(path: Path, tokens: int, kv_bytes: int, state_bytes: int) -> memoryview:
     """The state after a segment's last token. Raises OSError or DamagedSegmentError."""
-    return _checked(path, _HEADER.size + 4 * tokens + kv_bytes + _CHECKSUM, state_bytes)
+    return _checked(path, _HEADER.size + _TOKEN * tokens + kv_bytes + _CHECKSUM, state_bytes)
 
 
 def write_segment(path: Path, tokens: Sequence[int], kv: bytes, state: bytes) -> None:
     """Write a segment's file atomically. Raises OSError."""
-    header = _HEADER.pack(_MAGIC, len(tokens), len(kv), len(state)) + np.array(tokens, "<i4").tobytes()
+    header = _HEADER.pack(_MAGIC, len(tokens), len(kv), len(state)) + np.array(tokens, _IDS).tobytes()
     parts = [header, kv, _checksum(header, kv)]
     if state:
         parts += [state, _checksum(state)]

@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gguf_io.image_rows import ImageRows
 from localllm.engine.pins import Pin
-from localllm.engine.runner import AdapterSet, ImageRows
+from localllm.engine.runner import AdapterSet
 from localllm.errors import RequestError
 from localllm.sampling import LARGEST_LORA_WEIGHT
 
@@ -39,6 +40,10 @@ class ImageSpans:
     def whole(self, length: int) -> int:
         """The longest prefix of at most this length that does not split an image."""
         return next((start for start, stop, _ in self._spans if start < length < stop), length)
+
+    def position(self, index: int) -> int:
+        """The position of the token at an index: images may take fewer positions than rows."""
+        return index - sum(len(rows.ids) - rows.length for _, stop, rows in self._spans if stop <= index)
 
     def without(self, tokens: Sequence[int]) -> list[int]:
         """The text tokens."""

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cpu_kernels.limits import available_memory
-from gguf_io import ModelFile
+from gguf_io import ModelFile, open_model
 from gguf_io.runner_info import LoadProgress
 from gpu_offload.options import LlamaOptions
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.placement.companions import (
-    WITHOUT,
     draft_beside,
     for_draft,
     native_drafts,
@@ -134,7 +133,7 @@ def _chosen(
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs nor images and cannot use {', '.join(wishes)}.",
+                f"The native engine has no GPUs and cannot use {', '.join(wishes)}.",
                 remedy="Leave that out, or choose llama.cpp with --backend llama.",
             )
         with suppress(UnsupportedModelError):  # reported when it is opened
@@ -191,14 +190,16 @@ def _placed_natively(
     """
     from models.needs import native_needs
 
-    types = native_kv_types(file, settings)
+    types, projector = native_kv_types(file, settings), projector_of(file, settings)
+    drafts, sees = native_drafts(settings, draft), projector is not None
     with open_adapters(settings, file) as adapters:
-        needs = native_needs(file, types, settings.threads, native_drafts(settings, draft), adapters)
+        needs = native_needs(file, types, settings.threads, drafts, adapters, images=sees)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         budget = needs.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
     other = (beside.main_bytes if beside else 0) + needs.adapters
+    other += _projector_bytes(projector, settings) if projector else 0
     placed = place_in_memory(needs, context, budget, room, other=other)
     if placed.problem:
         more = "\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
@@ -211,7 +212,9 @@ def _placed_natively(
         placed = replace(placed, problem=placed.problem + more)
         if settings.from_disk:
             placed = place_in_memory(needs, context, budget, room, other=other, from_disk=True)
-    options = LlamaOptions(context_tokens=context, type_k=types[0], type_v=types[1], threads=settings.threads)
+    options = LlamaOptions(
+        context_tokens=context, type_k=types[0], type_v=types[1], threads=settings.threads, mmproj=projector
+    )
     return replace(
         placed,
         reason=reason,
@@ -223,6 +226,19 @@ def _placed_natively(
         draft=beside,
         needs=needs,
     )
+
+
+def _projector_bytes(path: Path, settings: Settings) -> int:
+    """What an image encoder takes beside the native engine, with the pictures that are kept in memory.
+
+    Raises ModelFileError, UnsupportedModelError.
+    """
+    from localllm.image_reader import KEPT_BYTES
+    from models.vision.encoder import vision_needs
+
+    with open_model(path) as file:
+        needs = vision_needs(file, settings.threads)
+    return needs.weights + needs.buffers + KEPT_BYTES
 
 
 def place_on_gpus(
@@ -281,12 +297,10 @@ def plan_request(file: ModelFile, settings: Settings, projector: Path | None = N
 
 
 def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path] = ()) -> Path | None:
-    """The projector that would be loaded with a model; None without one, or if llama.cpp is not used.
+    """The projector that would be loaded with a model; None without one.
 
     stored: the projectors of its manifest. Raises RequestError if the projector named by the settings is missing.
     """
-    if settings.backend == "native" or not llama_is_here():
-        return None
     return projector_of(file, with_projector(settings, stored))
 
 
@@ -326,7 +340,6 @@ def _wishes(settings: Settings) -> list[str]:
         "split_mode": settings.split_mode,
         "n_cpu_moe": settings.n_cpu_moe,
         "rpc": settings.rpc,
-        "mmproj": settings.mmproj not in (None, WITHOUT),
     }
     return [name for name, value in asked.items() if value]
 
@@ -369,14 +382,16 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
 
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
+    projector = projector_of(file, settings)
     try:
         types, drafts = native_kv_types(file, settings), native_drafts(settings, draft)
         with open_adapters(settings, file) as adapters:
-            native_needs(file, types, settings.threads, drafts, adapters)
+            native_needs(file, types, settings.threads, drafts, adapters, images=projector is not None)
+        if projector is not None:
+            _projector_bytes(projector, settings)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error.message}"
-    projector = projector_of(file, settings)
-    return f"{projector.name} is its image projector, which needs llama.cpp" if projector else ""
+    return ""
 
 
 def llama_is_here() -> bool:
@@ -482,7 +497,22 @@ def _open_native(
             f"The system gave no memory for the model:\n{placed.sums()}\n"
             "A limit of this process (ulimit -v) may be lower than the machine's memory."
         ) from error
+    if placed.options.mmproj:
+        _add_projector(runner, placed.options.mmproj, settings, progress)
     return runner, replace(placed, mapped=min(runner.mapped_bytes, use.weights))
+
+
+def _add_projector(runner: "NativeRunner", path: Path, settings: Settings, progress: LoadProgress | None) -> None:
+    """Load the image encoder. Closes the runner if that fails: raises what NativeProjector raises."""
+    from models.vision.projector import NativeProjector
+
+    try:
+        with open_model(path) as file:
+            runner.projector = NativeProjector(file, settings.threads, progress)
+        runner.check_projector(path)
+    except BaseException:
+        runner.close()
+        raise
 
 
 def _open_llama(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[Runner, Placement]:

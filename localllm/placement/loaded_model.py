@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any, Self
 from cpu_kernels.cores import usable_processors
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
+from gguf_io.image_rows import ImagePieces, ImageRows
 from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.disk_cache import disk_cache_of
+from localllm.engine.disk_cache import digest_of, disk_cache_of
 from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
+from localllm.engine.request import WITH_PROJECTOR
 from localllm.engine.restore_costs import costs_of
-from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
+from localllm.engine.runner import DraftsItself, Projector, SeesImages, sees_images
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
+from localllm.image_reader import ImageReader, image_folder
 from localllm.placement.backends import open_placed, place
 from localllm.placement.companions import draft_file, usual_adapters
 from localllm.placement.memory import context_note
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
 
 MOST_THREADS_EACH = 4  # on each processor, before a warning
+_DIGEST_S = 30.0  # how long the first picture waits for the digest of its encoder's file
 
 log = logging.getLogger(__name__)
 
@@ -62,32 +66,51 @@ class LoadedModel:
         self.adapters = adapters
         self.trunks: dict[str, tuple[int, ...]] = {}
         self.tool_histories: dict[str, Any] = {}
+        self._images_lock = threading.Lock()
+        self._images: ImageReader | None = None
         self._vocabulary_lock = threading.Lock()
         self._constraint_vocabulary: ConstraintVocabulary | None = None
 
     @property
     def sees_images(self) -> bool:
         """Whether the model reads images."""
-        return isinstance(self.engine.runner, SeesImages) and self.engine.runner.projector is not None
+        return sees_images(self.engine.runner)
 
     def image_tokens(self, data: bytes) -> int:
         """Context tokens of an image. Encodes it, and raises as `see` does."""
-        return sum(len(piece) if isinstance(piece, tuple) else len(piece.ids) for piece in self.see(data))
+        return sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in self.see(data))
 
-    def see(self, data: bytes) -> ImagePieces:
-        """Encode an image. Raises RequestError if the model cannot read images, PictureError, LlamaCppError."""
+    def see(self, data: bytes, namespace: str = "") -> ImagePieces:
+        """An image as rows and token ids. Raises RequestError if the model cannot read images, PictureError.
+
+        namespace: users of others do not share encoded images.
+        """
         runner = self.engine.runner
-        if not isinstance(runner, SeesImages):
-            raise RequestError(
-                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only, not images.",
-                remedy="Load it with --backend llama and its projector, --mmproj FILE.",
-            )
-        if runner.projector is None:
+        if not isinstance(runner, SeesImages) or runner.projector is None:
             raise RequestError(
                 f"{self.file.path.name} was loaded without a projector, so it reads text only, not images.",
-                remedy="Put the model's mmproj file into its folder, or pass --mmproj FILE.",
+                remedy=WITH_PROJECTOR,
             )
-        return runner.projector.see(data)
+        with self._images_lock:
+            self._images = self._images or self._image_reader(runner.projector)
+        return self._images.see(data, namespace)
+
+    def _image_reader(self, projector: Projector) -> ImageReader:
+        path = self.placement.options.mmproj
+        assert path is not None
+        with open_model(path) as file:
+            states = file.states
+        folder, digest = (image_folder(), digest_of(states)) if self.placement.settings.disk_cache else (None, None)
+
+        def identity() -> str:
+            if digest is not None:
+                digest.wait(_DIGEST_S)
+            return f"{self.placement.backend}/{(digest and digest.value) or states}"
+
+        def encode(text: str) -> list[int]:
+            return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
+        return ImageReader(projector, identity, encode, folder)
 
     def constraint(
         self, kind: "ConstraintKind", source: str = "", after: tuple[str, str] | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpu_kernels.limits import available_memory
-from gguf_io import ModelFile
+from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gpu_offload.options import LlamaOptions, Use
 from localllm.errors import RequestError
@@ -116,25 +116,29 @@ def memory_of(
 ) -> "Needs | None":
     """The memory that a model takes on the native engine, or if that cannot run it, an estimate for llama.cpp.
 
-    None for a file without layers, such as a vocabulary or a projector. projector: loaded too, in which case llama.cpp
-    runs the model. Embedding models and rerankers store nothing between texts. Raises RequestError if the heads do not
-    fit the types.
+    None for a file without layers, such as a vocabulary or a projector. projector: loaded too. Embedding models and
+    rerankers store nothing between texts. Raises RequestError if the heads do not fit the types.
     """
     from gpu_offload.estimate import Estimate
     from gpu_offload.memory import FileSizes, projector_bytes, state_bytes
     from models.errors import UnsupportedModelError
     from models.needs import Needs, encoder_needs, native_needs
     from models.registry import ARCHITECTURES, TEXT_ENCODERS
+    from models.vision.encoder import vision_needs
 
     layers = file.metadata.get(f"{file.architecture}.block_count")
     if not isinstance(layers, int) or not layers:
         return None
     per_token = kv_bytes_in_file(file, kv_types)
-    if projector is None:
-        with suppress(ModelFileError, UnsupportedModelError):  # only llama.cpp accepts the architecture or the header
-            if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
-                return encoder_needs(file)
-            return native_needs(file, kv_types)
+    with suppress(ModelFileError, UnsupportedModelError):  # only llama.cpp accepts the architecture or the header
+        if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
+            return encoder_needs(file)
+        needs = native_needs(file, kv_types, images=projector is not None)
+        if projector is None:
+            return needs
+        with open_model(projector) as other:
+            seen = vision_needs(other)
+        return replace(needs, buffers=needs.buffers + seen.weights + seen.buffers)
     options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
     sizes = Estimate(FileSizes(file), options, ()).in_main_memory()
     beside = projector_bytes(projector) if projector else 0

@@ -23,7 +23,6 @@ from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, named
 from localllm.library.names import ModelName, without_suffix
 from localllm.library.summary import ModelSummary, summarize
-from localllm.placement.backends import choose_backend
 from localllm.placement.companions import projector_of
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
@@ -222,12 +221,7 @@ def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
 
 
 def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
-    """The file of a model's image projector; None if there is none or llama.cpp does not run the model.
-
-    Raises RequestError if the named file is missing.
-    """
-    if settings.backend == "native":
-        return None
+    """The file of a model's image projector, None without one. Raises RequestError if the named file is missing."""
     path = entry.path
     changed = path.stat().st_mtime_ns, path.parent.stat().st_mtime_ns
     return _projector(path, changed, with_files(settings, entry))
@@ -301,5 +295,4 @@ def _capabilities(path: Path, _changed: int, template_source: str | None) -> tup
 @lru_cache(maxsize=256)
 def _projector(path: Path, _changed: tuple[int, int], settings: Settings) -> Path | None:
     with open_model(path) as file:
-        found = projector_of(file, settings)
-        return found if found and choose_backend(file, settings).backend == "llama" else None
+        return projector_of(file, settings)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_offload.errors import PictureError
-from gpu_offload.pictures import check_picture
+from gguf_io import pictures
+from gguf_io.errors import PictureError
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
 from localllm.extraction import UnreadableError
@@ -19,10 +19,7 @@ from localllm.server.limits import MAX_IMAGES
 
 Part = dict[str, Any]
 
-_NO_FETCHING = (
-    "this server does not fetch images; send the image itself, as data:image/png;base64,... or "
-    "data:image/jpeg;base64,..."
-)
+_NO_FETCHING = "this server does not fetch images; send the image itself, such as data:image/png;base64,..."
 
 
 def left_out(kind: str) -> str:
@@ -50,13 +47,13 @@ def text_part(text: str) -> Part:
 def image_part(encoded: object) -> Part:
     """A content part with an image, from base64. Raises ApiError 400, PictureError for an image that is not safe."""
     if not isinstance(encoded, str):
-        raise ApiError(400, "an image must be a PNG or JPEG in base64")
+        raise ApiError(400, "an image must be base64 text")
     text = encoded.partition(",")[2] if encoded.startswith("data:") else encoded
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, f"an image is not valid base64: {error}") from error
-    check_picture(data)
+    pictures.check(data)
     return {"type": "image", "data": data}
 
 
@@ -66,7 +63,7 @@ def image_part_of_url(url: object) -> Part:
         raise ApiError(400, _NO_FETCHING)
     head, comma, _ = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise ApiError(400, "an image's data: URL must be data:image/png;base64,... or data:image/jpeg;base64,...")
+        raise ApiError(400, "an image's data: URL must be in base64, such as data:image/png;base64,...")
     return image_part(url)
 
 

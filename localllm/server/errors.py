@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError, PictureError
+from gguf_io.errors import PictureError
+from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError
 from localllm.errors import (
     ContextOverflowError,
     LocalLLMError,

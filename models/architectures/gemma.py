@@ -49,6 +49,7 @@ _GEMMA4 = replace(
     experts=Experts(beside=True),
     window=stated_windows(6),
     value_norms=True,
+    images_in_windows=True,
 )
 # Like Gemma 4, with parallel residual streams, a low-rank path beside attention, and sparse gates in the first layers.
 _GEMMA3N = replace(_GEMMA4, name="gemma3n", window=windows(5), logit_cap=30.0)

@@ -99,7 +99,8 @@ GRANITE = Architecture(
     replace(NEIGHBOURS, turns=_granite_turns),
     scales=Scales(_granite_embedding, _granite_residual, _granite_attention, _granite_logits),
 )
-_QWEN35 = Architecture("qwen35", HALVES, _OTHER_SECOND_NORM, gated_attention=True, drafts=True)
+_MROPE = replace(HALVES, interleaved=True)
+_QWEN35 = Architecture("qwen35", _MROPE, _OTHER_SECOND_NORM, gated_attention=True, drafts=True)
 
 ARCHITECTURES = (
     # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which has experts.
@@ -121,9 +122,10 @@ ARCHITECTURES = (
     # Qwen 3: RMSNorm of each head's queries and keys before rotation.
     Architecture("qwen3", HALVES),
     Architecture("qwen3moe", HALVES),
-    # The language models of Qwen 3 VL, for text only, where all components of a position are equal.
-    Architecture("qwen3vl", HALVES),
-    Architecture("qwen3vlmoe", HALVES),
+    # The language models of Qwen 2 VL, 2.5 VL and 3 VL: positions of images have three components (M-RoPE).
+    Architecture("qwen2vl", HALVES),
+    Architecture("qwen3vl", _MROPE),
+    Architecture("qwen3vlmoe", _MROPE),
     # Phi 3 and 3.5: fused tensors, and rotation factors that depend on the context length.
     Architecture("phi3", HALVES),
     # Seed-OSS: biases on queries, keys and values, and another name for the second norm.

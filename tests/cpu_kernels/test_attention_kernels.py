@@ -27,7 +27,7 @@ LONGEST = 512  # values per head in different layers
 class Shape:
     """A sequence whose last rows attend. window, cap: 0 for none; ahead: tokens seen after a row.
 
-    fades: whether scores decrease with distance.
+    fades: whether scores decrease with distance. image: whether the rows are an image's, which see each other.
     """
 
     heads: int
@@ -39,6 +39,7 @@ class Shape:
     cap: float = 0.0
     ahead: int = 0
     fades: bool = False
+    image: bool = False
 
     @property
     def padded(self) -> int:
@@ -58,6 +59,8 @@ SHAPES = [
     Shape(heads=1, group=2, size=32, tokens=530, rows=530, window=21, ahead=20),
     Shape(heads=2, group=1, size=64, tokens=290, rows=290, ahead=1 << 40, fades=True),
     Shape(heads=2, group=4, size=64, tokens=300, rows=9, fades=True),
+    Shape(heads=2, group=4, size=64, tokens=300, rows=40, image=True),
+    Shape(heads=1, group=2, size=64, tokens=400, rows=50, window=30, image=True),
 ]
 
 
@@ -101,7 +104,8 @@ class Case:
         shape = self.shape
         positions = np.arange(shape.tokens, dtype=np.int32)
         tables = np.full(shape.tokens, address(self.table), np.int64)
-        step = self.step(ROWS=shape.tokens, POSITIONS=address(positions), ROW_TABLES=address(tables))
+        places = address(positions)
+        step = self.step(ROWS=shape.tokens, POSITIONS=places, ROPE_ROWS=places, ROW_TABLES=address(tables))
         op = operation(
             *(address(self.keys), address(self.values), 0, address(self.pages[0]), address(self.pages[1])),
             *(shape.heads, shape.padded, shape.size, 0, address(self.numbers)),
@@ -132,7 +136,9 @@ class Case:
         position = shape.tokens - shape.rows
         segments = np.array([0, shape.rows, position, address(self.table)], np.int64)
         parts = address(self.parts) if split else 0
-        step = self.step(SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts)
+        turns = np.arange(position, shape.tokens, dtype=np.int32)
+        of_image = {"IMAGE_ROWS": 1, "LOOK_AHEAD": shape.rows} if shape.image else {}
+        step = self.step(SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts, ROPE_ROWS=address(turns), **of_image)
         out = aligned(shape.rows * shape.heads * shape.group * shape.size, np.float32)
         epsilon = address(self.numbers)
         op = operation(
@@ -143,6 +149,7 @@ class Case:
             *(pages.strides[1] for pages in self.pages),
             *(LONGEST, 0, 0, 0, 0, 0),
             *(address(one) if shape.fades else 0 for one in self.fading),
+            *(0, int(shape.image)),
         )
         for thread in range(threads):
             attention.attention_kernel(*self.types, shape.group)(address(op), address(step), thread, threads)
@@ -164,7 +171,8 @@ class Case:
         tokens = np.arange(shape.tokens)
         if shape.fades:
             scores -= self.slopes[:, None] * np.abs(rows[..., None] - tokens)
-        seen = (tokens <= rows + shape.ahead) & ((tokens > rows - shape.window) | (shape.window == 0))
+        ahead = shape.rows if shape.image else shape.ahead
+        seen = (tokens <= rows + ahead) & ((tokens > rows - shape.window) | (shape.window == 0))
         scores = np.where(seen[:, None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)

@@ -105,7 +105,8 @@ class Case:
         shape = self.shape
         positions = np.arange(shape.tokens, dtype=np.int32)
         tables = np.full(shape.tokens, address(self.table), np.int64)
-        step = self.step(shape.tokens, POSITIONS=address(positions), ROW_TABLES=address(tables))
+        places = address(positions)
+        step = self.step(shape.tokens, POSITIONS=places, ROPE_ROWS=places, ROW_TABLES=address(tables))
         op = operation(
             *(address(self.rows), self.rows.strides[0], address(self.norm), address(self.pages)),
             *(shape.rank, shape.padded, shape.turned_padded, 0, address(self.numbers)),
@@ -133,7 +134,8 @@ class Case:
         shape = self.shape
         segments = np.array([0, shape.rows, shape.tokens - shape.rows, address(self.table)], np.int64)
         parts = address(self.parts) if split else 0
-        step = self.step(shape.rows, SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts)
+        turns = np.arange(shape.tokens - shape.rows, shape.tokens, dtype=np.int32)
+        step = self.step(shape.rows, SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts, ROPE_ROWS=address(turns))
         out = aligned(shape.rows * shape.heads * shape.rank, np.float32)
         numbers, pages = address(self.numbers), address(self.pages)
         op = operation(

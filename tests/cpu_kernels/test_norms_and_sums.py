@@ -71,7 +71,7 @@ def test_rotation_before_the_norm() -> None:
     rows, w, epsilon = filled(x), filled(weight), filled(np.array([1e-3]))
     positions = np.array([8, 5], np.int32)
     scratch = aligned(4096)
-    fields = {Step.ROWS: 2, Step.POSITIONS: address(positions), Step.ROPE_TABLES + 1: address(table)}
+    fields = {Step.ROWS: 2, Step.ROPE_ROWS: address(positions), Step.ROPE_TABLES + 1: address(table)}
     fields |= {Step.SCRATCH: address(scratch), Step.SCRATCH_STRIDE: 2048}
     step = record(Step.SIZE, {int(key): value for key, value in fields.items()})
     op = operation(address(rows), 3, address(w), 32, 32, 1, address(epsilon))

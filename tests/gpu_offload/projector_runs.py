@@ -2,15 +2,18 @@
 
 import contextlib
 import ctypes
+import hashlib
 from pathlib import Path
 
 import numpy as np
 
 from gguf_io import load_tokenizer
+from gguf_io.image_rows import ImagePieces, ImageRows, SeenPieces
 from gguf_io.model_file import open_model
-from gpu_offload.image_rows import ImagePieces, ImageRows
+from gguf_io.pictures import decode
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from models.native_runner import NativeRunner
 from tests.oracle import llama_oracle
 
 SAME = llama_oracle.Setup(threads=1, flash_attention=True)
@@ -53,18 +56,36 @@ def oracle_logits(path: Path, projector: Path, image: bytes) -> np.ndarray:
         mtmd.mtmd_free(seer)
 
 
-def append(runner: LlamaCppRunner, sequence: int, pieces: ImagePieces, wanted: bool = False) -> np.ndarray:
-    """Append pieces in order; returns the logits of the last row."""
+def see(runner: LlamaCppRunner | NativeRunner, data: bytes) -> SeenPieces:
+    """A picture file as the runner's projector makes it."""
+    assert runner.projector is not None
+    return runner.projector.see(decode(data), hashlib.sha256(data).digest())
+
+
+def append(
+    runner: LlamaCppRunner | NativeRunner,
+    sequence: int,
+    pieces: ImagePieces,
+    wanted: bool = False,
+    position: int | None = None,
+) -> np.ndarray:
+    """Append pieces in order; returns the logits of the last row. position: of the first, None for the length."""
     logits = np.empty((0, 0))
+    position = runner.sequence_length(sequence) if position is None else position
     for piece in pieces:
         if isinstance(piece, ImageRows):
-            runner.append_image(sequence, piece)
+            runner.append_image(sequence, piece, position)
+            position += piece.length
             continue
-        start = runner.sequence_length(sequence)
-        positions = range(start, start + len(piece))
         last = [len(piece) - 1] if wanted else []
-        logits = runner.run(piece, positions, [sequence] * len(piece), last)
+        logits = runner.run(piece, range(position, position + len(piece)), [sequence] * len(piece), last)
+        position += len(piece)
     return np.array(logits)
+
+
+def positions_of(pieces: ImagePieces) -> int:
+    """How many positions the pieces take."""
+    return sum(piece.length if isinstance(piece, ImageRows) else len(piece) for piece in pieces)
 
 
 def whole_prompt(path: Path, pieces: ImagePieces) -> ImagePieces:
@@ -81,7 +102,7 @@ def batch_difference(runner: LlamaCppRunner, prompt: ImagePieces) -> float:
     sequence = runner.create_sequence()
     whole = append(runner, sequence, prompt, wanted=True)[-1]
     runner.truncate_sequence(sequence, runner.sequence_length(sequence) - 1)
-    alone = append(runner, sequence, (prompt[-1][-1:],), wanted=True)[-1]
+    alone = append(runner, sequence, (prompt[-1][-1:],), True, positions_of(prompt) - 1)[-1]
     runner.free_sequence(sequence)
     return float(np.abs(whole - alone).max())
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_io.image_rows import ImageRows
 from gpu_offload import loading
-from gpu_offload.image_rows import ImageRows
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload.projector_files import png, write_projector, write_qwen2vl
 from tests.gpu_offload.projector_runs import (
@@ -17,6 +17,8 @@ from tests.gpu_offload.projector_runs import (
     close_sequences,
     opened,
     oracle_logits,
+    positions_of,
+    see,
     whole_prompt,
 )
 from tests.oracle import llama_oracle
@@ -58,11 +60,11 @@ def runner(loaded) -> Iterator[LlamaCppRunner]:
 @pytest.fixture(scope="module")
 def tolerance(files, loaded) -> float:
     """The rounding error on this processor, far below the effect of another image (0.05)."""
-    return 2 * batch_difference(loaded, whole_prompt(files[0], loaded.projector.see(WIDE))) + 1e-3
+    return 2 * batch_difference(loaded, whole_prompt(files[0], see(loaded, WIDE))) + 1e-3
 
 
 def rows_of(runner: LlamaCppRunner, image: bytes) -> ImageRows:
-    (rows,) = [piece for piece in runner.projector.see(image) if isinstance(piece, ImageRows)]
+    (rows,) = [piece for piece in see(runner, image) if isinstance(piece, ImageRows)]
     return rows
 
 
@@ -78,7 +80,7 @@ def test_rows_stand_in_a_grid_that_takes_fewer_positions(runner):
 
 def test_logits_after_an_image_are_llama_cpps(files, runner, tolerance):
     sequence = runner.create_sequence()
-    prompt = whole_prompt(files[0], runner.projector.see(WIDE))
+    prompt = whole_prompt(files[0], see(runner, WIDE))
     found = append(runner, sequence, prompt, wanted=True)[-1]
     expected = oracle_logits(*files, WIDE)
     np.testing.assert_allclose(found, expected, atol=tolerance)
@@ -87,10 +89,10 @@ def test_logits_after_an_image_are_llama_cpps(files, runner, tolerance):
     # A fork after the image, one before it, and a truncated one all continue at the right positions.
     text, mark = len(prompt[0]), len(prompt[1])  # the mark is before the image
     stored = runner.sequence_length(sequence)
-    fork = runner.fork_sequence(sequence, stored - len(prompt[-1]))
-    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=tolerance)
+    fork, end = runner.fork_sequence(sequence, stored - len(prompt[-1])), positions_of(prompt[:-1])
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], True, end)[-1], expected, atol=tolerance)
     runner.truncate_sequence(fork, stored - len(prompt[-1]))
-    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=tolerance)
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], True, end)[-1], expected, atol=tolerance)
     before = runner.fork_sequence(sequence, text)
     np.testing.assert_allclose(append(runner, before, prompt[1:], wanted=True)[-1], expected, atol=tolerance)
     with pytest.raises(ValueError, match="within an image"):
@@ -99,7 +101,7 @@ def test_logits_after_an_image_are_llama_cpps(files, runner, tolerance):
 
 def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner, tolerance):
     sequence, other = runner.create_sequence(), runner.create_sequence()
-    prompt = whole_prompt(files[0], (*runner.projector.see(WIDE), *runner.projector.see(png(5))))
+    prompt = whole_prompt(files[0], (*see(runner, WIDE), *see(runner, png(5))))
     append(runner, sequence, prompt)
     stored, tail = runner.sequence_length(sequence), len(prompt[-1])
     data = runner.export_kv(sequence, stored - tail, stored)
@@ -109,6 +111,6 @@ def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner
     found = []
     for one in (sequence, other):
         runner.truncate_sequence(one, stored - 1)
-        found.append(append(runner, one, (prompt[-1][-1:],), wanted=True)[-1])
+        found.append(append(runner, one, (prompt[-1][-1:],), True, positions_of(prompt) - 1)[-1])
     np.testing.assert_allclose(found[1], found[0], atol=tolerance)
     assert len(AFTER) > tail > 1

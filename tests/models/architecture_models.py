@@ -263,6 +263,7 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
+MODELS["qwen2vl"] = replace(MODELS["qwen2"], architecture="qwen2vl", extra={"rope.dimension_sections": [8, 12, 12, 0]})
 # Sections that cover all pairs: llama.cpp does not rotate those beyond three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gguf_io import load_chat_template, load_tokenizer, open_model
+from gguf_io.image_rows import ImagePieces, ImageRows
 from gguf_io.tokenizer import Tokenizer
 from gpu_offload import loading
-from gpu_offload.image_rows import ImagePieces, ImageRows
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.answer.rendering import render
@@ -20,10 +20,17 @@ from localllm.engine.request import ContextPolicy, FinishReason, GenerationReque
 from localllm.errors import ContextOverflowError, RequestError
 from localllm.placement.loaded_model import LoadedModel
 from localllm.placement.placement import Placement
+from localllm.settings import Settings
+from models.native_runner import NativeRunner
+from models.needs import native_needs
+from models.vision.projector import NativeProjector
 from tests.gpu_offload.projector_files import png, write_projector
+from tests.gpu_offload.projector_runs import see
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+AnyRunner = LlamaCppRunner | NativeRunner
 
 BEFORE, AFTER = "Once upon a time there was", "and a dog ran to"
 ANSWER = 8
@@ -39,12 +46,19 @@ def tokenizer(path: Path) -> Tokenizer:
     return load_tokenizer(path)
 
 
-@pytest.fixture(scope="module", params=["mlp", "gemma3"])
-def projector(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_projector(tmp_path_factory.mktemp("projectors") / "mmproj.gguf", request.param)
+@pytest.fixture(scope="module", params=["llama mlp", "llama gemma3", "native gemma3"])
+def backend_and_projector(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    backend, kind = request.param.split()
+    return backend, write_projector(tmp_path_factory.mktemp("projectors") / "mmproj.gguf", kind)
 
 
-def opened(path: Path, projector: Path, cells: int = 512) -> LlamaCppRunner:
+def opened(path: Path, backend: str, projector: Path, cells: int = 512) -> AnyRunner:
+    if backend == "native":
+        with open_model(path) as model, open_model(projector) as file:
+            needs = native_needs(model, images=True)
+            runner = NativeRunner(model, kv_bytes=cells * needs.kv_per_token, threads=1, config=needs.config)
+            runner.projector = NativeProjector(file, threads=1)
+            return runner
     options = LlamaOptions(
         context_tokens=cells, max_sequences=8, batch_rows=32, threads=1, gpu_layers=0, mmproj=projector
     )
@@ -53,16 +67,16 @@ def opened(path: Path, projector: Path, cells: int = 512) -> LlamaCppRunner:
 
 
 @pytest.fixture
-def runner(path: Path, projector: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaCppRunner]:
+def runner(path: Path, backend_and_projector: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[AnyRunner]:
     monkeypatch.setattr(loading, "can_repack", lambda: False)
-    made = opened(path, projector)
+    made = opened(path, *backend_and_projector)
     yield made
     made.close()
 
 
-def seen(runner: LlamaCppRunner, seed: int) -> ImagePieces:
-    assert runner.projector is not None
-    return runner.projector.see(png(seed))
+def seen(runner: AnyRunner, seed: int) -> ImagePieces:
+    """A picture without the texts around it, whose tokens this vocabulary may lack."""
+    return tuple(piece for piece in see(runner, png(seed)) if not isinstance(piece, str))
 
 
 def asked(pieces: ImagePieces, tokenizer: Tokenizer, after: str = AFTER, **more: Any) -> GenerationRequest:
@@ -78,7 +92,7 @@ def asked(pieces: ImagePieces, tokenizer: Tokenizer, after: str = AFTER, **more:
     return GenerationRequest(tuple(prompt), sampling=SamplingParams(temperature=0), images=rows, **options)
 
 
-def direct(runner: LlamaCppRunner, request: GenerationRequest) -> list[int]:
+def direct(runner: AnyRunner, request: GenerationRequest) -> list[int]:
     """The greedy answer, computed by the runner alone, text token by token."""
     sequence = runner.create_sequence()
     logits = np.empty(0)
@@ -90,7 +104,7 @@ def direct(runner: LlamaCppRunner, request: GenerationRequest) -> list[int]:
 
     while at < len(request.prompt):
         if rows := request.images.get(request.prompt[at]):
-            runner.append_image(sequence, rows)
+            runner.append_image(sequence, rows, runner.sequence_length(sequence))
             at += len(rows.ids)
         else:
             logits = append(request.prompt[at])
@@ -109,7 +123,7 @@ def run_all(engine: Engine) -> None:
 
 
 def test_answers_are_those_of_the_runner_and_images_are_reused_like_any_prefix(
-    runner: LlamaCppRunner, tokenizer: Tokenizer
+    runner: AnyRunner, tokenizer: Tokenizer
 ) -> None:
     requests = [asked(seen(runner, seed), tokenizer) for seed in (1, 2)]
     expected = [direct(runner, request) for request in requests]
@@ -137,10 +151,12 @@ def test_answers_are_those_of_the_runner_and_images_are_reused_like_any_prefix(
 
 
 def test_a_prefix_that_ends_inside_of_an_image_is_used_up_to_the_image(
-    path: Path, projector: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    path: Path, backend_and_projector: tuple[str, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if backend_and_projector[0] == "native":
+        pytest.skip("its pages have more tokens than this picture")
     monkeypatch.setattr(loading, "can_repack", lambda: False)
-    runner = opened(path, projector, cells=256)
+    runner = opened(path, *backend_and_projector, cells=256)
     request = asked(seen(runner, 1), tokenizer, max_tokens=1)
     expected = direct(runner, request)
     engine = Engine(runner, tokenizer)
@@ -157,7 +173,30 @@ def test_a_prefix_that_ends_inside_of_an_image_is_used_up_to_the_image(
     engine.close()
 
 
-def test_what_would_cut_an_image_is_refused(runner: LlamaCppRunner, tokenizer: Tokenizer) -> None:
+def test_a_restart_restores_images(
+    path: Path, backend_and_projector: tuple[str, Path], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    if backend_and_projector[0] != "native":
+        pytest.skip("llama.cpp's runner stores the text before the first image only")
+    found = []
+    for seed, text in ((1, AFTER * 8), (1, AFTER * 8 + " and on"), (2, AFTER * 8)):
+        runner = opened(path, *backend_and_projector)
+        engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout))
+        request = asked(seen(runner, seed), tokenizer, text)
+        expected = direct(runner, request)
+        stream = engine.submit(request)
+        run_all(engine)
+        completion = stream.collect()
+        assert list(completion.token_ids) == expected
+        found.append(completion.last.counts.cached_disk)
+        whole = len(request.prompt)
+        engine.close()
+    assert found[0] == 0
+    assert found[1] > whole * 0.8  # the image with what follows it
+    assert found[2] == 0  # another image, and too little text before it
+
+
+def test_what_would_cut_an_image_is_refused(runner: AnyRunner, tokenizer: Tokenizer) -> None:
     engine = Engine(runner, tokenizer, context_limit=64)
     request = asked(seen(runner, 1), tokenizer)
     rows = next(iter(request.images.values()))
@@ -182,11 +221,20 @@ def test_what_would_cut_an_image_is_refused(runner: LlamaCppRunner, tokenizer: T
     engine.close()
 
 
-def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_conversations_with_images(
+    path: Path,
+    runner: AnyRunner,
+    backend_and_projector: tuple[str, Path],
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+) -> None:
     file = open_model(path)
+    placed = Placement(
+        "llama", "", options=LlamaOptions(mmproj=backend_and_projector[1]), settings=Settings(disk_cache=False)
+    )
     engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout))
     engine.start()
-    with LoadedModel(file, tokenizer, load_chat_template(file), engine, Placement("llama", "")) as model:
+    with LoadedModel(file, tokenizer, load_chat_template(file), engine, placed) as model:
         assert model.sees_images
         image = {"type": "image", "data": png(1)}
         messages: list[dict[str, Any]] = [
@@ -195,7 +243,7 @@ def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer
             {"role": "user", "content": [{"type": "image", "data": png(2)}, {"type": "text", "text": "And this?"}]},
         ]
         prompt = render(model, messages)
-        pieces = [piece for seed in (1, 2) for piece in seen(runner, seed) if isinstance(piece, ImageRows)]
+        pieces = [piece for seed in (1, 2) for piece in model.see(png(seed)) if isinstance(piece, ImageRows)]
         assert set(prompt.images) == {piece.ids[0] for piece in pieces}
         assert [token for token in prompt.tokens if token >= 2**62] == [
             token for piece in pieces for token in piece.ids

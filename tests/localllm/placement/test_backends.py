@@ -76,7 +76,7 @@ def test_a_gpu_takes_everything_unless_it_is_to_have_no_layers(
 def test_llama_cpp_is_taken_where_only_that_fits(known: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch)
     large = replace(native_needs(known), weights=2**33)
-    monkeypatch.setattr("models.needs.native_needs", lambda *_: large)
+    monkeypatch.setattr("models.needs.native_needs", lambda *_, **_more: large)
     choice = choose_backend(known, Settings(), 4 * 2**30)
     assert choice.backend == "llama" and "only llama.cpp fits" in choice.reason
     assert choose_backend(known, Settings(backend="native"), 4 * 2**30).backend == "native"

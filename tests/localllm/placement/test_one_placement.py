@@ -39,6 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tokens = [f"<{at}>" for at in range(made["llama"].vocabulary)]
     found["draft"] = write(replace(made["llama"], layers=1), folder / "draft.gguf", tokens=tokens)
     found["projector"] = write_projector(folder / "vision.gguf")
+    found["native projector"] = write_projector(folder / "native.gguf", "gemma3", width=made["llama"].embedding)
     return found
 
 
@@ -52,7 +53,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings_of(files: dict[str, Path], **values: Any) -> Settings:
     draft, projector = values.pop("draft", False), values.pop("projector", False)
     files_of = {"draft": str(files["draft"]) if draft else None}
-    mmproj = str(files["projector"]) if projector else "none"
+    kind = "native projector" if values.get("backend") == "native" else "projector"
+    mmproj = str(files[kind]) if projector else "none"
     common = {"threads": 1, "max_models": 1, "disk_cache": False, "packed_mib": 0, "self_draft": False}
     return Settings(**common, **files_of, mmproj=mmproj, **values)
 
@@ -67,6 +69,10 @@ def granted(path: Path, settings: Settings) -> Iterator[tuple[MemoryLoader, Cata
 NATIVE = [
     pytest.param(model, {"backend": "native", "draft": draft, "kv_mib": kv_mib, "ctx": ctx})
     for model, draft, kv_mib, ctx in product(("llama", "qwen35"), (False, True), (None, 16, 48), (None, 700, 4096))
+]
+NATIVE += [
+    pytest.param("llama", {"backend": "native", "projector": True, "draft": draft, "kv_mib": kv_mib, "ctx": 700})
+    for draft, kv_mib in product((False, True), (None, 48))
 ]
 LLAMA = [
     pytest.param("llama", {"backend": "llama", "draft": draft, "projector": projector, "kv_mib": kv_mib, "ctx": ctx})
@@ -100,10 +106,12 @@ def test_a_plan_and_a_grant_are_the_same_bytes(model: str, values: dict[str, Any
             assert shown.draft.uses[0].kv == DRAFT_KV_MIB * MIB
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen35"])
+@pytest.mark.parametrize(("model", "projector"), [("llama", False), ("llama", True), ("qwen35", False)])
 @pytest.mark.parametrize("draft", [False, True])
-def test_a_native_load_holds_what_it_was_granted(model: str, draft: bool, files: dict[str, Path]) -> None:
-    settings = settings_of(files, backend="native", draft=draft, kv_mib=48, ctx=4096)
+def test_a_native_load_holds_what_it_was_granted(
+    model: str, projector: bool, draft: bool, files: dict[str, Path]
+) -> None:
+    settings = settings_of(files, backend="native", draft=draft, projector=projector, kv_mib=48, ctx=4096)
     with granted(files[model], settings) as (loader, entry, grant), loader.load(entry, False, grant, _silent) as loaded:
         assert loading._all_held([loaded], []) == grant.main_bytes == loaded.placement.main_bytes
         kv, stats = grant.uses[0].kv, loaded.engine.stats()

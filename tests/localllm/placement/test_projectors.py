@@ -1,17 +1,23 @@
 """Which projector a model gets: the named one, else the only one in its folder that fits."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gguf_io import open_model
+from gguf_io.errors import ModelFileError
 from gpu_offload.memory import projector_bytes
 from localllm.errors import RequestError
-from localllm.placement.backends import choose_backend, loaded_projector, plan_request
+from localllm.image_reader import KEPT_BYTES
+from localllm.placement.backends import choose_backend, loaded_projector, open_placed, place, plan_request
 from localllm.placement.companions import projector_of
 from localllm.placement.memory import conversation_bytes
 from localllm.settings import Settings
+from models.errors import UnsupportedModelError
+from models.native_runner import NativeRunner
+from models.vision.encoder import vision_needs
 from tests.gpu_offload.projector_files import write_projector
 from tests.oracle import llama_oracle
 
@@ -45,16 +51,15 @@ def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, ca
 
 
 @llama_oracle.needs_llama
-def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_path: Path) -> None:
+def test_a_projector_of_other_kinds_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_path: Path) -> None:
     beside = write_projector(tmp_path / "mmproj.gguf")
     with open_model(model) as file:
         choice = choose_backend(file, Settings(gpu_layers=0))
         assert (choice.backend, "mmproj.gguf" in choice.reason) == ("llama", True)
         assert choose_backend(file, Settings(mmproj="none", gpu_layers=0)).backend == "native"
-        with pytest.raises(RequestError, match="mmproj"):
-            choose_backend(file, Settings(backend="native", mmproj=str(beside)))
+        with pytest.raises(UnsupportedModelError, match="image encoders of the type 'mlp'"):
+            place(file, Settings(backend="native", mmproj=str(beside)))
         assert loaded_projector(file, Settings()) == beside
-        assert loaded_projector(file, Settings(backend="native")) is None
         assert loaded_projector(file, Settings(mmproj="none")) is None
         with pytest.raises(RequestError, match="projector not found"):
             loaded_projector(file, Settings(), [tmp_path / "gone.gguf"])
@@ -62,3 +67,35 @@ def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_p
         assert shown is not None and shown > projector_bytes(beside) + file.weights_bytes
         request = plan_request(file, Settings(), beside)
     assert (request.base.mmproj, request.projector_bytes) == (beside, projector_bytes(beside))
+
+
+def test_a_projector_that_the_native_engine_supports_stays_there_and_counts_in_its_plan(
+    model: Path, tmp_path: Path
+) -> None:
+    beside = write_projector(tmp_path / "mmproj.gguf", "gemma3")
+    settings = Settings(gpu_layers=0, kv_mib=16, threads=1, packed_mib=0)
+    with open_model(model) as file:
+        placed = place(file, settings)
+        without = place(file, replace(settings, mmproj="none"))
+        assert (placed.backend, placed.options.mmproj) == ("native", beside)
+        assert placed.uses[0].other > KEPT_BYTES == placed.uses[0].other - _encoder_bytes(beside)
+        assert placed.uses[0].weights == without.uses[0].weights
+        runner, loaded = open_placed(file, placed)
+        assert isinstance(runner, NativeRunner) and runner.projector is not None
+        runner.close()
+        assert loaded.uses == placed.uses
+
+
+def test_a_projector_of_another_width_is_refused(model: Path, tmp_path: Path) -> None:
+    beside = write_projector(tmp_path / "wide.gguf", "gemma3", width=96)
+    with (
+        open_model(model) as file,
+        pytest.raises(ModelFileError, match="makes rows of 96 numbers"),
+    ):
+        open_placed(file, place(file, Settings(backend="native", kv_mib=16, threads=1, mmproj=str(beside))))
+
+
+def _encoder_bytes(path: Path) -> int:
+    with open_model(path) as file:
+        needs = vision_needs(file, 1)
+    return needs.weights + needs.buffers

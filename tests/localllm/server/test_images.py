@@ -18,17 +18,19 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
-PROMPT = "Once upon a time"
+PROMPT, WORDS = "Once upon a time", 40
 PICTURE = base64.b64encode(png(1)).decode()
 URL = f"data:image/png;base64,{PICTURE}"
 
 
-@pytest.fixture(scope="module")
-def server(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A model with a projector beside it, and one without that the native engine supports."""
+@pytest.fixture(scope="module", params=["mlp", "gemma3"])
+def server(
+    request: pytest.FixtureRequest, start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A model with a projector beside it, which llama.cpp or the native engine computes, and one without."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_projector(folder / "mmproj-seer.gguf")
+    write_projector(folder / "mmproj-seer.gguf", request.param)
     with start_server("--model", str(folder / "seer.gguf"), LOCALLLM_BACKEND="auto", LOCALLLM_CTX="400") as running:
         yield running
 
@@ -40,7 +42,7 @@ def client(server: Any) -> Iterator[httpx.Client]:
 
 
 def test_official_clients_get_the_same_answer_about_the_same_image(server: Any) -> None:
-    greedy = {"temperature": 0, "num_predict": 8}
+    greedy = {"temperature": 0, "num_predict": WORDS}
     with ollama.Client(host=server.url) as client:
         message = {"role": "user", "content": PROMPT, "images": [PICTURE]}
         answer = client.chat("seer", [message], options=greedy)
@@ -50,18 +52,19 @@ def test_official_clients_get_the_same_answer_about_the_same_image(server: Any) 
         two = client.chat("seer", [message | {"images": [PICTURE, PICTURE]}], options=greedy)
     text = answer.message.content
     assert text and text not in (plain.message.content, other.message.content)
-    assert 16 < answer.prompt_eval_count - plain.prompt_eval_count <= 24  # image rows, and the tokens around them
-    assert two.prompt_eval_count > answer.prompt_eval_count + 16
+    taken = answer.prompt_eval_count - plain.prompt_eval_count  # image rows, and the tokens around them
+    assert 16 < taken <= 50
+    assert two.prompt_eval_count >= answer.prompt_eval_count + taken - 4
     assert (generated.response, generated.context) == (text, None)
 
     parts = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": PROMPT}]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         chat = client.chat.completions.create(
-            model="seer", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=8
+            model="seer", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=WORDS
         )
         items = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": PROMPT}]
         response = client.responses.create(
-            model="seer", input=[{"role": "user", "content": items}], temperature=0, max_output_tokens=8
+            model="seer", input=[{"role": "user", "content": items}], temperature=0, max_output_tokens=WORDS
         )
     assert chat.choices[0].message.content == text
     assert chat.usage.prompt_tokens_details.cached_tokens > 16
@@ -71,7 +74,10 @@ def test_official_clients_get_the_same_answer_about_the_same_image(server: Any) 
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         blocks = [{"type": "image", "source": source}, {"type": "text", "text": PROMPT}]
         said = client.messages.create(
-            model="seer", messages=[{"role": "user", "content": blocks}], max_tokens=8, extra_body={"temperature": 0}
+            model="seer",
+            messages=[{"role": "user", "content": blocks}],
+            max_tokens=WORDS,
+            extra_body={"temperature": 0},
         )
     assert said.content[0].text == text
 
@@ -81,14 +87,14 @@ def test_invalid_pictures_are_refused(client: httpx.Client) -> None:
         message = {"role": role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
         return client.post("/v1/chat/completions", json={"model": "seer", "messages": [message], "max_tokens": 1})
 
-    gif = base64.b64encode(b"GIF89a" + bytes(40)).decode()
+    pdf = base64.b64encode(b"%PDF-1.7" + bytes(40)).decode()
     refused = [
         (chat("http://169.254.169.254/latest/meta-data"), "does not fetch images"),
         (chat("file:///etc/passwd"), "does not fetch images"),
         (chat(None), "does not fetch images"),
         (chat("data:image/png,abc"), "data:image/png;base64"),
         (chat("data:image/png;base64,%%%"), "not valid base64"),
-        (chat(f"data:image/gif;base64,{gif}"), "is a GIF"),
+        (chat(f"data:image/gif;base64,{pdf}"), "is a PDF"),
     ]
     address = {"type": "url", "url": "http://127.0.0.1:1/a.png"}
     block = [{"role": "user", "content": [{"type": "image", "source": address}]}]
@@ -117,4 +123,4 @@ def test_vision_capability_is_reported(client: httpx.Client) -> None:
 def test_a_missing_projector_is_reported_without_naming_flags(client: httpx.Client) -> None:
     message = {"role": "user", "content": "?", "images": [PICTURE]}
     answer = client.post("/api/chat", json={"model": "stories260K-Q8_0", "messages": [message]})
-    assert (answer.status_code, "image" in answer.text, "--" in answer.text) == (400, True, False)
+    assert (answer.status_code, "image" in answer.text, "--" in answer.text) == (400, True, False), answer.text

@@ -5,10 +5,13 @@ height and width, and continue after the image as if it took as many positions a
 Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/mtmd/mtmd.cpp in llama.cpp).
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+_PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +40,11 @@ class ImageRows:
     sees_all: bool
     grid: Grid | None = None
 
+    @property
+    def length(self) -> int:
+        """How many positions the rows take."""
+        return len(self.ids) if self.grid is None else self.grid.count
+
     def positions(self, first: int, start: int, stop: int) -> NDArray[np.int32]:
         """Positions of rows start..stop-1 of an image that begins at `first`, one dimension after another."""
         if self.grid is None:
@@ -46,3 +54,18 @@ class ImageRows:
 
 # An image in a prompt: runs of rows, with the ids of tokens before, between and after them.
 ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
+# The same as a projector makes it, which may not know ids: texts stand for their tokens, special ones included.
+SeenPieces = tuple[ImageRows | tuple[int, ...] | str, ...]
+
+
+def grid_of(rows: int, columns: int) -> Grid:
+    """The positions of a picture that is read row by row: its first position, row and column."""
+    y, x = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
+    places = np.stack([np.zeros_like(y), y, x, np.zeros_like(y)])
+    return Grid(places, np.array([1, 1, 1, 0], np.int32), max(rows, columns))
+
+
+def row_ids(content: bytes, number: int, count: int) -> tuple[int, ...]:
+    """Ids for the rows of an image's run `number`: 62 bits each of its digest, so different images share no prefix."""
+    stream = hashlib.shake_256(content + number.to_bytes(4, "little")).digest(8 * count)
+    return tuple(_PLACEHOLDER | (value & _PLACEHOLDER - 1) for value in np.frombuffer(stream, "<u8").tolist())

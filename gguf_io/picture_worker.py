@@ -1,0 +1,80 @@
+"""The confined child process that decodes pictures with Pillow.
+
+The kind of a request is "check" or "decode", its data the file. The reply is {"width", "height", "frames"}, after
+"decode" with the pixels as raw bytes, or {"error": text}.
+"""
+
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from gguf_io.confined import Reply, answer_requests
+
+MAX_BYTES = 32 << 20  # of a file
+MAX_MEMORY_BYTES = 1 << 30
+MAX_PIXELS = 1 << 26  # four bytes each, twice, while they are converted
+MAX_SIDE = 1 << 16
+# Those that browsers show, and TIFF; each decoder is one more way in.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+# Signatures of other formats and their offsets, for messages. HEIC and AVIF share a container.
+_OTHERS = (
+    (4, b"ftyp", "HEIC, AVIF or a video"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"<svg", "an SVG"),
+    (0, b"<?xml", "an SVG"),
+)
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    Image.MAX_IMAGE_PIXELS = None  # checked here, with a limit and a message of our own
+    warnings.simplefilter("ignore")  # about damaged metadata, which does not matter
+    answer_requests(_answer, MAX_MEMORY_BYTES)
+
+
+def _answer(kind: str, data: bytes) -> Reply:
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    except UnidentifiedImageError:
+        named = next((f"The image is {name}." for at, mark, name in _OTHERS if data.startswith(mark, at)), "")
+        return {"error": f"{named or 'The image is of an unknown format.'} Convert it to PNG, JPEG or WebP."}
+    except MemoryError:
+        raise
+    except Exception:  # whatever a decoder raises on an untrusted file
+        return {"error": "The image is damaged. Save it again."}
+    width, height = image.size
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS):
+        return {
+            "error": f"The image has {width:,} x {height:,} pixels; the most are {MAX_PIXELS:,}, and {MAX_SIDE:,} a "
+            "side. Send a smaller one."
+        }
+    try:
+        frames = getattr(image, "n_frames", 1)
+        turned = ImageOps.exif_transpose(image) if kind == "decode" else image
+        if kind == "check":
+            sideways = image.getexif().get(_ORIENTATION, 1) >= _SIDEWAYS
+            return {"width": height, "height": width} if sideways else {"width": width, "height": height}
+        pixels = _rgb(turned)
+    except MemoryError:
+        raise
+    except Exception as error:  # as above: damaged, or cut short
+        return {"error": f"The image is damaged: {str(error)[:200] or type(error).__name__}. Save it again."}
+    return {"width": pixels.width, "height": pixels.height, "frames": frames, "raw": pixels.tobytes()}
+
+
+_ORIENTATION, _SIDEWAYS = 0x0112, 5  # EXIF's tag, and its first value that exchanges width and height
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The picture in three colours of 8 bits; transparent parts are white."""
+    if image.mode in _SIXTEEN_BITS:
+        return image.convert("I").point(lambda shade: shade / 257).convert("L").convert("RGB")
+    if image.mode == "F":
+        return image.convert("L").convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        shown = image.convert("RGBA")
+        ground = Image.new("RGBA", shown.size, "white")
+        return Image.alpha_composite(ground, shown).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,197 @@
+"""Turns picture files into rows of embeddings, each content once: encoded pictures are kept in memory and on disk.
+
+A chat sends all of its pictures again with every message, and an agent sends a file again in another encoding. So the
+key of an encoded picture is a digest of its pixels, of the files that encode it, and of the user's namespace.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from gguf_io.image_rows import Grid, ImagePieces, ImageRows, row_ids
+from gguf_io.pictures import Picture, decode
+from gguf_io.system import make_folder, read_file
+from localllm.engine.runner import Projector
+from localllm.files import write_whole
+
+log = logging.getLogger(__name__)
+
+KEPT_BYTES = 64 << 20  # in memory
+DISK_BYTES = 1 << 30
+_KNOWN_FILES = 4096  # digests of files whose pixels are known
+_NAME = re.compile(r"[0-9a-f]{32}\.image")
+_MAGIC = b"LLMIMG\x01\n"
+_CHECKSUM = 4
+
+
+def image_folder() -> Path:
+    """The folder of encoded pictures that all processes of this user share, e.g. ~/.cache/localllm/images."""
+    return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "images"
+
+
+class ImageReader:
+    """Decodes and encodes pictures for one loaded model, or takes them from the caches. Thread-safe.
+
+    identity: of everything that rows depend on besides pixels; called when it is first needed, since it may take time
+    to compute. encode: token ids of a text with special tokens. folder: of the disk cache, None for none.
+    """
+
+    def __init__(
+        self,
+        projector: Projector,
+        identity: Callable[[], str],
+        encode: Callable[[str], list[int]],
+        folder: Path | None,
+    ) -> None:
+        self._projector, self._identity, self._encode, self._folder = projector, identity, encode, folder
+        self._lock = threading.Lock()  # of the caches in memory
+        self._encoding = threading.Lock()  # two requests with the same picture encode it once
+        self._contents: OrderedDict[bytes, bytes] = OrderedDict()  # of files, by their digest
+        self._kept: OrderedDict[bytes, ImagePieces] = OrderedDict()
+        self._kept_bytes = 0
+
+    def see(self, data: bytes, namespace: str = "") -> ImagePieces:
+        """A picture file as rows and token ids. Raises PictureError, and what Projector.see raises."""
+        file = hashlib.sha256(f"{namespace}\0".encode() + data).digest()
+        if found := self._remembered(file):
+            return found
+        picture = decode(data)
+        content = self._content(picture, namespace)
+        with self._encoding:
+            pieces = self._in_memory(content) or self._from_disk(content)
+            if pieces is None:
+                pieces = tuple(
+                    tuple(self._encode(piece)) if isinstance(piece, str) else piece
+                    for piece in self._projector.see(picture, content)
+                )
+                self._to_disk(content, pieces)
+            self._keep(file, content, pieces)
+        return pieces
+
+    def _content(self, picture: Picture, namespace: str) -> bytes:
+        """The digest of a picture, of what encodes it, and of who sent it."""
+        about = json.dumps([*picture.size, self._identity(), namespace])
+        return hashlib.sha256(about.encode() + picture.pixels.tobytes()).digest()
+
+    def _remembered(self, file: bytes) -> ImagePieces | None:
+        with self._lock:
+            content = self._contents.get(file)
+        return self._in_memory(content) if content else None
+
+    def _in_memory(self, content: bytes) -> ImagePieces | None:
+        with self._lock:
+            if content not in self._kept:
+                return None
+            self._kept.move_to_end(content)
+            return self._kept[content]
+
+    def _keep(self, file: bytes, content: bytes, pieces: ImagePieces) -> None:
+        with self._lock:
+            self._contents[file] = content
+            if len(self._contents) > _KNOWN_FILES:
+                self._contents.popitem(last=False)
+            if content in self._kept:
+                return
+            self._kept[content] = pieces
+            self._kept_bytes += _size(pieces)
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= _size(oldest)
+
+    def _path(self, content: bytes) -> Path | None:
+        """The file of a picture on disk; None without a disk cache."""
+        return self._folder / f"{content[:16].hex()}.image" if self._folder else None
+
+    def _from_disk(self, content: bytes) -> ImagePieces | None:
+        path = self._path(content)
+        try:
+            data = read_file(path) if path else b""
+        except OSError:
+            return None
+        if not data or not path:
+            return None
+        pieces = _read(data, content)
+        if pieces is None:
+            log.warning("Removing %s: it is damaged", path)
+            path.unlink(missing_ok=True)
+            return None
+        os.utime(path)
+        return pieces
+
+    def _to_disk(self, content: bytes, pieces: ImagePieces) -> None:
+        """Write an encoded picture. After a failure nothing is written any more."""
+        if (path := self._path(content)) is None:
+            return
+        try:
+            make_folder(path.parent)
+            write_whole(path, _written(content, pieces), lasting=False)
+            _shrink(path.parent)
+        except OSError as error:
+            log.warning("Encoded pictures are not kept on disk: %s", error)
+            self._folder = None
+
+
+def _size(pieces: ImagePieces) -> int:
+    return sum(piece.embeddings.nbytes for piece in pieces if isinstance(piece, ImageRows))
+
+
+def _shrink(folder: Path) -> None:
+    """Remove the pictures that were not used for the longest time, beyond DISK_BYTES; other files stay."""
+    found = [
+        entry for entry in os.scandir(folder) if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+    ]
+    files = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path) for entry in found)
+    size = sum(each for _, each, _ in files)
+    for _, each, path in files:
+        if size <= DISK_BYTES:
+            return
+        Path(path).unlink(missing_ok=True)
+        size -= each
+
+
+def _written(content: bytes, pieces: ImagePieces) -> bytes:
+    """magic, content, JSON line, float32 rows of all runs, CRC-32. Ids are made of the content again."""
+    about: list[object] = []
+    rows: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, ImageRows):
+            grid = piece.grid and [piece.grid.places.tolist(), piece.grid.moves.tolist(), piece.grid.count]
+            about.append({"shape": piece.embeddings.shape, "sees_all": piece.sees_all, "grid": grid})
+            rows.append(piece.embeddings.astype("<f4").tobytes())
+        else:
+            about.append(list(piece))
+    body = b"".join([_MAGIC, content, json.dumps(about).encode(), b"\n", *rows])
+    return body + zlib.crc32(body).to_bytes(_CHECKSUM, "little")
+
+
+def _read(data: bytes, content: bytes) -> ImagePieces | None:
+    """What `_written` has written; None if it is damaged, or of another picture."""
+    body, head = data[:-_CHECKSUM], _MAGIC + content
+    if zlib.crc32(body) != int.from_bytes(data[-_CHECKSUM:], "little") or not body.startswith(head):
+        return None
+    line, _, rest = body[len(head) :].partition(b"\n")
+    pieces: list[ImageRows | tuple[int, ...]] = []
+    at = 0
+    for number, one in enumerate(json.loads(line)):
+        if isinstance(one, list):
+            pieces.append(tuple(one))
+            continue
+        count, width = one["shape"]
+        values = np.frombuffer(rest, "<f4", count * width, at).reshape(count, width).astype(np.float32)
+        at += values.nbytes
+        grid = None
+        if one["grid"]:
+            places, moves, length = one["grid"]
+            grid = Grid(np.array(places, np.int32), np.array(moves, np.int32), length)
+        pieces.append(ImageRows(row_ids(content, number, count), values, one["sees_all"], grid))
+    return tuple(pieces)

@@ -1,0 +1,65 @@
+"""A projector on our own kernels: pictures as rows of embeddings (localllm.engine.runner.Projector)."""
+
+import threading
+
+from gguf_io import ModelFile
+from gguf_io.errors import PictureError
+from gguf_io.image_rows import ImageRows, SeenPieces, grid_of, row_ids
+from gguf_io.interruption import checkpoint
+from gguf_io.pictures import Picture
+from gguf_io.runner_info import LoadProgress
+from models.vision.encoder import open_encoder
+from models.vision.layout import DEFAULT_BUDGET, Budget, PictureSizeError, Run
+
+
+class NativeProjector:
+    """The image encoder beside a model. Thread-safe; one picture is encoded at a time. Close it after use."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        threads: int | None = None,
+        progress: LoadProgress | None = None,
+        budget: Budget = DEFAULT_BUDGET,
+    ) -> None:
+        """Load it. Raises what models.vision.encoder.open_encoder raises."""
+        self._encoder = open_encoder(file, threads, progress)
+        self._budget = budget
+        self._lock = threading.Lock()
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return self._encoder.width
+
+    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+        """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
+        try:
+            layout = self._encoder.layout(*picture.size, self._budget)
+        except PictureSizeError as error:
+            raise PictureError(error.message) from error
+        with self._lock:
+            encoded = self._encoder.encode(picture.pixels, layout, _Cancelled())
+        assert encoded is not None
+        rows = iter(encoded)
+        return tuple(
+            ImageRows(
+                row_ids(content, number, piece.count), next(rows), piece.sees_all, piece.grid and grid_of(*piece.grid)
+            )
+            if isinstance(piece, Run)
+            else piece
+            for number, piece in enumerate(layout.pieces)
+        )
+
+    def close(self) -> None:
+        """Free the encoder. Idempotent."""
+        with self._lock:
+            self._encoder.close()
+
+
+class _Cancelled(threading.Event):
+    """Raises when it is asked about cancelled work, in place of being set."""
+
+    def is_set(self) -> bool:
+        checkpoint()
+        return False
