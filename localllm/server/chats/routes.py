@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 from starlette.types import Scope
 
-from gpu_offload.pictures import check_picture
+from gguf_io import pictures
 from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
 from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
@@ -315,7 +315,7 @@ def _attachment(file: FileBody) -> Attachment:
             raise RequestError(f"{file.name}: data is not valid base64.") from error
         if data.startswith(tuple(_PICTURES)):
             try:
-                check_picture(data)
+                pictures.check(data)
             except LocalLLMError as error:
                 raise RequestError(f"{file.name} cannot be attached. {error}") from error
             return Attachment(file.name, "", None, base64.b64encode(data).decode())
