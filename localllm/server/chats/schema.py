@@ -14,7 +14,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class FileBody(Body):
-    """A file to attach: its text, or its bytes as base64 (text, PDF, DOCX, PNG or JPEG)."""
+    """A file to attach: its text, or its bytes as base64 (text, PDF, DOCX or a picture)."""
 
     name: Name
     text: Text | None = None

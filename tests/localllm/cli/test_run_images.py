@@ -11,7 +11,6 @@ from localllm.cli.main import application
 from localllm.cli.prompt import read_image
 from localllm.errors import RequestError
 from tests.gpu_offload.projector_files import png, write_projector
-from tests.oracle import llama_oracle
 
 
 def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> None:
@@ -23,18 +22,14 @@ def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> Non
     assert isinstance(refused.exception, RequestError) and "--image cannot be used with --raw" in str(refused.exception)
 
 
-@llama_oracle.needs_llama
-def test_text_alone_needs_no_projector(data_dir: Path, tmp_path: Path) -> None:
+def test_a_projector_leaves_a_model_on_the_native_engine(data_dir: Path, tmp_path: Path) -> None:
     model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")
     projector = str(write_projector(tmp_path / "mmproj.gguf"))
-    chosen = []
     for more in ([], ["--mmproj", projector]):
         command = ["run", str(model), "Once", "--max-tokens", "2", "--no-cache", "--json", *more]
-        chosen.append(json.loads(CliRunner().invoke(application(), command).stdout)["backend"])
-    assert chosen == ["native", "llama.cpp"]
+        assert json.loads(CliRunner().invoke(application(), command).stdout)["backend"] == "native"
 
 
-@llama_oracle.needs_llama
 def test_an_image_changes_the_answer(data_dir: Path, tmp_path: Path) -> None:
     model = str(data_dir / "models" / "gguf" / "stories260K-F32.gguf")
     projector = str(write_projector(tmp_path / "projector.gguf"))

@@ -52,12 +52,12 @@ def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, ca
 
 @llama_oracle.needs_llama
 def test_a_projector_of_other_kinds_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_path: Path) -> None:
-    beside = write_projector(tmp_path / "mmproj.gguf")
+    beside = write_projector(tmp_path / "mmproj.gguf", "resampler")
     with open_model(model) as file:
         choice = choose_backend(file, Settings(gpu_layers=0))
         assert (choice.backend, "mmproj.gguf" in choice.reason) == ("llama", True)
         assert choose_backend(file, Settings(mmproj="none", gpu_layers=0)).backend == "native"
-        with pytest.raises(UnsupportedModelError, match="image encoders of the type 'mlp'"):
+        with pytest.raises(UnsupportedModelError, match="image encoders of the type 'resampler'"):
             place(file, Settings(backend="native", mmproj=str(beside)))
         assert loaded_projector(file, Settings()) == beside
         assert loaded_projector(file, Settings(mmproj="none")) is None

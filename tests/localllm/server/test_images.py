@@ -23,15 +23,16 @@ PICTURE = base64.b64encode(png(1)).decode()
 URL = f"data:image/png;base64,{PICTURE}"
 
 
-@pytest.fixture(scope="module", params=["mlp", "gemma3"])
+@pytest.fixture(scope="module", params=["llama mlp", "native gemma3"])
 def server(
     request: pytest.FixtureRequest, start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
     """A model with a projector beside it, which llama.cpp or the native engine computes, and one without."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_projector(folder / "mmproj-seer.gguf", request.param)
-    with start_server("--model", str(folder / "seer.gguf"), LOCALLLM_BACKEND="auto", LOCALLLM_CTX="400") as running:
+    backend, kind = request.param.split()
+    write_projector(folder / "mmproj-seer.gguf", kind)
+    with start_server("--model", str(folder / "seer.gguf"), LOCALLLM_BACKEND=backend, LOCALLLM_CTX="400") as running:
         yield running
 
 
