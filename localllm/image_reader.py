@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 KEPT_BYTES = 64 << 20  # in memory
 DISK_BYTES = 1 << 30
 _KNOWN_FILES = 4096  # digests of files whose pixels are known
-_NAME = re.compile(r"[0-9a-f]{32}\.image")
+IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.image")
 _MAGIC = b"LLMIMG\x01\n"
 _CHECKSUM = 4
 
@@ -147,9 +147,8 @@ def _size(pieces: ImagePieces) -> int:
 
 def _shrink(folder: Path) -> None:
     """Remove the pictures that were not used for the longest time, beyond DISK_BYTES; other files stay."""
-    found = [
-        entry for entry in os.scandir(folder) if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-    ]
+    own = (entry for entry in os.scandir(folder) if IMAGE_NAME.fullmatch(entry.name))
+    found = [entry for entry in own if entry.is_file(follow_symlinks=False)]
     files = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path) for entry in found)
     size = sum(each for _, each, _ in files)
     for _, each, path in files:

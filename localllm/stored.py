@@ -13,6 +13,8 @@ from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
 from localllm.files import TEMPORARY, listed, walked
+from localllm.image_reader import DISK_BYTES as IMAGES_BYTES
+from localllm.image_reader import IMAGE_NAME, image_folder
 from localllm.library import places
 from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
@@ -42,6 +44,7 @@ _CACHES = {
         re.compile(r"[0-9a-f]{32}"),
         re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+"),
     ),
+    "images": (image_folder, None, re.compile(rf"{IMAGE_NAME.pattern}|{re.escape(TEMPORARY)}.+")),
     "packed": (packed_folder, None, PACKED_NAME),
     "documents": (indexes_folder, None, re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")),
 }
@@ -66,6 +69,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
     found = (
         ("kernels", _kernels(), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), f"{limit}; localllm cache --free kv"),
+        ("images", image_folder(), f"at most {IMAGES_BYTES >> 30} GiB; localllm cache --free images"),
         ("packed", packed_folder(), f"{_packed_limit(settings)}; localllm cache --free packed"),
         ("documents", indexes_folder(), "indexes of folders; localllm cache --free documents"),
         ("answers", store_path(), "of the semantic cache; localllm cache semantic --delete all"),
@@ -83,14 +87,14 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 
 
 def cleared(what: str) -> int:
-    """Clear "kernels", "kv", "packed" or "documents", and return the bytes freed.
+    """Clear a cache of that name, and return the bytes freed.
 
     Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
     names may contain other files. Raises RequestError for other words, and if a file cannot be removed.
     """
     if what not in _CACHES:
         raise RequestError(
-            f"unknown cache {what!r}; choose kernels, kv, packed or documents. Models are removed with `localllm rm`."
+            f"unknown cache {what!r}; choose {', '.join(_CACHES)}. Models are removed with `localllm rm`."
         )
     root_of, subfolders, names = _CACHES[what]
     root = root_of()

@@ -135,7 +135,7 @@ class LocalModel:
             **checked_arguments(request.template_arguments),
         }
         tools = self._parameters(request)
-        prompt = render(self.loaded, messages, continues=request.goes_on, **options)
+        prompt = render(self.loaded, messages, continues=request.goes_on, namespace=request.namespace, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
 
         formats = self.call_formats if tools else ()

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -34,15 +35,18 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     enable_thinking: bool | None = None,
     continues: bool = False,
+    namespace: str = "",
     **extra: Any,
 ) -> "RenderedChat":
     """Render and tokenise a conversation for the assistant's answer.
 
-    messages, tools: see AnswerRequest. continues: the answer continues the last message. extra: of the template's
-    EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model cannot read images, PictureError for a bad image.
+    messages, tools: see AnswerRequest. continues: the answer continues the last message. namespace: users of others do
+    not share encoded images. extra: of the template's EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model
+    cannot read images, PictureError for a bad image.
     """
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
-    return RenderedChat(model.tokenizer, model.template, messages, options, model.see, continues)
+    see = partial(model.see, namespace=namespace)
+    return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 
 
 class RenderedChat:

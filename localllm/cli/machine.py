@@ -57,7 +57,7 @@ def cache(
     ] = None,
     free: Annotated[
         list[str] | None,
-        typer.Option("--free", metavar="WHAT", help="Clear kernels, kv, packed or documents; may be repeated."),
+        typer.Option("--free", metavar="WHAT", help="Clear kernels, kv, images, packed or documents; may be repeated."),
     ] = None,
     delete: Annotated[
         str | None, typer.Option(metavar="ID", help="With semantic: delete this stored answer, or all.")

@@ -498,17 +498,19 @@ def _open_native(
             "A limit of this process (ulimit -v) may be lower than the machine's memory."
         ) from error
     if placed.options.mmproj:
-        _add_projector(runner, placed.options.mmproj, settings, progress)
+        _add_projector(runner, placed, placed.options.mmproj, progress)
     return runner, replace(placed, mapped=min(runner.mapped_bytes, use.weights))
 
 
-def _add_projector(runner: "NativeRunner", path: Path, settings: Settings, progress: LoadProgress | None) -> None:
+def _add_projector(runner: "NativeRunner", placed: Placement, path: Path, progress: LoadProgress | None) -> None:
     """Load the image encoder. Closes the runner if that fails: raises what NativeProjector raises."""
     from models.vision.projector import NativeProjector
 
     try:
         with open_model(path) as file:
-            runner.projector = NativeProjector(file, settings.threads, progress)
+            runner.projector = NativeProjector(
+                file, placed.settings.threads, progress, context=placed.options.context_tokens
+            )
         runner.check_projector(path)
     except BaseException:
         runner.close()

@@ -8,8 +8,9 @@ from gguf_io.image_rows import ImageRows, SeenPieces, grid_of, row_ids
 from gguf_io.interruption import checkpoint
 from gguf_io.pictures import Picture
 from gguf_io.runner_info import LoadProgress
+from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
-from models.vision.layout import DEFAULT_BUDGET, Budget, PictureSizeError, Run
+from models.vision.layout import PictureSizeError, Run
 
 
 class NativeProjector:
@@ -20,11 +21,12 @@ class NativeProjector:
         file: ModelFile,
         threads: int | None = None,
         progress: LoadProgress | None = None,
-        budget: Budget = DEFAULT_BUDGET,
+        *,
+        context: int,
     ) -> None:
-        """Load it. Raises what models.vision.encoder.open_encoder raises."""
+        """Load it. context: tokens that a picture must fit. Raises what models.vision.encoder.open_encoder raises."""
         self._encoder = open_encoder(file, threads, progress)
-        self._budget = budget
+        self._context = context
         self._lock = threading.Lock()
 
     @property
@@ -35,9 +37,13 @@ class NativeProjector:
     def see(self, picture: Picture, content: bytes) -> SeenPieces:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
         try:
-            layout = self._encoder.layout(*picture.size, self._budget)
+            layout = self._encoder.layout(*picture.size)
         except PictureSizeError as error:
             raise PictureError(error.message) from error
+        longest = max((run.count for run in layout.runs if run.sees_all), default=0)
+        if layout.tokens >= self._context or longest > MAX_ROWS:
+            room = f"the context of {self._context:,}" if layout.tokens >= self._context else f"{MAX_ROWS} at once"
+            raise PictureError(f"The image takes {layout.tokens:,} tokens, more than {room}. Send a smaller one.")
         with self._lock:
             encoded = self._encoder.encode(picture.pixels, layout, _Cancelled())
         assert encoded is not None

@@ -25,7 +25,7 @@ COMMANDS = [
     "plan builtin",
     "config",
     "cache",
-    "cache --free kernels --free kv --free packed --free documents",
+    "cache --free kernels --free kv --free images --free packed --free documents",
     "ask {folder} somebody --model builtin --max-tokens 4",
     "ask {folder} --index",
     "doctor",

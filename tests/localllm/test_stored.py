@@ -36,6 +36,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "unfinished": kept(home / "localllm/models/partial/sha256-2.part"),
         "kernels": kept(home / "compiled/localllm-kernels" / ("ab" * 12) / "dot.kernel"),
         "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
+        "images": kept(home / "localllm/images" / f"{'ef' * 16}.image"),
         "packed": kept(home / "localllm/packed" / f"{'cd' * 16}.packed"),
         "documents": kept(home / "localllm/documents" / f"{'ab' * 16}.db"),
         "chats": kept(home / "localllm/sessions.db"),
@@ -49,6 +50,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     strange = [
         kept(home / "compiled/localllm-kernels/mine/photo"),
         kept(home / "localllm/kv/notes"),
+        kept(home / "localllm/images/holiday.image"),
         kept(home / "localllm/packed/a.packed"),
     ]
     strange += [
@@ -60,15 +62,14 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     (home / "compiled/localllm-kernels" / ("ef" * 12)).symlink_to(outside.parent)
     before = shown()
     assert before.keys() == places.keys() and min(before.values()) > 0
-    told = CliRunner().invoke(
-        application(), ["cache", "--free", "kernels", "--free", "kv", "--free", "packed", "--free", "documents"]
-    )
+    caches = ("kernels", "kv", "images", "packed", "documents")
+    told = CliRunner().invoke(application(), ["cache", *(word for name in caches for word in ("--free", name))])
     assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
-    assert gone == {"kernels", "kv", "packed", "documents"} and not trunk.exists()
+    assert gone == set(caches) and not trunk.exists()
     assert all(path.exists() for path in [*strange, outside])
 
 
 def test_nothing_else_is_freed(home: Path) -> None:
     told = CliRunner().invoke(application(), ["cache", "--free", "models"])
-    assert "choose kernels, kv, packed or documents" in str(told.exception)
+    assert "choose kernels, kv, images, packed, documents" in str(told.exception)

@@ -57,7 +57,7 @@ def opened(path: Path, backend: str, projector: Path, cells: int = 512) -> AnyRu
         with open_model(path) as model, open_model(projector) as file:
             needs = native_needs(model, images=True)
             runner = NativeRunner(model, kv_bytes=cells * needs.kv_per_token, threads=1, config=needs.config)
-            runner.projector = NativeProjector(file, threads=1)
+            runner.projector = NativeProjector(file, threads=1, context=512)
             return runner
     options = LlamaOptions(
         context_tokens=cells, max_sequences=8, batch_rows=32, threads=1, gpu_layers=0, mmproj=projector

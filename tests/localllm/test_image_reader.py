@@ -1,0 +1,111 @@
+"""Encoded pictures: each content once, in memory and on disk, apart for users; damaged and foreign files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io.errors import PictureError
+from gguf_io.image_rows import ImageRows, SeenPieces, grid_of, row_ids
+from gguf_io.pictures import Picture
+from localllm import image_reader
+from localllm.image_reader import ImageReader
+from tests.gpu_offload.projector_files import png, png_of
+
+TALL = np.zeros((8, 4, 3), np.uint8)
+
+
+class Counting:
+    """A projector that makes rows of a picture's mean colour, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+        self.calls += 1
+        rows = np.full((6, 5), picture.pixels.mean(), np.float32) + np.arange(5, dtype=np.float32) / 3
+        return "<a>", ImageRows(row_ids(content, 1, 6), rows, True, grid_of(2, 3)), (7,)
+
+
+def reader(folder: Path | None, projector: Counting, identity: str = "encoder") -> ImageReader:
+    return ImageReader(projector, lambda: identity, lambda text: [ord(each) for each in text], folder)
+
+
+def test_a_picture_is_encoded_once_in_any_encoding(tmp_path: Path) -> None:
+    projector = Counting()
+    images = reader(None, projector)
+    first = images.see(png(1))
+    assert images.see(png(1)) is first
+    again = images.see(png(1) + b"more bytes after the end")
+    assert again is first and projector.calls == 1
+    assert first[0] == (60, 97, 62) and first[2] == (7,)
+    assert images.see(png(2)) is not first and projector.calls == 2
+    turned = images.see(png_of(TALL)), images.see(png_of(TALL.transpose(1, 0, 2)))  # the same bytes of pixels
+    assert turned[0][1] is not turned[1][1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_found_on_disk_after_a_restart_bit_by_bit(tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+    made = reader(tmp_path / "images", first).see(png(1))
+    found = reader(tmp_path / "images", second).see(png(1))
+    assert (first.calls, second.calls) == (1, 0)
+    assert (made[0], made[2]) == (found[0], found[2])
+    one, other = made[1], found[1]
+    assert isinstance(one, ImageRows) and isinstance(other, ImageRows)
+    assert one.ids == other.ids and one.sees_all is other.sees_all
+    np.testing.assert_array_equal(one.embeddings, other.embeddings)
+    np.testing.assert_array_equal(one.positions(9, 0, 6), other.positions(9, 0, 6))
+    assert one.length == other.length == 3
+
+
+@pytest.mark.parametrize(("identity", "namespace"), [("another encoder", ""), ("encoder", "another user")])
+def test_encoders_and_users_share_nothing(identity: str, namespace: str, tmp_path: Path) -> None:
+    projector = Counting()
+    one = reader(tmp_path, projector).see(png(1))
+    other = reader(tmp_path, projector, identity).see(png(1), namespace)
+    assert projector.calls == 2
+    assert isinstance(one[1], ImageRows) and isinstance(other[1], ImageRows) and one[1].ids[0] != other[1].ids[0]
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "empty", "of another"])
+def test_a_damaged_file_is_encoded_again(change: str, tmp_path: Path) -> None:
+    projector = Counting()
+    reader(tmp_path, projector).see(png(1))
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    if change == "of another":
+        reader(tmp_path, projector).see(png(2))
+        (other,) = set(tmp_path.iterdir()) - {path}
+        data = bytearray(other.read_bytes())
+    elif change == "flipped":
+        data[len(data) // 2] ^= 4
+    path.write_bytes(data[:-3] if change == "cut" else b"" if change == "empty" else data)
+    calls = projector.calls
+    assert isinstance(reader(tmp_path, projector).see(png(1))[1], ImageRows)
+    assert projector.calls == calls + 1
+    reader(tmp_path, projector).see(png(1))
+    assert projector.calls == calls + 1  # it was written again
+
+
+def test_the_oldest_go_beyond_the_limits_and_other_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    projector = Counting()
+    images = reader(tmp_path, projector)
+    images.see(png(0))
+    size = next(path.stat().st_size for path in tmp_path.glob("*.image"))
+    monkeypatch.setattr(image_reader, "DISK_BYTES", 3 * size + 10)
+    monkeypatch.setattr(image_reader, "KEPT_BYTES", 300)
+    for seed in range(1, 6):
+        images.see(png(seed))
+    assert len(list(tmp_path.glob("*.image"))) == 3
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    calls = projector.calls
+    images.see(png(5))
+    images.see(png(0))
+    assert projector.calls == calls + 1
+
+
+def test_no_picture_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PictureError):
+        reader(tmp_path, Counting()).see(b"no picture")
