@@ -18,15 +18,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from gguf_io.interruption import checkpoint
+from gguf_io.interruption import POLL_S, checkpoint, held
 from gguf_io.system import ABORTED, OUT_OF_TIME, OVERFLOWED, OWN_SESSION, confine_this_process, limit_processor_time
 
 Reply = dict[str, Any]
-
-_POLL_S = 0.1  # between two checks whether the work is still wanted
 
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
 # -I ignores PYTHON* environment variables; passing the parent's search path makes the imports the same.
@@ -59,7 +57,7 @@ class ConfinedChild:
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
-        with _held(self._lock):
+        with held(self._lock):
             process, ended = self._running(), threading.Event()
             until = time.monotonic() + wall_seconds
             watch = threading.Thread(
@@ -119,7 +117,7 @@ class ConfinedChildren:
 
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """As ConfinedChild's, from a child that is free; waits for one."""
-        with _held(self._slots):
+        with held(self._slots):
             child = self._free.pop()  # the last one used, which is running
             try:
                 return child.ask(kind, data, cpu_seconds, wall_seconds)
@@ -127,20 +125,9 @@ class ConfinedChildren:
                 self._free.append(child)
 
 
-@contextlib.contextmanager
-def _held(lock: threading.Semaphore) -> Iterator[None]:
-    """Within the block, hold a lock. Waiting for it ends when the work is cancelled."""
-    while not lock.acquire(timeout=_POLL_S):
-        checkpoint()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event) -> None:
     """Kill a process unless `ended` is set first: at a time, or when the work of this context is cancelled."""
-    while not ended.wait(min(_POLL_S, max(until - time.monotonic(), 0.0))):
+    while not ended.wait(min(POLL_S, max(until - time.monotonic(), 0.0))):
         try:
             checkpoint()
         except Exception:  # raised again by the thread that waits for the answer

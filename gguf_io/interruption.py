@@ -3,8 +3,12 @@
 A context variable, so that functions in between need not pass it on; a thread has it if its starter copied the context.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+
+POLL_S = 0.1  # between two checks whether the work is still wanted
 
 CHECKPOINT: ContextVar[Callable[[], None]] = ContextVar("checkpoint", default=lambda: None)
 """Called regularly by long-running work in this context. An exception from it ends the work."""
@@ -13,3 +17,14 @@ CHECKPOINT: ContextVar[Callable[[], None]] = ContextVar("checkpoint", default=la
 def checkpoint() -> None:
     """Raise if the current work has been cancelled."""
     CHECKPOINT.get()()
+
+
+@contextmanager
+def held(lock: "threading.Lock | threading.Semaphore") -> Iterator[None]:
+    """Within the block, hold a lock. Waiting for it ends when the work is cancelled."""
+    while not lock.acquire(timeout=POLL_S):
+        checkpoint()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -19,6 +19,7 @@ import numpy as np
 import platformdirs
 
 from gguf_io.image_rows import Grid, ImagePieces, ImageRows, row_ids
+from gguf_io.interruption import held
 from gguf_io.pictures import Picture, decode
 from gguf_io.system import make_folder, read_file
 from localllm.engine.runner import Projector
@@ -67,7 +68,7 @@ class ImageReader:
             return found
         picture = decode(data)
         content = self._content(picture, namespace)
-        with self._encoding:
+        with held(self._encoding):
             pieces = self._in_memory(content) or self._from_disk(content)
             if pieces is None:
                 pieces = tuple(
