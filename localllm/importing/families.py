@@ -118,6 +118,8 @@ FAMILIES: dict[str, Family] = {
                                rotary=0.25),
     "qwen2_moe": Family("qwen2moe", _SHARED, expects={"norm_topk_prob": False, **_ALL_SPARSE}),
     "qwen3_moe": Family("qwen3moe", stated.experts, expects={"norm_topk_prob": True, **_ALL_SPARSE}),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+                    Family("qwen2vl", stated.qwen2_vl, expects=_NO_WINDOWS)),
     "qwen3_vl_text": Family("qwen3vl", stated.qwen3_vl),
     "qwen3_vl_moe_text": Family("qwen3vlmoe", stated.together(stated.qwen3_vl, stated.experts), expects=_ALL_SPARSE,
                                 rules=_FUSED_EXPERTS),

@@ -46,6 +46,12 @@ def qwen3_vl(config: Config) -> Keys:
     return {"rope.dimension_sections": [*map(int, sections), 0], "n_deepstack_layers": len(deep)}
 
 
+def qwen2_vl(config: Config) -> Keys:
+    """As for Qwen 3 VL."""
+    sections = config.rope().numbers("mrope_section", [16, 24, 24])
+    return {"rope.dimension_sections": [*map(int, sections), 0]}
+
+
 def gemma2(config: Config) -> Keys:
     _check_scale(config)
     return {

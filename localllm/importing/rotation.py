@@ -22,7 +22,7 @@ def scaling_keys(
     context, size = keys["context_length"], keys["rope.dimension_count"]
     if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
         return {"rope.freq_base": keys["rope.freq_base"] * math.pow(rope.number("alpha"), size / (size - 2))}, {}
-    if kind in ("default", "dynamic"):  # the usual dynamic scaling starts beyond the trained context
+    if kind in ("default", "dynamic", "mrope"):  # the usual dynamic scaling starts beyond the trained context
         return {}, {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}

@@ -55,6 +55,15 @@ def test_every_architecture_of_the_engine_can_be_imported() -> None:
     assert (ARCHITECTURES.keys() | TEXT_ENCODERS.keys()) - imported == set()
 
 
+def test_qwen2_vl_is_qwen2_for_text(folder: Callable[..., Path], tmp_path: Path) -> None:
+    made = folder("qwen2", model_type="qwen2_5_vl", rope_scaling={"type": "mrope", "mrope_section": [8, 12, 12]})
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        assert file.architecture == "qwen2vl"
+        assert file.metadata.get_list("qwen2vl.rope.dimension_sections", int) == [8, 12, 12, 0]
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["qwen2"]["logits"])
+
+
 def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_path: Path) -> None:
     """As in Qwen 3 VL's repositories; transformers saves them untransposed."""
     made = folder("qwen3_vl_moe")
