@@ -22,7 +22,12 @@ PICTURE = base64.b64encode(png(1)).decode()
 
 # pull and push contact other machines, the events of chats do not end, and the others answer 501 to every change.
 CHANGES = ["/slots/{slot}", "/lora-adapters"]
-LEFT_OUT = ["/api/pull", "/api/push", "/api/chats/events", *CHANGES]
+# Each is another name of a route that is tried.
+NAMES = [
+    "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings", "/models", "/rerank",
+    "/reranking", "/responses", "/responses/input_tokens", "/v1/reranking",
+]  # fmt: skip
+LEFT_OUT = ["/api/pull", "/api/push", "/api/chats/events", *CHANGES, *NAMES]
 
 
 @pytest.fixture(scope="module")
