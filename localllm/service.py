@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from gguf_io.system import make_folder
+from gguf_io.system import make_folder, read_file
 from localllm.errors import RequestError
 from localllm.files import write_whole
 
@@ -262,7 +262,7 @@ def is_running(of: Manager) -> bool:
 def _text(path: Path) -> str:
     """A file's text in its encoding; empty if there is none."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError:
         return ""
     return content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", errors="replace")

@@ -11,9 +11,11 @@ import re
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gguf_io.image_rows import ImagePieces, ImageRows
+if TYPE_CHECKING:  # the chat draws its first screen before NumPy is loaded
+    from gguf_io.image_rows import ImagePieces, ImageRows
+
 
 Range = tuple[int, int]
 
@@ -34,7 +36,7 @@ class Placeholders:
         self,
         markup: Callable[[str], Sequence[Range]],
         kept: Sequence[str] = (),
-        see: Callable[[bytes], ImagePieces] = lambda _data: (),
+        see: "Callable[[bytes], ImagePieces]" = lambda _data: (),
     ) -> None:
         """markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not
         replaced in an assistant's content, since clients send reasoning back with its markers. see: encodes an image.
@@ -88,7 +90,7 @@ class Placeholders:
             if piece in self._images:
                 text += piece
                 for part in self._images[piece]:
-                    ids += part.ids if isinstance(part, ImageRows) else part
+                    ids += part if isinstance(part, tuple) else part.ids
             elif piece:
                 plain, ranges = self.reveal(piece)
                 text += plain
@@ -179,7 +181,7 @@ class Placeholders:
             return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
         placeholder = self._new_placeholder()
         self._images[placeholder] = pieces = self._see(part["data"])
-        self.rows |= {piece.ids[0]: piece for piece in pieces if isinstance(piece, ImageRows)}
+        self.rows |= {piece.ids[0]: piece for piece in pieces if not isinstance(piece, tuple)}
         return placeholder
 
 

@@ -263,7 +263,12 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
-MODELS["qwen2vl"] = replace(MODELS["qwen2"], architecture="qwen2vl", extra={"rope.dimension_sections": [8, 12, 12, 0]})
+# llama.cpp (build 0.3.36 of its Python package) does not read this architecture's epsilon, and takes 0.
+MODELS["qwen2vl"] = replace(
+    MODELS["qwen2"],
+    architecture="qwen2vl",
+    extra={"rope.dimension_sections": [8, 12, 12, 0], "attention.layer_norm_rms_epsilon": 1e-9},
+)
 # Sections that cover all pairs: llama.cpp does not rotate those beyond three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}

@@ -38,7 +38,8 @@ class Model:
     """A loaded model whose tokens are characters and whose template writes the roles in brackets."""
 
     sees_images = False
-    see = None
+    see = staticmethod(lambda _data, **_options: ())
+    placement = SimpleNamespace(settings=Settings())
 
     def __init__(self, text: str, starts_in_reasoning: bool = False) -> None:
         self.engine = Engine(text)

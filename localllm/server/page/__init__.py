@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
+from gguf_io.system import read_file
 from localllm.server.errors import ApiError
 
 FOLDER = "/page/"
@@ -85,5 +86,5 @@ def _file(name: str, request: Request) -> Response:
 @cache
 def _content(name: str) -> tuple[bytes, str]:
     """A file and its entity tag."""
-    content = (files(__name__) / name).read_bytes().replace(b"{version}", version("localllm").encode())
+    content = read_file(Path(__file__).with_name(name)).replace(b"{version}", version("localllm").encode())
     return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'

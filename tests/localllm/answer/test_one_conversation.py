@@ -41,7 +41,7 @@ def loaded(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with_metadata(source, path, "--chat-template", TEMPLATE)
     with load_model(path, Settings(backend="native", disk_cache=False, threads=1)) as model:
         rows: Any = SimpleNamespace(ids=(10**20, 10**20 + 1))
-        model.see = lambda _data: [rows]  # type: ignore[method-assign]
+        model.see = lambda _data, **_options: (rows,)  # type: ignore[method-assign]
         yield model
 
 

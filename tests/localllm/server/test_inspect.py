@@ -15,7 +15,7 @@ from localllm.remote.connection import Endpoint, RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tests.fakes.openai_server import openai_server
-from tests.localllm.server.conftest import MODEL, Server
+from tests.localllm.server.conftest import MODEL, OTHER, Server
 from tests.localllm.server.test_infill import PICTURE
 from tests.tui.chatting import read
 from tests.waiting import PATIENCE_S
@@ -68,6 +68,11 @@ def test_a_server_tells_what_a_prompt_costs(server: Server) -> None:
         assert http.get("/api/inspect", params={"model": MODEL, "prompt": 0}).status_code == 400
 
 
+def unload(url: object) -> None:
+    """Unload the other model, which another test may have loaded."""
+    httpx.post(f"{url}/api/generate", json={"model": OTHER, "keep_alive": 0}, timeout=PATIENCE_S).raise_for_status()
+
+
 def test_a_server_tells_what_a_draft_costs(server: Server) -> None:
     """The counts are those of the answer; a server that lacks the route, or is elsewhere, is not asked again."""
     backend = OllamaBackend(OllamaServer(server.url))
@@ -87,7 +92,8 @@ def test_a_server_tells_what_a_draft_costs(server: Server) -> None:
     too_long = AnswerRequest(messages=[{"role": "user", "content": "word " * 5000}])
     assert backend.expected_counts(too_long) is None and backend.expected_counts(request)
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
-        other = http.post("/api/cost", json={"model": "tinystories656K-Q8_0", "messages": told})
+        unload(str(http.base_url).rstrip("/"))
+        other = http.post("/api/cost", json={"model": OTHER, "messages": told})
         assert other.status_code == 404 and "not loaded" in other.json()["error"]
         seen = {"role": "user", "content": "What is it?", "images": [PICTURE]}
         assert http.post("/api/cost", json={"model": MODEL, "messages": [seen]}).status_code == 400
@@ -111,8 +117,9 @@ def test_a_server_that_is_not_ours_is_asked_once() -> None:
 
 
 def test_a_model_that_is_not_loaded_does_not_end_polling(server: Server) -> None:
+    unload(server.url)
     backend = OpenAIBackend(OpenAIServer(Endpoint.parse(server.url)))
-    backend.load("tinystories656K-Q8_0", lambda what, share: None)
+    backend.load(OTHER, lambda what, share: None)
     for _ in range(2):
         asked = backend.inspect()
         assert asked is not None

@@ -24,7 +24,7 @@ data: {"id":"I","object":"text_completion","created":N,"model":"stories260K-Q8_0
 "choices":[{"text":", there","index":0,"logprobs":null,"finish_reason":null}]}
 
 data: {"id":"I","object":"text_completion","created":N,"model":"stories260K-Q8_0","system_fingerprint":"fp_localllm",\
-"choices":[{"text":"","index":0,"logprobs":null,"finish_reason":"length"}]}
+"choices":[{"text":"","index":0,"logprobs":null,"finish_reason":"length"}],"timings":T}
 
 data: [DONE]
 
@@ -44,7 +44,7 @@ data: {"id":"I","object":"chat.completion.chunk","created":N,"model":"stories260
 
 data: {"id":"I","object":"chat.completion.chunk","created":N,"model":"stories260K-Q8_0",\
 "system_fingerprint":"fp_localllm","choices":[],"usage":{"prompt_tokens":17,"completion_tokens":1,"total_tokens":18,\
-"prompt_tokens_details":{"cached_tokens":N}}}
+"prompt_tokens_details":{"cached_tokens":N}},"timings":T}
 
 data: [DONE]
 
@@ -54,6 +54,7 @@ data: [DONE]
 def masked(text: str) -> str:
     text = re.sub(r'"created_at":"\d{4}-\d\d-\d\dT[\d:.]+Z"', '"created_at":"T"', text)
     text = re.sub(r'("(?:\w+_duration|prompt_eval_cached_count|created|cached_tokens)"):\d+', r"\1:N", text)
+    text = re.sub(r'"timings":\{[^}]*\}', '"timings":T', text)
     return re.sub(r'"id":"(?:chatcmpl|cmpl)-[0-9a-f]{24}"', '"id":"I"', text)
 
 
