@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -45,7 +44,10 @@ def render(
     cannot read images, PictureError for a bad image.
     """
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
-    see = partial(model.see, namespace=namespace)
+
+    def see(data: bytes) -> ImagePieces:
+        return model.see(data, namespace)
+
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 
 
