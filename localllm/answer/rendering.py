@@ -46,7 +46,7 @@ def render(
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
 
     def see(data: bytes) -> ImagePieces:
-        return model.see(data, namespace)
+        return model.see(data, namespace=namespace)
 
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 
