@@ -35,6 +35,19 @@ class LayerPages(NamedTuple):
     place_bytes: tuple[int, int]
     of_window: int
 
+    @property
+    def arguments(self) -> dict[str, int]:
+        """The arguments by these names of kernels that store keys and values, and of attention."""
+        return {
+            "key_pages": self.addresses[0],
+            "value_pages": self.addresses[1],
+            "key_bytes": self.head_bytes[0],
+            "value_bytes": self.head_bytes[1],
+            "key_place_bytes": self.place_bytes[0],
+            "value_place_bytes": self.place_bytes[1],
+            "of_window": self.of_window,
+        }
+
 
 class PageArrays:
     """`count` pages of the layers in `heads`, which store keys and values. Page numbers begin at 0.

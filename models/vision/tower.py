@@ -211,17 +211,12 @@ class Tower:
             keys=self._keys.address,
             values=self._values.address,
             norm=self._head_norm(recording, f"{prefix}attn_k_norm.weight"),
-            key_pages=pages.addresses[0],
-            value_pages=pages.addresses[1],
+            **pages.arguments,
             kv_heads=heads.keys,
             padded=heads.padded,
             size=heads.size,
             rope=0,
             epsilon=self._epsilon,
-            key_bytes=pages.head_bytes[0],
-            value_bytes=pages.head_bytes[1],
-            key_place_bytes=pages.place_bytes[0],
-            value_place_bytes=pages.place_bytes[1],
         )
         recording.builder.add(kv_store.KERNELS[_TYPES], arguments)
 
@@ -232,8 +227,7 @@ class Tower:
             queries=self._queries.address,
             out=self._attention.address,
             query_norm=self._head_norm(recording, f"{prefix}attn_q_norm.weight"),
-            key_pages=pages.addresses[0],
-            value_pages=pages.addresses[1],
+            **pages.arguments,
             kv_heads=heads.keys,
             padded=heads.padded,
             size=heads.size,
@@ -243,12 +237,8 @@ class Tower:
             scale=self._scale,
             cap=self._no_cap,
             window=0,
-            key_bytes=pages.head_bytes[0],
-            value_bytes=pages.head_bytes[1],
             sinks=0,
             behind=_TO_THE_END,
-            key_place_bytes=pages.place_bytes[0],
-            value_place_bytes=pages.place_bytes[1],
             longest=heads.padded,
         )
         recording.builder.add(attention.attention_kernel(*_TYPES, 1), arguments)
