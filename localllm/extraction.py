@@ -5,6 +5,8 @@ import hashlib
 import importlib.util
 import os
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -25,6 +27,11 @@ LEAST_CHARS = 300  # a heading begins a new chunk if the current one has at leas
 _BINARY_BYTES = 8192  # of a file's beginning are searched for a NUL
 _KINDS = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
 _LIBRARIES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}  # modules, and packages that have them
+MOST_KEPT_CHARS = 16 << 20  # of texts that were read before
+_SUFFIXES = {
+    "application/pdf": ".pdf",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": ".docx",
+}
 
 
 class UnreadableError(LocalLLMError):
@@ -90,6 +97,52 @@ class Extractor:
     def close(self) -> None:
         """End the child process. Idempotent."""
         self._child.close()
+
+
+def packed_suffix(data: bytes, name: str, media_type: object = None) -> str:
+    """ ".pdf" or ".docx" for the content of such a file, by its media type or its name; "" for any other."""
+    if data.startswith(b"%PDF-"):
+        return ".pdf"
+    suffix = PurePath(name).suffix.lower()
+    return _SUFFIXES.get(str(media_type), suffix if suffix in _SUFFIXES.values() else "")
+
+
+def text_of(data: bytes, name: str, media_type: object = None) -> str:
+    """The text of a file's content; pages are separated by blank lines. Raises UnreadableError."""
+    return _TEXTS.of(data, packed_suffix(data, name, media_type) or ".txt")
+
+
+class _Texts:
+    """Texts of files, by content, since each turn of a conversation sends its files again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # one file is read at a time
+        self._extractor = Extractor()
+        self._found: OrderedDict[str, str | UnreadableError] = OrderedDict()
+
+    def of(self, data: bytes, suffix: str) -> str:
+        """A file's text. Raises UnreadableError."""
+        key = suffix + hashlib.sha256(data).hexdigest()
+        with self._lock:
+            found = self._found.pop(key, None) or self._extracted(data, suffix)
+            if isinstance(found, str) or found.lasting:
+                self._found[key] = found
+            while sum(len(str(one)) for one in self._found.values()) > MOST_KEPT_CHARS:
+                self._found.popitem(last=False)
+        if isinstance(found, UnreadableError):
+            raise UnreadableError(str(found), found.lasting)
+        return found
+
+    def _extracted(self, data: bytes, suffix: str) -> str | UnreadableError:
+        try:
+            document = self._extractor.extract(PurePath(f"file{suffix}"), data)
+        except UnreadableError as error:
+            return error
+        text = "\n\n".join("\n".join(lines) for lines in document.pages)
+        return text + (f"\n[the rest is left out: {document.cut}]" if document.cut else "")
+
+
+_TEXTS = _Texts()
 
 
 def _decoded(data: bytes) -> str:

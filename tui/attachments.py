@@ -14,6 +14,7 @@ from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
 from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
+from localllm.extraction import UnreadableError, packed_suffix, text_of
 from localllm.files import decoded, user_path
 from localllm.quoting.excerpt import as_file
 from localllm.text import shortened
@@ -107,10 +108,8 @@ def _named(text: str, known: Sequence[Attachment]) -> list[tuple[str, Attachment
 def _small_text(name: str) -> Attachment | None:
     path = user_path(name)
     try:
-        if not os.path.isfile(path) or path.stat().st_size > MAX_TEXT_BYTES:
-            return None
-        return Attachment(name, decoded(read_file(path)))
-    except (OSError, ValueError):  # sending it says why it cannot be read
+        return Attachment(name, _text(path, _read(path))) if os.path.isfile(path) else None
+    except (RequestError, ValueError):  # sending it says why it cannot be read
         return None
 
 
@@ -175,17 +174,34 @@ def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: Pictu
     """A file as an attachment. Raises RequestError if it cannot be read, is too large or of another type."""
     data = _read(path)
     try:
-        text = decoded(data)
+        return text_file(name, _text(path, data), count_tokens)
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
         if data.startswith(_PICTURES) or kind.startswith("image/"):
             return picture(name, data, picture_tokens)
         raise RequestError(
-            f"{path}: is not UTF-8 text (byte {error.start}). Only text and pictures can be attached."
+            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX and pictures can be attached."
         ) from error
-    if len(data) > MAX_TEXT_BYTES:
-        raise RequestError(f"{path}: is larger than {MAX_TEXT_BYTES // 2**20} MiB. Attach a part of it.")
-    return text_file(name, text, count_tokens)
+
+
+def _text(path: Path, data: bytes) -> str:
+    """The text of a file: PDF and DOCX are read in a confined process.
+
+    Raises UnicodeDecodeError if it is no text, RequestError if it is too long or a document cannot be read.
+    """
+    if packed_suffix(data, path.name):
+        try:
+            text = text_of(data, path.name)
+        except UnreadableError as error:
+            raise RequestError(f"{path}: {error}.") from error
+        if not text.strip():
+            raise RequestError(f"{path}: has no text; its pages may be pictures. Attach them as pictures.")
+        size = len(text)
+    else:
+        text, size = decoded(data), len(data)
+    if size > MAX_TEXT_BYTES:
+        raise RequestError(f"{path}: has more than {MAX_TEXT_BYTES // 2**20} MiB of text. Attach a part of it.")
+    return text
 
 
 def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:

@@ -20,6 +20,7 @@ from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
+from tests.pdf_files import pdf_of
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
@@ -158,14 +159,40 @@ def test_many_pictures_are_counted_where_an_answer_went_without_them() -> None:
     [
         ("photo.webp", b"RIFF\xff\xff\xff\xffWEBP", "photo.webp cannot be attached. The image is"),
         ("broken.png", b"\x89PNG\r\n\x1a\n", "is damaged|unknown format"),
-        ("all.zip", b"PK\x03\x04\xff", "Only text and pictures"),
-        ("long.txt", b"x" * (2 * 2**20 + 1), "larger than 2 MiB"),
+        ("all.zip", b"PK\x03\x04\xff", "Only text, PDF, DOCX and pictures"),
+        ("broken.pdf", b"%PDF-1.7\n%%EOF", "broken.pdf: cannot be read as PDF: "),
+        ("named.docx", b"just text", "named.docx: cannot be read as DOCX: "),
+        ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text"),
+        ("long.txt", b"x" * (2 * 2**20 + 1), "more than 2 MiB of text"),
     ],
 )
 def test_what_cannot_be_attached(name: str, content: bytes, why: str, folder: Path) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(RequestError, match=why):
         find_attachments(f"See @{name}.", len, len)
+
+
+def test_documents_are_attached_with_their_text_and_weighed_before(make_app: MakeApp, folder: Path) -> None:
+    docx = pytest.importorskip("docx")
+    pytest.importorskip("pypdf")
+    letter = docx.Document()
+    letter.add_paragraph("the pier is closed")
+    letter.save(str(folder / "a letter.docx"))
+    (folder / "Tide.PDF").write_bytes(pdf_of([["high water 4:20"], ["low water 10:31"]]))
+    backend = FakeBackend([said("Yes."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            chat.prompt.insert('Sum up @Tide.PDF and @"a letter.docx"')
+            await until(pilot, lambda: "with Tide.PDF, a letter.docx" in str(chat.prompt.border_subtitle))
+            await pilot.press("enter")
+            await answered(pilot)
+            sent = backend.requests[0].messages[-1]["content"]
+            assert sent.index("high water 4:20\n\nlow water 10:31") < sent.index("the pier is closed")
+            assert all(file.tokens for file in chat.conversation.messages[0].attachments)
+
+    asyncio.run(flow())
 
 
 def test_an_edited_message_keeps_what_it_still_names(make_app: MakeApp, folder: Path) -> None:

@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 from gguf_io.system import read_file
 from localllm.background import in_thread
 from localllm.chats.saved import saved_names
+from localllm.extraction import packed_suffix
 from localllm.files import decoded, listed, user_path
 from localllm.text import counted, harmless, human_bytes
 from tui.status import MUTED
@@ -196,7 +197,8 @@ def size_of(path: str, count_tokens: Callable[[str], int | None]) -> str:
         size = os.stat(file).st_size
         if not os.path.isfile(file):
             return ""
-        text = decoded(read_file(file)) if size <= MOST_COUNTED else None
+        is_counted = size <= MOST_COUNTED and not packed_suffix(read_file(file, 8), path)
+        text = decoded(read_file(file)) if is_counted else None
     except OSError:
         return ""
     except UnicodeDecodeError:

@@ -19,7 +19,7 @@ from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
 from localllm.chats.store import split_search, tag_of
 from localllm.errors import LocalLLMError, RequestError
-from localllm.extraction import UnreadableError
+from localllm.extraction import UnreadableError, text_of
 from localllm.remote.connection import is_local
 from localllm.server.bodies import Object
 from localllm.server.chats.chats import Chats
@@ -35,7 +35,6 @@ from localllm.server.chats.schema import (
     TurnBody,
 )
 from localllm.server.errors import ApiError
-from localllm.server.files import text_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.keys import namespace_of, user_of
 from localllm.server.service import Service, ServiceDep
