@@ -211,6 +211,16 @@ def sessions_path() -> Path:
     return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
 
 
+def indexes_folder() -> Path:
+    """The indexes of documents' folders, e.g. ~/.local/share/localllm/documents. It need not exist."""
+    return sessions_path().with_name("documents")
+
+
+def journal_path() -> Path:
+    """The database of the changes that tools made, e.g. ~/.local/share/localllm/changes.db. It need not exist."""
+    return sessions_path().with_name("changes.db")
+
+
 Report = Callable[[SettingsError], object]
 
 

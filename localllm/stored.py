@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from gguf_io.system import disk_bytes
-from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
 from localllm.files import TEMPORARY, listed, walked
@@ -20,8 +19,7 @@ from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
 from localllm.packed import PACKED_NAME, packed_folder
 from localllm.semantic.store import store_path
-from localllm.settings import Settings, config_path, sessions_path
-from localllm.tools.journal import journal_path
+from localllm.settings import Settings, config_path, indexes_folder, journal_path, sessions_path
 
 
 def _kernels() -> Path:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.request import Counts
     from localllm.library.modelfile import Modelfile
-    from localllm.measure.laboratory import ModelCosts
+    from tui.laboratory import Laboratory
 
 
 def short_name(model: str) -> str:
@@ -105,7 +105,7 @@ class Backend(Protocol):
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """A future of a snapshot of the engine's state; None if the engine cannot be inspected."""
 
-    def costs(self) -> "ModelCosts | None":
+    def laboratory(self) -> "Laboratory | None":
         """What the current model's steps cost; None if unknown."""
 
     def memory_bytes(self) -> int | None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from localllm.engine.request import Counts
     from localllm.library.entry import LibraryModel
     from localllm.library.modelfile import Modelfile
-    from localllm.measure.laboratory import ModelCosts
     from localllm.placement.loaded_model import LoadedModel
     from localllm.placement.placement import Placement
+    from tui.laboratory import Laboratory
 
 CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
@@ -128,12 +128,12 @@ class EngineBackend:
     def inspect(self) -> "Future[EngineSnapshot] | None":
         return self._model.loaded.engine.inspect() if self._model else None
 
-    def costs(self) -> "ModelCosts | None":
+    def laboratory(self) -> "Laboratory | None":
         """Reads the model's header."""
-        from localllm.measure.laboratory import costs_of
+        from tui.laboratory import Laboratory
 
         model, info = self._model, self._info
-        return costs_of(model.loaded.file, info.settings) if model and info and info.settings else None
+        return Laboratory.of_file(model.loaded.file, info.settings) if model and info and info.settings else None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
     from localllm.library.modelfile import Modelfile
-    from localllm.measure.laboratory import ModelCosts
+    from tui.laboratory import Laboratory
 
 PATIENCE_S = 10.0
 
@@ -87,11 +87,11 @@ class ServerBackend:
         """None if the server lacks the route, which only localllm's has. The future raises RemoteError."""
         return self._inspector.submit(self._snapshot, self._info.name) if self._info and self._inspects else None
 
-    def costs(self) -> "ModelCosts | None":
-        from localllm.measure.laboratory import ModelCosts
+    def laboratory(self) -> "Laboratory | None":
+        from tui.laboratory import Laboratory
 
-        def read(told: dict[str, Any]) -> ModelCosts | None:
-            return ModelCosts.from_data(told["costs"]) if told.get("costs") else None
+        def read(told: dict[str, Any]) -> Laboratory | None:
+            return Laboratory.of_data(told["costs"]) if told.get("costs") else None
 
         return self._ask_engine(self._info.name, read, "&costs=true") if self._info else None
 

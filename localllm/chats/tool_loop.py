@@ -15,14 +15,10 @@ from localllm.chats import Message
 from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from localllm.tools.action import MAX_ROUNDS, Action, FileChange, MalformedCallError, Toolbox, ToolError, failure
+from localllm.tools.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals, Decision, approvals_path
-from localllm.tools.builtin import builtin_tools
-from localllm.tools.command import command_tool
-from localllm.tools.editing import diff
+from localllm.tools.builtin import FolderTools
 from localllm.tools.folder import Files, Folder
-from localllm.tools.journal import Journal, journal_path
-from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 
 REFUSED = "The user refused this call."
 REASON = "The user says:"
@@ -55,10 +51,9 @@ class ToolLoop(ABC):
         self._conversation = conversation
         self._given_servers = servers or {}
         self._lock = threading.Lock()
-        self._servers: McpServers | None = None
         self._toolbox: Toolbox | None = None
         self._approvals: dict[int | None, Approvals] = {}
-        self._journal = Journal(journal_path(), self.folder.root, files=self.folder.files)
+        self._tools = FolderTools(self.folder)
 
     @abstractmethod
     async def ask(self, call: ToolCall | None, action: Action) -> Decision:
@@ -104,9 +99,9 @@ class ToolLoop(ABC):
         """The tools; the first call starts the MCP servers. May block. Raises SettingsError if misconfigured."""
         with self._lock:
             if self._toolbox is None:
-                self._servers = McpServers({**read_servers(servers_path()), **self._given_servers})
-                self.problems = self._servers.problems
-                self._toolbox = Toolbox([*builtin_tools(self.folder, self._journal), *self._servers.tools])
+                self._tools.start_servers(self._given_servers)
+                self.problems = self._tools.problems
+                self._toolbox = Toolbox(self._tools.tools)
             return self._toolbox
 
     async def offered(self, model: str, converses: bool) -> list[dict[str, Any]]:
@@ -132,8 +127,7 @@ class ToolLoop(ABC):
 
     def close(self) -> None:
         """End the servers. Idempotent."""
-        if self._servers is not None:
-            self._servers.close()
+        self._tools.close()
 
     async def run(self, ask_model: AskModel, partial: Message | None = None) -> Message | None:
         """Ask the model and run its tool calls, until it makes no more calls or MAX_ROUNDS are reached.
@@ -159,17 +153,13 @@ class ToolLoop(ABC):
 
         Returns the diff, "" if the user refuses. Raises RequestError if there is nothing to undo, and ToolError.
         """
-        journal, chat = self._journal, self._owner
+        journal, chat = self._tools.journal, self._owner
         while change := await in_thread(journal.newest):
-            name = self.folder.name(change.path)
-            text = diff(name, change.after, change.before)
-            if change.owner != chat:
-                back = FileChange(change.path, change.after, change.before)
-                action = Action("undo", name, text, lambda _stop: "", change=back)
-                if await self.ask(None, action) is Decision.REFUSE:
-                    return ""
+            action = self._tools.undoing(change)
+            if change.owner != chat and await self.ask(None, action) is Decision.REFUSE:
+                return ""
             if await in_thread(lambda change=change: journal.undo(change)):  # type: ignore[misc]
-                return text
+                return action.preview
         raise RequestError("There is nothing to undo: no chat was deleted, no file in this folder was changed.")
 
     @property
@@ -184,7 +174,7 @@ class ToolLoop(ABC):
         """Append a result for each call; returns the name of a tool whose call was malformed, if any."""
         must_call = None
         toolbox = await in_thread(self.open)
-        self._journal.owner = self._owner
+        self._tools.journal.owner = self._owner
         for call in self._conversation.unanswered_calls(message):
             await self.show_call(call)
             try:
@@ -211,7 +201,7 @@ class ToolLoop(ABC):
 
         Raises ToolError if it cannot be run.
         """
-        action = await in_thread(lambda: command_tool(self.folder).plan({"command": command}))
+        action = await in_thread(lambda: self._tools.command(command))
         if not await self._may_run(None, action):
             return None
         return await in_thread(lambda: action.result(self.stopping))

@@ -78,7 +78,8 @@ def _measure(
     from localllm.roofline.bench import bench as run_bench
     from localllm.roofline.bench import bench_limits
     from localllm.roofline.expected import main_type
-    from localllm.roofline.kept import keep, kept_path
+    from localllm.roofline.kept import kept_path
+    from localllm.roofline.report import keep
 
     if model is None:
         report, name, weights = bench_limits(counts, request.rounds, status.show), "", ""

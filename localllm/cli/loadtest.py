@@ -159,11 +159,11 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.measure.latency import Slo
     from localllm.measure.loadtest.server import Target
     from localllm.measure.loadtest.session import Plan, Session
     from localllm.measure.loadtest.trial import Bounds
     from localllm.settings import load_settings, read_key
+    from localllm.slo import Slo
 
     if api not in (None, "openai", "ollama"):
         raise RequestError(f"--api must be openai or ollama (got {api!r}).")

@@ -16,12 +16,12 @@ from localllm.errors import RequestError
 from localllm.text import table
 
 if TYPE_CHECKING:
-    from localllm.measure.latency import Slo
     from localllm.measure.simulate.costs import StepTimes
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Machine
     from localllm.measure.simulate.shape import ModelShape
     from localllm.measure.simulate.simulation import Simulated
+    from localllm.slo import Slo
 
 _DEFAULT_MACHINE = "RTX 4090"
 _ROUNDS = 3
@@ -89,13 +89,13 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be simulated.
     """
-    from localllm.measure.latency import Slo
     from localllm.measure.simulate.costs import scaled, shared_by
     from localllm.measure.simulate.experiments import Server
     from localllm.measure.simulate.machines import Link
     from localllm.measure.simulate.runner import PAGE
     from localllm.measure.simulate.simulation import Batching, Draft, Setup
     from localllm.measure.simulate.simulation import simulate as play
+    from localllm.slo import Slo
 
     if batching not in tuple(Batching):
         raise RequestError(f"--batching is {batching!r}; give {', '.join(Batching)}.")

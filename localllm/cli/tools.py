@@ -16,10 +16,8 @@ from localllm.errors import RequestError
 from localllm.text import harmless, shortened
 from localllm.tools.action import MAX_ROUNDS, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals
-from localllm.tools.builtin import builtin_tools
+from localllm.tools.builtin import FolderTools
 from localllm.tools.folder import Folder
-from localllm.tools.journal import Journal, journal_path
-from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 
 OWNER = "localllm run"  # the owner of its changes in the journal
 
@@ -47,22 +45,20 @@ class RunTools:
 @contextmanager
 def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
     """The tools named by rules, of the current folder and MCP servers. Raises RequestError for an unknown tool."""
-    folder = Folder(Path.cwd())
-    tools = builtin_tools(folder, Journal(journal_path(), folder.root, OWNER))
+    found = FolderTools(Folder(Path.cwd()), OWNER)
     names = {rule.partition(" ")[0] for rule in rules}
-    known = {tool.name for tool in tools}
-    servers = McpServers(read_servers(servers_path()) if names - known else {})
     try:
-        for problem in servers.problems:
+        if names - {tool.name for tool in found.tools}:
+            found.start_servers()
+        for problem in found.problems:
             note(problem)
-        tools += servers.tools
-        if unknown := names - {tool.name for tool in tools}:
-            there = ", ".join(tool.name for tool in tools)
+        if unknown := names - {tool.name for tool in found.tools}:
+            there = ", ".join(tool.name for tool in found.tools)
             raise RequestError(f"--tools: there is no tool {min(unknown)!r}. Available: {there}.")
-        allowed = Toolbox([tool for tool in tools if tool.name in names])
-        yield RunTools(allowed, Approvals(folder.root, given=rules))
+        allowed = Toolbox([tool for tool in found.tools if tool.name in names])
+        yield RunTools(allowed, Approvals(found.folder.root, given=rules))
     finally:
-        servers.close()
+        found.close()
 
 
 def answer_with_tools(

@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf_io.system import make_folder
 from localllm.documents.words import searchable, searchable_name
 from localllm.errors import LocalLLMError, RequestError
-from localllm.settings import sessions_path
+from localllm.settings import indexes_folder
 
 # In the file's header (https://www.sqlite.org/fileformat.html#application_id): files of other programs are not changed.
 APPLICATION_ID = int.from_bytes(b"lldx", "big")
@@ -51,11 +51,6 @@ _WORDS = """
 
 class DocumentIndexError(LocalLLMError):
     """The index cannot be written or read. The message names its file."""
-
-
-def indexes_folder() -> Path:
-    """Where the indexes are, e.g. ~/.local/share/localllm/documents. It need not exist."""
-    return sessions_path().with_name("documents")
 
 
 def index_path(root: Path) -> Path:

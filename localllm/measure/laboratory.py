@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from localllm.roofline.kept import KeptLimits
     from localllm.settings import Settings
 
+KV_TYPES = tuple(memory.KV_TYPES)
 _EXPERTS = "_exps."
 _LOOKED = "attention over the context"
 # The group of a layer's tensor, by what its name contains. All other tensors count as feed-forward.
@@ -71,9 +72,13 @@ class ModelCosts:
         parts.append(Part(_LOGITS, shape.output_bytes, shape.output_operations))
         machine = machine_here(kept, work_in_header(file), 0.0) if kept else None
         bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
-        kv_type = kv_types[0] if kv_types[0] in memory.KV_TYPES else "f16"
+        kv_type = kv_types[0] if kv_types[0] in KV_TYPES else "f16"
         limits = (machine.bandwidth, machine.peak) if machine else (None, None)
         return cls(shape, tuple(parts), bits, kv_type, *limits)
+
+    def token_bytes(self, kv_type: str) -> float:
+        """Bytes of a token's keys and values."""
+        return self.shape.kv_bytes_per_token * memory.KV_TYPES[kv_type] / memory.F16_BYTES
 
     def as_data(self) -> dict[str, Any]:
         """Data for JSON."""
@@ -184,8 +189,7 @@ def forecast(costs: ModelCosts, setting: Setting, bandwidth: float, peak: float)
     for part in costs.parts:
         share = shape.experts_share(rows) if part.experts else 1.0
         add(part.name, part.read * share * smaller, rows * part.operations)
-    per_token = shape.kv_bytes_per_token * memory.KV_TYPES[setting.kv_type] / memory.F16_BYTES
-    kv = memory.kv_bytes(per_token, setting.context, setting.batch)
+    kv = memory.kv_bytes(costs.token_bytes(setting.kv_type), setting.context, setting.batch)
     add(_LOOKED, kv, rows * setting.context * shape.lookup_operations)
     seconds = sum(each for _, each in times)
     gained = speculation.expected_tokens(setting.acceptance, setting.draft)

@@ -4,16 +4,12 @@ TTFT: from when a request was due to its first text. ITL: each gap between two p
 token after the first. E2E: from when a request was due to the end of its answer.
 """
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from localllm.errors import RequestError
-
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_TIME = re.compile(r"(\d*\.?\d+)(us|ms|s)?")
+from localllm.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +58,10 @@ class Outcome:
         """Time of the whole answer."""
         return self.ended - self.due
 
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Upper bounds in seconds; None is no bound. itl bounds the longest gap of an answer."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    itl: float | None = None
-    e2e: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read "ttft=2s,tpot=100ms"; a number without a unit is in seconds. Raises RequestError."""
-        names = [field.name for field in fields(cls)]
-        bounds: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, value = part.strip().partition("=")
-            found = _TIME.fullmatch(value.strip())
-            if name not in names or name in bounds or found is None:
-                raise RequestError(
-                    f"The SLO has {part.strip()!r}; give each of {', '.join(names)} at most once, as in "
-                    "ttft=2s,tpot=100ms."
-                )
-            bounds[name] = float(found[1]) * _UNITS[found[2] or "s"]
-        return cls(**bounds)
-
-    def __str__(self) -> str:
-        bounds = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ",".join(f"{name}={value:g}s" for name, value in bounds if value is not None)
-
-    def met_by(self, outcome: Outcome) -> bool:
-        """Whether a request was answered within all bounds."""
-        longest = max(outcome.itl, default=None)
-        return outcome.error is None and not self.violated(outcome.ttft, outcome.tpot, longest, outcome.e2e)
-
-    def violated(self, ttft: float, tpot: float | None, itl: float | None, e2e: float) -> list[str]:
-        """The names of the bounds that an answer's times exceed. tpot, itl: None for an answer of one token."""
-        times = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": e2e}
-        bounds = {name: getattr(self, name) for name in times}
-        return [name for name, value in times.items() if None not in (value, bounds[name]) and value > bounds[name]]
+    def meets(self, slo: Slo) -> bool:
+        """Whether the request was answered within all bounds."""
+        longest = max(self.itl, default=None)
+        return self.error is None and not slo.violated(self.ttft, self.tpot, longest, self.e2e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +127,7 @@ class Summary:
             cached_share=sum(cached) / prompt if cached and prompt else None,
             counted=all(outcome.generated_tokens is not None for outcome in answered),
             late=max((outcome.sent - outcome.due for outcome in outcomes), default=0.0),
-            good=None if slo is None else sum(map(slo.met_by, outcomes)),
+            good=None if slo is None else sum(outcome.meets(slo) for outcome in outcomes),
         )
 
     @property

@@ -6,11 +6,10 @@ compiled for, and the thread count.
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpu_kernels.cores import processor_name, usable_cores, usable_processors
 from cpu_kernels.isa import ISA
@@ -18,14 +17,9 @@ from gguf_io.system import make_folder, read_file
 from localllm.files import write_whole
 from localllm.roofline.formats import FormatRates
 from localllm.settings import sessions_path
-from localllm.text import harmless, shortened
-
-if TYPE_CHECKING:
-    from localllm.roofline.report import Measure, Report, ThreadReport
 
 log = logging.getLogger(__name__)
 
-MOST_MODELS = 32  # per entry; the oldest are dropped
 MOST_BYTES = 1 << 20
 
 
@@ -75,47 +69,23 @@ def kept_limits(threads: int | None = None) -> KeptLimits | None:
     return next((kept for kept in all_kept() if kept.threads == wanted), None)
 
 
+def this_processor() -> tuple[str, str]:
+    """The processor's name and the instruction set, as in entries."""
+    return processor_name(), str(ISA)
+
+
 def all_kept() -> list[KeptLimits]:
     """All entries for this processor with the current instruction set, sorted by thread count."""
-    here = processor_name(), str(ISA)
-    found = (kept for kept in _read() if (kept.processor, kept.instruction_set) == here)
+    here = this_processor()
+    found = (kept for kept in every_entry() if (kept.processor, kept.instruction_set) == here)
     return sorted(found, key=lambda kept: kept.threads)
 
 
-def keep(report: "Report", name: str, weights: str) -> None:
-    """Store a benchmark's results. name: the model's; weights: the type of most of its weights.
-
-    Both are "" if only the limits were measured. Limits replace those of the same thread count; entries of other models
-    stay. Raises OSError if the folder cannot be written.
-    """
-    entries = {(kept.processor, kept.instruction_set, kept.threads): kept for kept in _read()}
-    for run in report.threads:
-        if run.limits is None:
-            continue
-        key = processor_name(), str(ISA), run.threads
-        models = entries[key].models if key in entries else ()
-        if (found := _kept_model(harmless(shortened(name)), weights, run)) is not None:
-            others = (model for model in models if (model.name, model.format) != (found.name, found.format))
-            models = (*others, found)[-MOST_MODELS:]
-        rates = run.limits.read.median, run.limits.int8.median, run.limits.floats.median
-        entries[key] = KeptLimits(*key, date.today().isoformat(), *rates, models)
+def store(entries: Iterable[KeptLimits]) -> None:
+    """Replace all entries. Raises OSError if the folder cannot be written."""
     path = kept_path()
     make_folder(path.parent)
-    write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries.values()]}, indent=1).encode())
-
-
-def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | None:
-    def first(kind: str) -> "Measure | None":
-        found = (one for one in run.measures if one.name.startswith(kind) and one.work is not None)
-        return min(found, key=lambda one: one.depth, default=None)
-
-    decode, prefill = first("decode"), first("prefill")
-    if decode is None or decode.work is None or decode.read_rate is None or run.limits is None:
-        return None
-    share = prefill.of_compute(run.limits) if prefill else None
-    int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
-    deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
-    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation, run.rates)
+    write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries]}, indent=1).encode())
 
 
 def _read_model(content: dict[str, Any]) -> KeptModel:
@@ -123,7 +93,7 @@ def _read_model(content: dict[str, Any]) -> KeptModel:
     return KeptModel(**{**content, "rates": FormatRates(**rates) if rates else None})
 
 
-def _read() -> Iterator[KeptLimits]:
+def every_entry() -> Iterator[KeptLimits]:
     """All entries, including those of other machines. Logs a warning and yields none if the file cannot be read."""
     path = kept_path()
     try:

@@ -1,17 +1,20 @@
 """The report of a benchmark, as a table and as plain data."""
 
 from dataclasses import asdict, dataclass
+from datetime import date
 from typing import Any
 
 from localllm.roofline.decode_step import DecodeStep
 from localllm.roofline.formats import FormatRates
+from localllm.roofline.kept import KeptLimits, KeptModel, every_entry, store, this_processor
 from localllm.roofline.limits import Limits, Spread
 from localllm.roofline.work import Work
-from localllm.text import counted, table
+from localllm.text import counted, harmless, shortened, table
 
 GIGA = 1e9
 # A larger Spread.deviation between rounds means that the machine was busy.
 LARGE_DEVIATION = 0.1
+MOST_MODELS = 32  # of each machine and thread count that are stored; the oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +211,37 @@ def _formats(run: ThreadReport) -> list[str]:
     rates = (f"{name} {rate / GIGA:.1f} GB/s" for name, rate in run.rates.read.items())
     prompt = (f"{name} {rate / GIGA:.0f} GOP/s" for name, rate in run.rates.compute.items())
     return [f"weights, {counted(run.threads, 'thread')}: {', '.join(rates)}; of a prompt {', '.join(prompt)}"]
+
+
+def keep(report: Report, name: str, weights: str) -> None:
+    """Store a benchmark's results. name: the model's; weights: the type of most of its weights.
+
+    Both are "" if only the limits were measured. Limits replace those of the same thread count; entries of other models
+    stay. Raises OSError if the folder cannot be written.
+    """
+    entries = {(kept.processor, kept.instruction_set, kept.threads): kept for kept in every_entry()}
+    for run in report.threads:
+        if run.limits is None:
+            continue
+        key = *this_processor(), run.threads
+        models = entries[key].models if key in entries else ()
+        if (found := _kept_model(harmless(shortened(name)), weights, run)) is not None:
+            others = (model for model in models if (model.name, model.format) != (found.name, found.format))
+            models = (*others, found)[-MOST_MODELS:]
+        rates = run.limits.read.median, run.limits.int8.median, run.limits.floats.median
+        entries[key] = KeptLimits(*key, date.today().isoformat(), *rates, models)
+    store(entries.values())
+
+
+def _kept_model(name: str, weights: str, run: ThreadReport) -> KeptModel | None:
+    def first(kind: str) -> Measure | None:
+        found = (one for one in run.measures if one.name.startswith(kind) and one.work is not None)
+        return min(found, key=lambda one: one.depth, default=None)
+
+    decode, prefill = first("decode"), first("prefill")
+    if decode is None or decode.work is None or decode.read_rate is None or run.limits is None:
+        return None
+    share = prefill.of_compute(run.limits) if prefill else None
+    int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
+    deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
+    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation, run.rates)

@@ -7,11 +7,11 @@ from typing import get_args
 
 from localllm.errors import RequestError, SettingsError
 from localllm.library.names import plain
-from localllm.measure.latency import Slo
 from localllm.remote.connection import split_address
 from localllm.server.fallbacks import Fallbacks, parse_fallbacks
 from localllm.server.keys import Key, read_keys
 from localllm.settings import PREFIX, KVType, Settings
+from localllm.slo import Slo
 
 FOREVER = float("inf")
 

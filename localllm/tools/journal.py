@@ -16,7 +16,6 @@ from pathlib import Path
 
 from gguf_io.system import make_folder, sync_folder
 from localllm.files import TEMPORARY, usual_mode, write_whole
-from localllm.settings import sessions_path
 from localllm.tools.action import ToolError
 from localllm.tools.folder import Files
 
@@ -34,11 +33,6 @@ class Change:
     path: Path
     before: bytes | None
     after: bytes
-
-
-def journal_path() -> Path:
-    """The journal's file, e.g. ~/.local/share/localllm/changes.db. It may not exist."""
-    return sessions_path().parent / "changes.db"
 
 
 class Journal:

@@ -14,6 +14,7 @@ from localllm.errors import LocalLLMError
 from localllm.library.modelfile import Modelfile
 from localllm.measure.laboratory import ModelCosts
 from tui.backend import ModelChoice, ModelInfo
+from tui.laboratory import Laboratory
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:
@@ -129,8 +130,8 @@ class FakeBackend:
     def save(self, name: str, recipe: Modelfile) -> None:
         self.saved.append((name, recipe))
 
-    def costs(self) -> ModelCosts | None:
-        return self.model_costs
+    def laboratory(self) -> Laboratory | None:
+        return Laboratory(self.model_costs) if self.model_costs else None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         if self.snapshot is None:

@@ -23,9 +23,10 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Role, SessionStore
 from localllm.chats.parameters import Parameters
 from localllm.engine.request import FinishReason
+from localllm.settings import journal_path
 from localllm.tools.action import Action, Tool
 from localllm.tools.approvals import approvals_path
-from localllm.tools.journal import Journal, journal_path
+from localllm.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
 from tui.acp.agent import LocalAgent
@@ -539,8 +540,8 @@ def test_mcp_servers_of_the_client_join_those_of_the_file(
         def close(self) -> None:
             given.append("closed")
 
-    monkeypatch.setattr("localllm.chats.tool_loop.McpServers", Servers)
-    monkeypatch.setattr("localllm.chats.tool_loop.read_servers", lambda _: {"own": {"command": "own"}})
+    monkeypatch.setattr("localllm.tools.builtin.McpServers", Servers)
+    monkeypatch.setattr("localllm.tools.builtin.read_servers", lambda _: {"own": {"command": "own"}})
     servers = [
         schema.McpServerStdio(
             name="clock", command="/bin/clock", args=["-u"], env=[schema.EnvVariable(name="TZ", value="UTC")]

@@ -20,7 +20,7 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
 from tests.tui.machine import COSTS, SHAPE, TIMELINES
-from tui import drawings, laboratory_drawings
+from tui import drawings, laboratory
 from tui.screens.inspector import InspectorScreen
 from tui.status import Latency
 
@@ -164,22 +164,22 @@ def test_what_is_shown_is_exported(make_app: MakeApp, tmp_path: Path, monkeypatc
 
 def test_the_timeline_shows_phases_to_scale() -> None:
     """Ten seconds on forty cells: four cells per second."""
-    lines = str(laboratory_drawings.timeline(SNAPSHOT, 47, 5)).splitlines()
+    lines = str(laboratory.timeline(SNAPSHOT, 47, 5)).splitlines()
     assert lines[0].rstrip() == "#1     ····████▓▓▓▓┃━━━━━━━━━━━━━━━━━━━╸"
     assert lines[1].rstrip() == f"#2     {' ' * 16}{'·' * 16}████"
     assert lines[2].split() == ["└0", "└2.00", "s", "└4.00", "s", "└6.00", "s", "└8.00", "s"]
-    detailed = str(laboratory_drawings.timeline(SNAPSHOT, 120, 9))
+    detailed = str(laboratory.timeline(SNAPSHOT, 120, 9))
     assert "first token 3.00 s, 2.0 rows/s · queue 1.00 s · prompt 2.00 s, 96 rows in 2 chunks · 16 cached" in detailed
     assert "reads its prompt" in detailed
 
 
 def test_the_last_requests_phases_are_listed() -> None:
     done = replace(SNAPSHOT, timelines=SNAPSHOT.timelines[:1])
-    text = str(laboratory_drawings.last_request(done, 100, 12))
+    text = str(laboratory.last_request(done, 100, 12))
     rows = [line.split()[0] for line in text.splitlines()[:6]]
     assert rows == ["queue", "cache", "prefill", "prefill", "decode", "finish"]
     assert "16 tokens not computed again" in text and "10 rows at 2.0/s" in text and "10 tokens" in text
-    assert "more" in str(laboratory_drawings.last_request(done, 100, 6))
+    assert "more" in str(laboratory.last_request(done, 100, 6))
 
 
 def test_a_forecast_is_the_roofline_of_each_part() -> None:
@@ -223,7 +223,7 @@ def test_what_steps_reached() -> None:
 
 def test_the_roofline_has_a_slope_a_roof_and_points() -> None:
     found = points(COSTS, Reached.by(COSTS, SNAPSHOT), 90e9, 1800e9)
-    lines = str(laboratory_drawings.roofline(found, 90e9, 1800e9, True, 70, 20)).splitlines()
+    lines = str(laboratory.roofline(found, 90e9, 1800e9, True, 70, 20)).splitlines()
     assert len(lines) <= 20 and max(map(len, lines)) <= 70
     assert lines[0] == "GOP/s by operations/byte · roof: as benchmarked"
     roof = next(number for number, line in enumerate(lines) if "───" in line)

@@ -283,4 +283,4 @@ def test_costs_of_another_form_are_an_error_to_show(backend: OllamaBackend, scri
     script.costs = costs
     backend.load("tiny:latest", lambda _what, _share: None)
     with pytest.raises(RemoteError, match="does not show its engine"):
-        backend.costs()
+        backend.laboratory()

@@ -3,36 +3,22 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.background import in_thread
 from localllm.chats import Attachment
 from localllm.errors import RequestError
-from localllm.text import counted
 from tui.attachments import find_attachments
 from tui.screens.chat_view import ChatView
 from tui.widgets.frame import Row
 
 if TYPE_CHECKING:
-    from localllm.documents.embeddings import MeaningSearch
-    from localllm.documents.index import DocumentIndex, Report
+    from localllm.documents.folder import OpenFolder
 
 EMBED_S = 30.0  # embedding time when a folder is opened; remaining chunks are found by keyword only
 ASSUMED_CONTEXT = 8192  # tokens, for a server that does not report its context
 _REDRAW_S = 0.1
-
-
-@dataclass(slots=True)
-class _Opened:
-    """meaning: None without an embedding model. unseen: number of chunks not embedded yet."""
-
-    index: "DocumentIndex"
-    report: "Report"
-    meaning: "MeaningSearch | None" = None
-    embedder: str = ""
-    unseen: int = 0
 
 
 class ChatFolder:
@@ -41,7 +27,7 @@ class ChatFolder:
     def __init__(self, chat: ChatView) -> None:
         self._chat = chat
         self._conversation, self._backend, self._status_line = chat.conversation, chat.backend, chat.status_line
-        self._opened: _Opened | None = None
+        self._opened: OpenFolder | None = None
         self._lock = threading.Lock()  # one thread at a time opens, and searches by meaning
         self._stop = threading.Event()
 
@@ -58,12 +44,10 @@ class ChatFolder:
         if not found and not named:
             raise RequestError(f"Nothing in {folder} fits that. /folder off asks the model without documents.")
         if not fits:
-            from localllm.documents.search import DOUBT
-
-            self._chat.notify(DOUBT, severity="warning")
+            self._chat.notify(opened.doubt, severity="warning")
         return (*found, *named)
 
-    async def open(self, folder: str) -> _Opened:
+    async def open(self, folder: str) -> "OpenFolder":
         """Index what has changed in a folder, with progress in the status line. Raises RequestError."""
         facts = self._status_line.facts
         work = asyncio.ensure_future(in_thread(lambda: self._open(folder)))
@@ -83,32 +67,21 @@ class ChatFolder:
             self._close()
             self._lock.release()
 
-    def _open(self, folder: str) -> _Opened:
-        from localllm.documents.embeddings import MeaningSearch, find_embedding_model
-        from localllm.documents.index import DocumentIndex
+    def _open(self, folder: str) -> "OpenFolder":
+        from localllm.documents.folder import OpenFolder
         from localllm.settings import load_settings
 
         with self._lock:
             if self._opened is None or self._opened.index.folder != Path(folder):
                 self._close()
-                index = DocumentIndex(Path(folder))
-                settings = load_settings({})
-                found = find_embedding_model(settings)
-                meaning = MeaningSearch(index, found.path, settings) if found else None
-                self._opened = _Opened(index, index.update(self._indexed), meaning, found.name if found else "")
-            else:
-                self._opened.report = self._opened.index.update(self._indexed)
-            opened = self._opened
-            if opened.meaning is not None:
-                _, opened.unseen, _ = opened.meaning.embed_new(EMBED_S, self._embedded)
-            return opened
+                self._opened = OpenFolder(Path(folder), load_settings({}))
+            self._opened.update(self._indexed, self._embedded, EMBED_S)
+            return self._opened
 
     def _close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            if opened.meaning is not None:
-                opened.meaning.close()
-            opened.index.close()
+            opened.close()
 
     def _indexed(self, done: int, total: int) -> None:
         if self._stop.is_set():
@@ -119,37 +92,15 @@ class ChatFolder:
         self._status_line.facts.activity = (f"embedding {total} chunks", done / max(total, 1))
         return not self._stop.is_set()
 
-    def _excerpts(self, opened: _Opened, question: str) -> tuple[list[Attachment], bool]:
+    def _excerpts(self, opened: "OpenFolder", question: str) -> tuple[list[Attachment], bool]:
         """The excerpts for a question, and whether they fit it."""
-        from localllm.documents.search import find_excerpts
-
         info, count = self._backend.info, self._backend.count_tokens
         context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
         room = context // (4 if self._conversation.messages else 2)  # leave space for other turns
         with self._lock:
-            found = find_excerpts(opened.index, question, opened.meaning, room=room, tokens=count)
-        excerpts = [
-            Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found.excerpts
-        ]
-        return excerpts, found.fits
+            found, fits = opened.excerpts(question, room, count)
+        return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found], fits
 
 
-def folder_note(folder: str, opened: _Opened) -> list[Row]:
-    from localllm.documents.answer import problems_in_words
-    from localllm.documents.embeddings import OFFERED
-
-    report = opened.report
-    offer = f"words; `localllm pull {OFFERED}` adds search by meaning"
-    indexed = f"{counted(report.files, 'file')}, {counted(report.chunks, 'chunk')}"
-    by = f"words, and meaning by {opened.embedder}" if opened.meaning else offer
-    rows = [
-        ("folder", folder, ""),
-        ("indexed", f"{indexed}, {report.read} read in {report.seconds:.1f} s", ""),
-        ("found by", by, ""),
-        ("answers", "quote the documents; each quotation is looked up word for word", ""),
-    ]
-    if opened.unseen:
-        rows.append(("later", f"{opened.unseen} chunks are found by words only until they are embedded", ""))
-    if problems := problems_in_words(report):
-        rows.append(("problems", problems, ""))
-    return rows
+def folder_note(folder: str, opened: "OpenFolder") -> list[Row]:
+    return [("folder", folder, ""), *((name, text, "") for name, text in opened.facts())]

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import textwrap
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,11 +17,10 @@ from textual.widgets import Static, TabbedContent, TabPane
 from localllm.background import in_thread
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
-from localllm.measure.formulas.memory import F16_BYTES, KV_TYPES
 from localllm.measure.inspection_data import snapshot_data
-from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
-from tui import drawings, laboratory_drawings
+from tui import drawings
 from tui.backend import Backend
+from tui.laboratory import NO_COSTS, Laboratory, last_request, timeline, wrapped
 from tui.status import Latency
 from tui.widgets.frame import KeyBar, Notice
 
@@ -41,26 +38,10 @@ PAGES: Mapping[str, Mapping[str, str]] = {
     "Answers": {"latency": "Latency", "choices": "Tokens: probability, alternatives"},
 }
 NO_ENGINE = "No engine to look into: no model is loaded yet, or a server answers that is not localllm's."
-NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
-NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
 WIDE = 100  # minimum columns for two charts side by side
 # Minimum rows of a chart with its frame; a page with too little space scrolls.
 LEAST_ROWS = {"page-laboratory": 13, "page-answers": 14}
 USUAL_ROWS = 9
-_BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
-_KV_TYPES = tuple(KV_TYPES)
-# How the laboratory's keys change the what-if setting.
-_CHANGES: Mapping[str, Callable[[Setting], Setting]] = {
-    "b": lambda now: replace(now, batch=min(now.batch * 2, 256)),
-    "B": lambda now: replace(now, batch=max(now.batch // 2, 1)),
-    "c": lambda now: replace(now, context=min(now.context * 2, 1 << 20)),
-    "C": lambda now: replace(now, context=max(now.context // 2, 1)),
-    "k": lambda now: replace(now, kv_type=_KV_TYPES[(_KV_TYPES.index(now.kv_type) + 1) % len(_KV_TYPES)]),
-    "w": lambda now: replace(now, bits=max((bits for bits in _BITS if bits < now.bits), default=now.bits)),
-    "W": lambda now: replace(now, bits=min((bits for bits in _BITS if bits > now.bits), default=now.bits)),
-    "d": lambda now: replace(now, draft=min(now.draft + 1, 16)),
-    "D": lambda now: replace(now, draft=max(now.draft - 1, 0)),
-}
 
 
 class InspectorScreen(Screen[None]):
@@ -92,8 +73,7 @@ class InspectorScreen(Screen[None]):
         self._times = latency
         self._note_rivals = note_rivals
         self._snapshot: EngineSnapshot | None = None
-        self._costs: ModelCosts | None = None
-        self._other: Setting | None = None
+        self._laboratory: Laboratory | None = None
         self._absent = NO_ENGINE
         self._looks = True  # whether there is an engine to inspect
         # Kept as attributes, not queried: a snapshot may arrive after the widgets have been unmounted.
@@ -123,7 +103,7 @@ class InspectorScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Enable the laboratory's keys only on its page."""
         if action == "change":
-            return self._page == "page-laboratory" and self._other is not None
+            return self._page == "page-laboratory" and self._laboratory is not None
         return True
 
     def action_page(self, page: str) -> None:
@@ -138,7 +118,7 @@ class InspectorScreen(Screen[None]):
             self.notify(self._absent, severity="warning", markup=False)
             return
         path = Path(f"inspector-{time.strftime('%Y%m%d-%H%M%S')}.json").absolute()
-        data = snapshot_data(self._snapshot) | {"costs": self._costs.as_data() if self._costs else None}
+        data = snapshot_data(self._snapshot) | {"costs": self._laboratory.costs.as_data() if self._laboratory else None}
         try:
             with path.open("x", encoding="utf-8") as file:
                 json.dump(data, file)
@@ -148,8 +128,8 @@ class InspectorScreen(Screen[None]):
         self.notify(f"Written to {path}", markup=False)
 
     def action_change(self, how: str) -> None:
-        assert self._other is not None
-        self._other = _CHANGES[how](self._other)
+        assert self._laboratory is not None
+        self._laboratory.change(how)
         self._draw()
 
     @property
@@ -177,11 +157,9 @@ class InspectorScreen(Screen[None]):
 
     async def _learn(self) -> None:
         try:
-            self._costs = await in_thread(self._backend.costs)
+            self._laboratory = await in_thread(self._backend.laboratory)
         except LocalLLMError as error:
             self._absent = str(error)
-        if self._costs is not None:
-            self._other = Setting(4, 4096, self._costs.kv_type, self._costs.bits)
         self.refresh_bindings()
 
     async def _watch(self) -> None:
@@ -220,20 +198,20 @@ class InspectorScreen(Screen[None]):
                 if not width or not isinstance(box, Vertical):
                     continue
                 if self._snapshot is None and page != "Answers":
-                    picture.update(Content() if place else _note(self._absent, width))
+                    picture.update(Content() if place else wrapped(self._absent, width))
                 else:
                     picture.update(getattr(self, f"_{name}")(self._snapshot, width, max(box.size.height, 2)))
 
     def _schedule(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
         last = snapshot.steps[-1] if snapshot.steps else None
         rate = None
-        if self._costs is not None and last is not None and last.seconds and not last.prefill:
-            rate = self._costs.shape.read_bytes(last.decode + last.drafted) / last.seconds
+        if self._laboratory is not None and last is not None and last.seconds and not last.prefill:
+            rate = self._laboratory.read_rate(last)
         return drawings.schedule(snapshot.steps, width, max(height - 2, 2), rate)
 
     def _pages(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        costs = self._costs
-        token_bytes = costs.shape.kv_bytes_per_token * KV_TYPES[costs.kv_type] / F16_BYTES if costs else 0.0
+        costs = self._laboratory.costs if self._laboratory else None
+        token_bytes = costs.token_bytes(costs.kv_type) if costs else 0.0
         return drawings.pages(snapshot, width, max(height - 3, 2), token_bytes)
 
     def _tree(self, snapshot: EngineSnapshot, _width: int, height: int) -> Content:
@@ -243,64 +221,19 @@ class InspectorScreen(Screen[None]):
         return drawings.requests(snapshot, height)
 
     def _timeline(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        return laboratory_drawings.timeline(snapshot, width, height)
+        return timeline(snapshot, width, height)
 
     def _last_request(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        return laboratory_drawings.last_request(snapshot, width, height)
+        return last_request(snapshot, width, height)
 
     def _roofline(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        costs = self._costs
-        if costs is None:
-            return _note(NO_COSTS, width)
-        reached = Reached.by(costs, snapshot)
-        bandwidth, peak = costs.bandwidth, costs.peak  # as measured by `bench`, else the best that steps reached
-        if bandwidth is None or peak is None:
-            bandwidth, peak = _reached_rates(costs, reached)
-        if bandwidth is None or peak is None:
-            return _note(NO_LIMITS, width)
-        found = points(costs, reached, bandwidth, peak)
-        return laboratory_drawings.roofline(found, bandwidth, peak, costs.bandwidth is not None, width, height)
+        return self._laboratory.roofline(snapshot, width, height) if self._laboratory else wrapped(NO_COSTS, width)
 
     def _what_if(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        costs, forecasts = self._costs, self._forecasts(snapshot)
-        if costs is None or forecasts is None:
-            return Content()
-        now, other, predict = forecasts
-        table = laboratory_drawings.what_if(costs, now, other, Reached.by(costs, snapshot))
-        left = height - len(table.plain.splitlines()) - 2
-        batches = [1 << power for power in range(min(left, 9))]
-        if len(batches) < 3:
-            return table
-        swept = [(batch, predict(replace(other[0], batch=batch))) for batch in batches]
-        return Content("\n").join([table, laboratory_drawings.by_batch(swept, width)])
+        return self._laboratory.what_if(snapshot, width, height) if self._laboratory else Content()
 
     def _parts(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
-        forecasts = self._forecasts(snapshot)
-        return laboratory_drawings.parts(*forecasts[:2], width, height) if forecasts else Content()
-
-    def _forecasts(
-        self, snapshot: EngineSnapshot
-    ) -> tuple[tuple[Setting, Forecast], tuple[Setting, Forecast], Callable[[Setting], Forecast]] | None:
-        """Both settings with their forecasts, and a function that forecasts others; None if costs or rates are unknown.
-
-        The current setting is the batch size of the last decoding steps, and the longest request's context.
-        """
-        costs, other = self._costs, self._other
-        if costs is None or other is None:
-            return None
-        reached = Reached.by(costs, snapshot)
-        bandwidth, peak = _reached_rates(costs, reached)
-        if bandwidth is None or peak is None:
-            return None
-
-        def predict(setting: Setting) -> Forecast:
-            return forecast(costs, setting, bandwidth, peak)
-
-        longest = max((request.tokens for request in snapshot.requests), default=0)
-        last = snapshot.timelines[-1:]
-        rows = sum(span.rows for timeline in last for span in timeline.spans) + sum(each.cached for each in last)
-        now = Setting(max(round(reached.rows), 1), max(longest, rows, 1), costs.kv_type, costs.bits)
-        return (now, predict(now)), (other, predict(other)), predict
+        return self._laboratory.parts(snapshot, width, height) if self._laboratory else Content()
 
     def _latency(self, _snapshot: EngineSnapshot | None, width: int, _height: int) -> Content:
         times = self._times
@@ -314,12 +247,3 @@ class InspectorScreen(Screen[None]):
 
     def _choices(self, _snapshot: EngineSnapshot | None, _width: int, height: int) -> Content:
         return drawings.choices(tuple(self._times.choices), max(height, 3))
-
-
-def _reached_rates(costs: ModelCosts, reached: Reached) -> tuple[float | None, float | None]:
-    """Bytes and operations per second that steps reached, so that a forecast of the current load matches it."""
-    return reached.decode or costs.bandwidth, reached.compute or costs.peak
-
-
-def _note(text: str, width: int) -> Content:
-    return Content(textwrap.fill(text, max(width, 1)))

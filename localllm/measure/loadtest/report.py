@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from localllm.measure.charts import Chart, Series
-from localllm.measure.latency import Outcome, Percentiles, Slo, Summary
+from localllm.measure.latency import Outcome, Percentiles, Summary
 from localllm.measure.loadtest.session import ATTAINED, Knee, Session
 from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop, Trial
+from localllm.slo import Slo
 
 Row = tuple[str, ...]
 _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"))
@@ -209,5 +210,5 @@ def _request(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
         "generated_tokens": outcome.generated_tokens,
         "pieces": len(outcome.pieces),
         "error": outcome.error,
-        "met_slo": None if slo is None else slo.met_by(outcome),
+        "met_slo": None if slo is None else outcome.meets(slo),
     }

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import httpx2
 
 from localllm.errors import RequestError
-from localllm.measure.latency import Outcome, Slo
+from localllm.measure.latency import Outcome
 from localllm.measure.loadtest.protocols import Job
 from localllm.measure.loadtest.server import Server, Target
 from localllm.measure.loadtest.trial import Bounds, Load, OpenLoop, Trial, play
 from localllm.measure.workload.requests import Request, poisson
 from localllm.measure.workload.texts import Prompt, TokenRatio, text_of, words
+from localllm.slo import Slo
 
 ATTAINED = 0.9
 """The share of requests that must meet the SLO up to the knee."""

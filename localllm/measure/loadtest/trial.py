@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from localllm.measure.latency import Outcome, Slo, Summary
+from localllm.measure.latency import Outcome, Summary
 from localllm.measure.loadtest.protocols import Job
+from localllm.slo import Slo
 from localllm.text import counted
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from localllm.measure.formulas import memory, serving, speculation
-from localllm.measure.latency import Outcome, Percentiles, Slo, Summary
+from localllm.measure.latency import Outcome, Percentiles, Summary
 from localllm.measure.loadtest.trial import ClosedLoop, Load, OpenLoop
 from localllm.measure.simulate.costs import StepTimes, roofline, scaled, shared_by
 from localllm.measure.simulate.machines import Link, Machine
@@ -18,6 +18,7 @@ from localllm.measure.simulate.runner import PAGE
 from localllm.measure.simulate.shape import ModelShape, llama_3_8b, llama_3_70b
 from localllm.measure.simulate.simulation import Batching, Draft, Setup, Simulated, simulate
 from localllm.measure.workload.requests import Lengths, Request, Shape, poisson
+from localllm.slo import Slo
 from localllm.text import table
 
 Row = tuple[str, ...]

@@ -5,9 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from localllm.measure.charts import Chart, Series
-from localllm.measure.latency import Slo, Summary
+from localllm.measure.latency import Summary
 from localllm.measure.loadtest import report
 from localllm.measure.simulate.simulation import Simulated
+from localllm.slo import Slo
 
 _POINTS = 200
 

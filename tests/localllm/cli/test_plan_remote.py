@@ -10,8 +10,7 @@ import pytest
 from gguf_io import open_model
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.roofline.expected import main_type
-from localllm.roofline.kept import keep
-from localllm.roofline.report import Measure, Report, ThreadReport
+from localllm.roofline.report import Measure, Report, ThreadReport, keep
 from localllm.roofline.work import work_in_header
 from models.kv_layout import MAX_ROWS
 from tests.localllm.library.conftest import command, home, server

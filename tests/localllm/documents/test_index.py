@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from localllm.documents import index as index_module
-from localllm.documents.database import index_path, indexes_folder
+from localllm.documents.database import index_path
 from localllm.documents.index import DocumentIndex, Report
 from localllm.documents.search import find_excerpts
 from localllm.errors import RequestError
+from localllm.settings import indexes_folder
 from tests.pdf_files import pdf_of
 
 LONG_AGO = 1_700_000_000

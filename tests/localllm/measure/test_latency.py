@@ -3,7 +3,8 @@
 import pytest
 
 from localllm.errors import RequestError
-from localllm.measure.latency import Outcome, Percentiles, Slo, Summary
+from localllm.measure.latency import Outcome, Percentiles, Summary
+from localllm.slo import Slo
 
 # Due at 1, sent at 1.5, text at 2, 2.5 and 4, complete at 4.25.
 ANSWER = Outcome(1.0, 1.5, (2.0, 2.5, 4.0), 4.25, prompt_tokens=10, cached_tokens=4, generated_tokens=5)
@@ -66,8 +67,8 @@ def test_other_bounds_are_refused(text: str) -> None:
     ],
 )
 def test_all_bounds_of_an_slo_must_hold(bounds: dict[str, float], met: bool) -> None:
-    assert Slo(**bounds).met_by(ANSWER) is met
-    assert not Slo(**bounds).met_by(FAILED)
+    assert ANSWER.meets(Slo(**bounds)) is met
+    assert not FAILED.meets(Slo(**bounds))
 
 
 def test_a_summary_counts_failures_as_missed() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from localllm.errors import RequestError
-from localllm.measure.latency import Slo
 from localllm.measure.loadtest.report import as_data, charts, head, rows, sentences
 from localllm.measure.loadtest.server import Target
 from localllm.measure.loadtest.session import Plan, Session, Source
 from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
 from localllm.measure.workload.requests import Block, Lengths, Request, Shape
+from localllm.slo import Slo
 from tests.localllm.measure.virtual_time import TimedServer, now, run
 
 TARGET = Target("http://server:1", None, None, raw=False, extra={})

@@ -19,9 +19,9 @@ from localllm.roofline.expected import (
     expected_speed,
     main_type,
 )
-from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_limits, kept_path
+from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, kept_limits, kept_path
 from localllm.roofline.limits import Limits, Spread
-from localllm.roofline.report import Measure, Report, ThreadReport
+from localllm.roofline.report import Measure, Report, ThreadReport, keep
 from localllm.roofline.work import work_in_header
 from models.kv_layout import MAX_ROWS
 from tests.models.architecture_models import MODELS

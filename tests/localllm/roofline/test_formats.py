@@ -11,9 +11,9 @@ from gguf_io import open_model
 from localllm.roofline import expected
 from localllm.roofline.expected import expected_speed
 from localllm.roofline.formats import FormatRates, measure_formats
-from localllm.roofline.kept import KeptLimits, KeptModel, keep, kept_limits
+from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits
 from localllm.roofline.limits import Limits, Spread
-from localllm.roofline.report import Measure, Report, ThreadReport
+from localllm.roofline.report import Measure, Report, ThreadReport, keep
 from localllm.roofline.work import work_in_header
 from models.native_runner import NativeRunner
 from models.needs import native_needs

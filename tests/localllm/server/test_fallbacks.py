@@ -15,13 +15,13 @@ from localllm.answer.event import AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import OutOfMemoryError, QueueFullError, SettingsError
-from localllm.measure.latency import Slo
 from localllm.remote.connection import RemoteError
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import parse_fallbacks
 from localllm.server.metrics import Metrics
 from localllm.server.options import ServerOptions
 from localllm.server.service import Service
+from localllm.slo import Slo
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.localllm.server.conftest import MODEL, OTHER, StartServer
 from tests.waiting import PATIENCE_S, eventually

@@ -36,7 +36,7 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
         backend: OllamaBackend | OpenAIBackend = OllamaBackend(OllamaServer(server.url))
     else:
         backend = OpenAIBackend(OpenAIServer(Endpoint.parse(server.url)))
-    assert backend.inspect() is None and backend.costs() is None  # before a model is chosen
+    assert backend.inspect() is None and backend.laboratory() is None  # before a model is chosen
     backend.load(MODEL, lambda _what, _share: None)
     ended: list[Timeline] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -49,8 +49,10 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
     assert [span.decodes for span in done.spans][-1] and done.spans[-1].rows >= 1
     assert done.came <= done.spans[0].began <= done.spans[-1].ended <= done.ended <= snapshot.now
     assert snapshot.page_holders.sum() > 0 and snapshot.prefixes and snapshot.pages_total > 0
-    costs = backend.costs()
-    assert costs is not None and costs.shape.layers == 5
+    laboratory = backend.laboratory()
+    assert laboratory is not None
+    costs = laboratory.costs
+    assert costs.shape.layers == 5
     layers = sum(part.read for part in costs.parts if part.name != "logits")
     assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm belongs to no layer
     assert Reached.by(costs, snapshot).compute is not None

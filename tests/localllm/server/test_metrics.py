@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from localllm.answer.event import AnswerEvent
 from localllm.engine.engine import Engine
 from localllm.engine.request import Counts, FinishReason, Timings
-from localllm.measure.latency import Slo
 from localllm.server.metrics import Metrics
+from localllm.slo import Slo
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 

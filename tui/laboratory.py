@@ -1,20 +1,139 @@
-"""The inspector's timeline, roofline, costs and what-if charts, rendered as text."""
+"""The inspector's laboratory: forecasts of step costs, timeline, roofline and what-if as text."""
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 from textual.content import Content
 
-from localllm.engine.inspection import EngineSnapshot, Timeline
-from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
+from localllm.engine.inspection import EngineSnapshot, StepRecord, Timeline
+from localllm.measure.laboratory import (
+    KV_TYPES,
+    PREFILL_ROWS,
+    Forecast,
+    ModelCosts,
+    Point,
+    Reached,
+    Setting,
+    costs_of,
+    forecast,
+    points,
+)
 from localllm.text import counted, human_bytes, human_seconds, human_speed
 from tui.drawings import DECODE, DRAFTED, GIGA, PREFILL, Piece
 from tui.status import MUTED
+
+if TYPE_CHECKING:
+    from gguf_io import ModelFile
+    from localllm.settings import Settings
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
 _MARK = 8  # minimum columns between marks of the time axis
 _LABEL = 7  # columns of a request's label or of an axis label
+
+NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
+NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
+_BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
+# How keys change the what-if setting.
+_CHANGES: Mapping[str, Callable[[Setting], Setting]] = {
+    "b": lambda now: replace(now, batch=min(now.batch * 2, 256)),
+    "B": lambda now: replace(now, batch=max(now.batch // 2, 1)),
+    "c": lambda now: replace(now, context=min(now.context * 2, 1 << 20)),
+    "C": lambda now: replace(now, context=max(now.context // 2, 1)),
+    "k": lambda now: replace(now, kv_type=KV_TYPES[(KV_TYPES.index(now.kv_type) + 1) % len(KV_TYPES)]),
+    "w": lambda now: replace(now, bits=max((bits for bits in _BITS if bits < now.bits), default=now.bits)),
+    "W": lambda now: replace(now, bits=min((bits for bits in _BITS if bits > now.bits), default=now.bits)),
+    "d": lambda now: replace(now, draft=min(now.draft + 1, 16)),
+    "D": lambda now: replace(now, draft=max(now.draft - 1, 0)),
+}
+
+
+class Laboratory:
+    """What steps of the current model cost, and the what-if setting, with their charts."""
+
+    def __init__(self, costs: ModelCosts) -> None:
+        self.costs = costs
+        self._other = Setting(4, 4096, costs.kv_type, costs.bits)
+
+    @classmethod
+    def of_file(cls, file: "ModelFile", settings: "Settings") -> Self | None:
+        """For a loaded model; None for architectures that only llama.cpp supports."""
+        costs = costs_of(file, settings)
+        return cls(costs) if costs else None
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> Self:
+        """From a server's costs. Raises TypeError or KeyError for anything else."""
+        return cls(ModelCosts.from_data(data))
+
+    def change(self, key: str) -> None:
+        """Change the what-if setting as a key does."""
+        self._other = _CHANGES[key](self._other)
+
+    def read_rate(self, step: StepRecord) -> float:
+        """Bytes per second that a decoding step read."""
+        return self.costs.shape.read_bytes(step.decode + step.drafted) / step.seconds
+
+    def roofline(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        costs = self.costs
+        reached = Reached.by(costs, snapshot)
+        bandwidth, peak = costs.bandwidth, costs.peak  # as measured by `bench`, else the best that steps reached
+        if bandwidth is None or peak is None:
+            bandwidth, peak = self._reached_rates(reached)
+        if bandwidth is None or peak is None:
+            return wrapped(NO_LIMITS, width)
+        found = points(costs, reached, bandwidth, peak)
+        return roofline(found, bandwidth, peak, costs.bandwidth is not None, width, height)
+
+    def what_if(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        forecasts = self._forecasts(snapshot)
+        if forecasts is None:
+            return Content()
+        now, other, predict = forecasts
+        table = what_if(self.costs, now, other, Reached.by(self.costs, snapshot))
+        left = height - len(table.plain.splitlines()) - 2
+        batches = [1 << power for power in range(min(left, 9))]
+        if len(batches) < 3:
+            return table
+        swept = [(batch, predict(replace(other[0], batch=batch))) for batch in batches]
+        return Content("\n").join([table, by_batch(swept, width)])
+
+    def parts(self, snapshot: EngineSnapshot, width: int, height: int) -> Content:
+        forecasts = self._forecasts(snapshot)
+        return parts(*forecasts[:2], width, height) if forecasts else Content()
+
+    def _forecasts(
+        self, snapshot: EngineSnapshot
+    ) -> tuple[tuple[Setting, Forecast], tuple[Setting, Forecast], Callable[[Setting], Forecast]] | None:
+        """Both settings with their forecasts, and a function that forecasts others; None if rates are unknown.
+
+        The current setting is the batch size of the last decoding steps, and the longest request's context.
+        """
+        costs = self.costs
+        reached = Reached.by(costs, snapshot)
+        bandwidth, peak = self._reached_rates(reached)
+        if bandwidth is None or peak is None:
+            return None
+
+        def predict(setting: Setting) -> Forecast:
+            return forecast(costs, setting, bandwidth, peak)
+
+        longest = max((request.tokens for request in snapshot.requests), default=0)
+        last = snapshot.timelines[-1:]
+        rows = sum(span.rows for timeline in last for span in timeline.spans) + sum(each.cached for each in last)
+        now = Setting(max(round(reached.rows), 1), max(longest, rows, 1), costs.kv_type, costs.bits)
+        return (now, predict(now)), (self._other, predict(self._other)), predict
+
+    def _reached_rates(self, reached: Reached) -> tuple[float | None, float | None]:
+        """Bytes and operations per second that steps reached, so that a forecast of the current load matches it."""
+        return reached.decode or self.costs.bandwidth, reached.compute or self.costs.peak
+
+
+def wrapped(text: str, width: int) -> Content:
+    return Content(textwrap.fill(text, max(width, 1)))
 
 
 def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
