@@ -1,4 +1,4 @@
-"""Write models of random weights in the full-size shapes of hybrids, Gemma 4 and latent attention, to measure speed.
+"""Write models of random weights in the full-size shapes of hybrids, Gemma 3, Gemma 4 and latent attention.
 
     full_size.py SHAPE OUT.gguf [--type Q4_K_M] [--vocabulary MODEL.gguf]
 
@@ -61,6 +61,17 @@ SHAPES = {
     ),
     "qwen3.5-0.8b": _delta_net(1024, 3584),
     "qwen3.5-2b": _delta_net(2048, 6144),
+    "gemma3-4b": replace(
+        MODELS["gemma3"],
+        layers=34,
+        embedding=2560,
+        feed_forward=10_240,
+        heads=8,
+        kv_heads=4,
+        vocabulary=262_144,
+        context=131_072,
+        extra={**MODELS["gemma3"].extra, "attention.sliding_window": 1024},
+    ),
     "gemma4-e2b-15": replace(
         MODELS["gemma4"],
         layers=15,

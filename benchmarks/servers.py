@@ -76,11 +76,13 @@ def sleeping(model: Path, parallel: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def llama_server(program: str, model: Path, threads: int, context: int, slots: int = 1) -> Iterator[Server]:
+def llama_server(
+    program: str, model: Path, threads: int, context: int, slots: int = 1, *, flags: Sequence[str] = ()
+) -> Iterator[Server]:
     """llama.cpp's own server of the same file. context: tokens per slot. slots: answers at once."""
     command = [program, "--model", str(model), "--alias", "peer", "--ctx-size", str(context * slots)]
     command += ["--parallel", str(slots), "--threads", str(threads), "--threads-batch", str(threads)]
-    command += ["--gpu-layers", "0", "--no-ui", "--offline"]
+    command += ["--gpu-layers", "0", "--no-ui", "--offline", *flags]
     with _running("llama-server", command, {}, "/health", "peer") as server:
         yield server
 

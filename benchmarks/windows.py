@@ -1,87 +1,158 @@
 """What a chat of a model with sliding windows computes and takes: after a turn, an edit, a branch, a restart.
 
-    windows.py MODEL.gguf [--turns 20] [--words 300] [--threads 2]
+    windows.py MODEL.gguf [--turns 20] [--words 300] [--threads 2] [--restart TOKENS] [--llama-server PROGRAM]
 
 Each turn is a message of random words and a short answer. New tokens are those after the longest prefix that any
-earlier prompt or answer had. The last two columns are the pool's memory that sequences take, beside that of a pool
+earlier prompt or answer had. The last three columns are the memory of the pages that sequences take, that of a pool
 which keeps all tokens of all layers, and the files of the disk tier.
+
+--restart measures one thing instead: the time to the first token of a prompt of so many tokens when it is computed, and
+after a restart.
+
+--llama-server names llama.cpp's own server. It then gets the same messages, with windows only and with --swa-full,
+which keeps all tokens of all layers. Its restart stops it and starts it again.
 """
 
 import argparse
+import contextlib
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import httpx
 
 from benchmarks.engine_tools import answer, serve, table
-from gguf_io import open_model
+from benchmarks.servers import llama_server
+from gguf_io import load_tokenizer, open_model
+from gguf_io.tokenizer import Tokenizer
 from localllm.engine.prefix_cache import common_prefix
 from models.config import read_config
 from models.kv_layout import kv_bytes_per_token, stored_types
 
 MIB = 2**20
 ANSWER = 40
+CONTEXT = 32_768
+ANSWER_S = 600
 WORDS = ("the", "a", "ship", "river", "old", "green", "sails", "stone", "keeps", "slowly", "night", "under", "door")
 
 
 @dataclass
-class Row:
-    """One request: its name, tokens of the prompt, new ones, computed ones, seconds to the first token."""
+class Answer:
+    """One answer: its tokens, those of the prompt that were computed, seconds to the first of its tokens."""
 
-    name: str
-    prompt: int
-    new: int
+    tokens: list[int]
     computed: int
     seconds: float
-    held: float
-    whole: float
-    disk: float
 
 
-class Chat:
-    """An engine on a model, with a disk tier in a folder, and what was asked so far."""
-
-    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self._arguments, self._folder = arguments, folder
-        self._random = random.Random(1)
-        self._known: list[list[int]] = []
-        self.start()
+class System(Protocol):
+    """What is measured: a program that answers, and remembers prompts."""
 
     def start(self) -> None:
         """Load the model."""
-        self._served = serve(self._arguments.model, self._arguments.threads, self._folder)
-        self._runner = self._served.engine.runner
-        with open_model(self._arguments.model) as file:
+
+    def stop(self) -> None:
+        """Write what is to outlast the process, and unload the model."""
+
+    def answer(self, prompt: list[int], trunk: int) -> Answer:
+        """Generate ANSWER tokens, greedily. trunk: tokens of the prompt that chats share."""
+
+    def memory(self) -> tuple[str, ...]:
+        """The row's last columns, in MiB."""
+
+
+class OwnEngine:
+    """Our engine on a model, with a disk tier in a folder."""
+
+    def __init__(self, model: Path, threads: int, folder: Path) -> None:
+        self._model, self._threads, self._folder = model, threads, folder
+        with open_model(model) as file:
             config = read_config(file)
         self._per_token = kv_bytes_per_token(config, stored_types(config, ("f16", "f16")))
 
+    def start(self) -> None:
+        """Load the model."""
+        self._engine = serve(self._model, self._threads, self._folder).engine
+        self._runner = self._engine.runner
+
     def stop(self) -> None:
         """Write what is not on disk yet, and unload the model."""
-        self._served.engine.close()
+        self._engine.close()
+
+    def answer(self, prompt: list[int], trunk: int) -> Answer:
+        """Generate an answer. trunk: tokens of the prompt that chats share."""
+        last, tokens = answer(self._engine, prompt, ANSWER, trunk=trunk)
+        return Answer(list(tokens), last.counts.prompt - last.counts.cached, last.timings.ttft_s)
+
+    def memory(self) -> tuple[str, ...]:
+        """MiB of pages that are held, of all tokens of all layers, and of files on disk."""
+        info = self._runner.info
+        held = (info.pages_total - self._runner.pages_free()) * info.page_size * info.kv_bytes_per_token
+        everything = int((self._runner.page_holders() > 0).sum()) * info.page_size * self._per_token
+        disk = sum(path.stat().st_size for path in self._folder.rglob("*.kv"))
+        return tuple(f"{size / MIB:.0f}" for size in (held, everything, disk))
+
+
+class Peer:
+    """llama.cpp's own server. flags: further options of its command line."""
+
+    def __init__(self, program: str, model: Path, threads: int, flags: tuple[str, ...]) -> None:
+        self._command = (program, model, threads, CONTEXT)
+        self._flags = flags
+        self._running = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the server."""
+        self._url = self._running.enter_context(llama_server(*self._command, flags=self._flags)).url
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._running.close()
+
+    def answer(self, prompt: list[int], trunk: int) -> Answer:
+        """Generate an answer. trunk: ignored, since llama.cpp finds common prefixes by itself."""
+        body = {"prompt": prompt, "n_predict": ANSWER, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
+        reply = httpx.post(f"{self._url}/completion", json=body | {"return_tokens": True}, timeout=ANSWER_S)
+        reply.raise_for_status()
+        fields = reply.json()
+        return Answer(fields["tokens"], fields["timings"]["prompt_n"], fields["timings"]["prompt_ms"] / 1_000)
+
+    def memory(self) -> tuple[str, ...]:
+        """Nothing: the server does not tell."""
+        return ()
+
+
+class Chat:
+    """The conversations of the benchmark, and what was asked so far."""
+
+    def __init__(self, system: System, tokenizer: Tokenizer, words: int) -> None:
+        self.system = system
+        self._tokenizer, self._words = tokenizer, words
+        self._random = random.Random(1)
+        self._known: list[list[int]] = []
 
     def message(self) -> list[int]:
         """The tokens of a message of random words."""
-        words = [self._random.choice(WORDS) for _ in range(self._arguments.words)]
-        return self._served.tokenizer.encode(" ".join(words) + ". ")
+        words = [self._random.choice(WORDS) for _ in range(self._words)]
+        return self._tokenizer.encode(" ".join(words) + ". ")
 
-    def ask(self, name: str, prompt: list[int], trunk: int = 0) -> tuple[Row, list[int]]:
-        """Generate an answer; return the row, and prompt and answer."""
-        new = len(prompt) - max([common_prefix(prompt, known) for known in self._known], default=0)
-        last, tokens = answer(self._served.engine, prompt, ANSWER, trunk=trunk)
-        computed = last.counts.prompt - last.counts.cached
-        whole = [*prompt, *tokens]
+    def ask(self, name: str, prompt: list[int], trunk: int = 0) -> tuple[tuple[str, ...], list[int]]:
+        """Generate an answer; return the table's row, and prompt and answer."""
+        new = max(len(prompt) - max([common_prefix(prompt, known) for known in self._known], default=0), 1)
+        found = self.system.answer(prompt, trunk)
+        whole = [*prompt, *found.tokens]
         self._known.append(whole)
-        info = self._runner.info
-        held = (info.pages_total - self._runner.pages_free()) * info.page_size * info.kv_bytes_per_token / MIB
-        holders = self._runner.page_holders()
-        everything = int((holders > 0).sum()) * info.page_size * self._per_token / MIB
-        disk = sum(path.stat().st_size for path in self._folder.rglob("*.kv")) / MIB
-        return Row(name, len(prompt), max(new, 1), computed, last.timings.ttft_s, held, everything, disk), whole
+        figures = f"{len(prompt):,}", f"{new:,}", f"{found.computed:,}", f"{found.computed / new:.2f}"
+        return (name, *figures, f"{found.seconds:.2f}", *self.system.memory()), whole
 
 
-def rows(chat: Chat, turns: int) -> Iterator[Row]:
+def rows(chat: Chat, turns: int) -> Iterator[tuple[str, ...]]:
     """All requests of the benchmark."""
+    chat.system.start()
     system = chat.message()
     text, ends = system, [len(system)]
     for turn in range(turns):
@@ -101,39 +172,51 @@ def rows(chat: Chat, turns: int) -> Iterator[Row]:
     middle = (ends[1] + ends[2]) // 2
     yield chat.ask("an edit within an early message", [*text[:middle], *chat.message()])[0]
     yield chat.ask("another chat, the same system text", [*system, *chat.message()])[0]
-    chat.stop()
-    chat.start()
+    chat.system.stop()
+    chat.system.start()
     yield chat.ask("a turn after a restart", [*first, *chat.message()])[0]
     yield chat.ask("an edit after a restart", [*text, *chat.message()])[0]
+    chat.system.stop()
+
+
+def restart(chat: Chat, count: int) -> Iterator[tuple[str, ...]]:
+    """A prompt of about `count` tokens, computed, and the same with another message after a restart."""
+    text: list[int] = []
+    while len(text) < count:
+        text += chat.message()
+    chat.system.start()
+    row, text = chat.ask("computed", text)
+    yield row
+    chat.system.stop()
+    chat.system.start()
+    yield chat.ask("after a restart", [*text, *chat.message()])[0]
+    chat.system.stop()
 
 
 def main() -> None:
-    """Parse the command line and print the table."""
+    """Parse the command line and print a table for each system."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--words", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--restart", type=int, metavar="TOKENS")
+    parser.add_argument("--llama-server", metavar="PROGRAM")
     arguments = parser.parse_args()
+    model, threads, program = arguments.model, arguments.threads, arguments.llama_server
+    with open_model(model) as file:
+        tokenizer = load_tokenizer(file)
+
+    def measured(system: System) -> list[tuple[str, ...]]:
+        chat = Chat(system, tokenizer, arguments.words)
+        return list(restart(chat, arguments.restart) if arguments.restart else rows(chat, arguments.turns))
+
+    heads = ("request", "prompt", "new", "computed", "ratio", "first token, s")
     with tempfile.TemporaryDirectory() as folder:
-        chat = Chat(arguments, Path(folder))
-        shown = [
-            (
-                row.name,
-                f"{row.prompt:,}",
-                f"{row.new:,}",
-                f"{row.computed:,}",
-                f"{row.computed / row.new:.2f}",
-                f"{row.seconds:.2f}",
-                f"{row.held:.0f}",
-                f"{row.whole:.0f}",
-                f"{row.disk:.0f}",
-            )
-            for row in rows(chat, arguments.turns)
-        ]
-        chat.stop()
-    heads = ("request", "prompt", "new", "computed", "ratio", "first token, s", "MiB held", "all kept", "MiB on disk")
-    table(heads, shown)
+        table((*heads, "MiB held", "all kept", "MiB on disk"), measured(OwnEngine(model, threads, Path(folder))))
+    for flags in ((), ("--swa-full",)) if program else ():
+        sys.stdout.write(f"\n{' '.join(('llama-server', *flags))}\n")
+        table(heads, measured(Peer(program, model, threads, flags)))
 
 
 if __name__ == "__main__":
