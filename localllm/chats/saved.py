@@ -22,7 +22,7 @@ _NAME = re.compile(r"\w[\w.-]{0,63}")
 _ENDINGS = {"prompt": ".md", "persona": ".toml"}
 MAX_BYTES = 2**20
 # Parameters that keep the chat's values unless the persona sets them.
-_OF_THE_CHAT = ("tools", "folder", "rivals", "ctx")
+OF_THE_CHAT = ("tools", "folder", "rivals", "ctx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Persona:
 
     def over(self, present: Parameters, defaults: Parameters) -> Parameters:
         """The parameters of a chat that takes this persona, without any of a previous persona. Raises RequestError."""
-        parameters = dataclasses.replace(defaults, **{name: getattr(present, name) for name in _OF_THE_CHAT})
+        parameters = dataclasses.replace(defaults, **{name: getattr(present, name) for name in OF_THE_CHAT})
         for name, text in self.values.items():
             parameters = parameters.with_text(name, text, defaults)
         return parameters
@@ -82,7 +82,7 @@ def save_persona(name: str, parameters: Parameters, defaults: Parameters, model:
 
     Records the model in a comment. Raises RequestError, also if the name exists or nothing was changed.
     """
-    names = [key for key in NAMES if key not in _OF_THE_CHAT and getattr(parameters, key) != getattr(defaults, key)]
+    names = [key for key in NAMES if key not in OF_THE_CHAT and getattr(parameters, key) != getattr(defaults, key)]
     if not names:
         raise RequestError("Nothing differs from the model's defaults. /set system TEXT or F5 changes how it answers.")
     lines = [f"{key} = {_as_toml(getattr(parameters, key))}" for key in names]

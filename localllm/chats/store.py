@@ -5,7 +5,7 @@ import random
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -153,10 +153,8 @@ class SessionStore:
     def add(self, message: Message) -> Message:
         """Store a new message as the end of the shown path, and return it with its id and creation time."""
         now, identity, session = time.time(), self._new_id("message"), message.session_id
-        columns = "id, session_id, parent_id, role, created, " + ", ".join(_CHANGING)
-        values = (identity, session, message.parent_id, message.role, now, *_changing(message))
-        statements: list[Statement] = [
-            (f"INSERT INTO message ({columns}) VALUES ({', '.join('?' * len(values))})", values),
+        statements = [
+            _insertion((identity, session, message.parent_id, message.role, now), message),
             ("UPDATE session SET leaf = ?, updated = ? WHERE id = ?", (identity, now, session)),
         ]
         if message.parent_id is None and message.role is Role.USER:
@@ -242,6 +240,47 @@ class SessionStore:
                 break
         self.rename(copy, f"{summary.title} (fork)")
         return copy
+
+    def add_session(
+        self,
+        summary: SessionSummary,
+        created: float,
+        messages: Sequence[Message],
+        shown: int | None,
+        lasting: bool = True,
+    ) -> int:
+        """Store a whole session with its title, model, parameters, tags and times, and return its id.
+
+        messages: parents first, with ids of their own, one of which is `shown`, the last of the shown path. lasting: as
+        in `update`.
+        """
+        session, first = self._new_id("session"), self._new_id("message")
+        ids = {message.id: first + place for place, message in enumerate(messages)}
+        columns = "id, title, titled, model, parameters, leaf, created, updated"
+        parameters, leaf = json.dumps(summary.parameters), None if shown is None else ids[shown]
+        values = (session, summary.title, summary.titled, summary.model, parameters, leaf, created, summary.updated)
+        statements: list[Statement] = [
+            (f"INSERT INTO session ({columns}) VALUES ({', '.join('?' * len(values))})", values),
+            *(("INSERT INTO tag VALUES (?, ?)", (session, tag)) for tag in summary.tags),
+        ]
+        for message in messages:
+            parent = None if message.parent_id is None else ids[message.parent_id]
+            own = (ids[message.id], session, parent, message.role, message.created)
+            statements.append(_insertion(own, message))
+        self._write(*statements, lasting=lasting)
+        return session
+
+    def all_messages(self, session_id: int) -> list[Message]:
+        """The messages of a session with those of other branches, oldest first."""
+        rows = self._rows("SELECT * FROM message WHERE session_id = ? ORDER BY id", (session_id,))
+        with self._explained():
+            return [_message(row) for row in rows]
+
+    def all_texts(self) -> Iterator[list[tuple[int, int | None, str, str]]]:
+        """Of each session: id, parent's id, role and content of all messages, oldest first."""
+        for session in self._rows("SELECT id FROM session WHERE deleted IS NULL AND leaf IS NOT NULL"):
+            sql = "SELECT id, parent_id, role, content FROM message WHERE session_id = ? ORDER BY id"
+            yield [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, (session[0],))]
 
     def remember(self, name: str, value: str, lasting: bool = True) -> None:
         """Store a small value across runs. lasting: as in `update`."""
@@ -349,6 +388,13 @@ def _changing(message: Message) -> list[Any]:
     """The values of _CHANGING."""
     values = asdict(message)
     return [json.dumps(values[name]) if name in _JSON else values[name] for name in _CHANGING]
+
+
+def _insertion(own: tuple[Any, ...], message: Message) -> Statement:
+    """Inserts a message. own: id, session_id, parent_id, role and created."""
+    columns = "id, session_id, parent_id, role, created, " + ", ".join(_CHANGING)
+    values = (*own, *_changing(message))
+    return f"INSERT INTO message ({columns}) VALUES ({', '.join('?' * len(values))})", values
 
 
 def _writable(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from localllm.text import shortened
 
 PANELS = {
-    "Use": ("chat", "run", "ask", "serve", "launch", "agent", "detect"),
+    "Use": ("chat", "run", "ask", "serve", "launch", "agent", "chats", "detect"),
     "Models": ("list", "pull", "push", "show", "plan", "create", "cp", "rm", "verify", "quantize"),
     "Server": ("service", "ps", "stop", "warm"),
     "Measure": ("measure",),
@@ -34,6 +34,11 @@ EXAMPLES = {
         'localllm chat "Why is the sky blue?"',
         "localllm chat hf.co/user/repo-GGUF:Q4_K_M",
         "localllm chat --remote http://host:8000",
+    ),
+    "chats": (
+        "localllm chats",
+        "localllm chats import conversations.zip --dry-run",
+        "localllm chats import conversations.zip",
     ),
     "ask": (
         'localllm ask notes "Which ports does the firewall open?"',

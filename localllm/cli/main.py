@@ -20,6 +20,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it b
 COMMANDS = {
     "run": "localllm.cli.run:run",
     "ask": "localllm.cli.ask:ask",
+    "chats": "localllm.cli.chats:chats",
     "serve": "localllm.cli.serve:serve",
     "service": "localllm.cli.service:service",
     "launch": "localllm.cli.launch:launch",

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from localllm.answer.request import AnswerRequest
 from localllm.chats import SessionStore
+from localllm.chats.importing import exported
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from localllm.text import human_bytes
@@ -24,7 +25,7 @@ from tests.pdf_files import pdf_of
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
-from tui.commands.sessions import as_json, as_markdown
+from tui.commands.sessions import as_markdown
 from tui.engine_backend import EngineBackend
 from tui.widgets.messages import AnswerView, without
 from tui.widgets.pictures import drawn
@@ -96,8 +97,8 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
     messages = store.path(session.id)
     assert messages[0].pictures() == (png(1),)
     assert "*Picture: fox.png*" in as_markdown("t", messages)
-    exported = json.loads(as_json("t", messages))["messages"][0]["attachments"][0]
-    assert base64.b64decode(exported["picture"]) == png(1)
+    text = exported(store.summary(session.id), messages, messages[-1].id)
+    assert base64.b64decode(json.loads(text)["messages"][0]["attachments"][0]["picture"]) == png(1)
 
 
 def test_a_text_only_model_refuses_images_and_the_prompt_stays(make_app: MakeApp, folder: Path) -> None:

@@ -21,6 +21,7 @@ from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tests.waiting import eventually
 from tui.answering import make_title, whole_answer
+from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
 from tui.widgets.frame import Note, Notice
 from tui.widgets.markdown import AnswerMarkdown
@@ -466,3 +467,35 @@ def test_an_export_in_a_browser_is_a_download(make_app: MakeApp, monkeypatch: py
     asyncio.run(flow())
     assert [name for name, _ in delivered] == ["chat.json", "notes.md", "chat.md"]
     assert json.loads(delivered[0][1])["title"] == "Frage über alles" and "## You" in delivered[1][1]
+
+
+def test_exported_chats_are_imported_after_asking(make_app: MakeApp, store: SessionStore, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    files = [{"name": "log.txt", "text": "wind 7"}]
+    asked = {"id": 1, "parent_id": None, "role": "user", "content": "Storm?", "attachments": files}
+    answers = [{"id": 2 + at, "parent_id": 1, "role": "assistant", "content": f"No {at}."} for at in range(2)]
+    file.write_text(json.dumps({"title": "Weather", "messages": [asked, *answers]}), encoding="utf-8")
+    backend = FakeBackend([said("Yes."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            for keys, count in ((["enter"], 0), (["down", "enter"], 1)):
+                await say(pilot, f"/import {file}")
+                await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
+                assert "localllm: 1 new chat.\nWeather" in str(pilot.app.screen.query_one(Static).content)
+                await pilot.press(*keys)
+                await until(pilot, lambda count=count: len(store.sessions()) == count)
+            await until(pilot, lambda: contents(pilot) == ["Storm?", "No 1."] == on_screen(pilot))
+            await say(pilot, f"/import {file}")
+            await until(pilot, lambda: chat.query(Note))
+            assert "0 new chats; 1 here already. There is nothing to import." in str(chat.query_one(Note).content)
+            await say(pilot, "/import missing.json")
+            await until(pilot, lambda: chat.query(".failure"))
+            await pilot.press("escape", "ctrl+up", "ctrl+up", "ctrl+e")
+            await say(pilot, " Today")
+            await until(pilot, lambda: backend.requests)
+
+    asyncio.run(flow())
+    sent = str(backend.requests[0].messages[-1]["content"])
+    assert "Storm? Today" in sent and "wind 7" in sent, "files that the text does not name stay with it"

@@ -3,11 +3,13 @@
 import io
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 
 from textual.content import Content
 
-from localllm.chats import Message, Role
+from localllm.background import in_thread
+from localllm.chats import Message, Role, SessionStore
 from localllm.chats.store import change_tags
 from localllm.errors import RequestError
 from localllm.files import user_path
@@ -16,6 +18,8 @@ from localllm.text import counted
 from tui.screens.chat import ChatScreen
 from tui.terminal import in_browser
 from tui.widgets.frame import preview
+
+MOST_TITLES = 8  # of chats to import, in the question
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
@@ -117,20 +121,26 @@ async def undo(chat: ChatScreen, _argument: str) -> None:
 
 
 async def export(chat: ChatScreen, argument: str) -> None:
-    """Write the chat to a file: Markdown, or JSON if the name ends with .json. An existing file is never replaced.
+    """Write the chat to a file. An existing file is never replaced.
 
-    In a browser, the file is downloaded.
+    Markdown has the shown messages. JSON, if the name ends with .json, has all branches and can be imported. In a
+    browser, the file is downloaded.
     """
-    _stored(chat)
+    identity = _stored(chat)
     title = chat.conversation.title
     path = user_path(argument or ".md")
     if path.name in (".md", ".json"):  # only an ending: without a name the file would be hidden
         name = "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower()
         path = path.with_name((name or "chat") + path.name)
-    write = as_json if path.suffix == ".json" else as_markdown
     conversation = chat.conversation
-    messages = [replace(message, content=conversation.checked(message)) for message in conversation.messages]
-    text = write(title, messages)
+    if path.suffix == ".json":
+        from localllm.chats.importing import exported
+
+        shown = conversation.messages[-1].id if conversation.messages else None
+        text = exported(conversation.store.summary(identity), conversation.store.all_messages(identity), shown)
+    else:
+        checked = [replace(message, content=conversation.checked(message)) for message in conversation.messages]
+        text = as_markdown(title, checked)
     if in_browser():
         name = path.name if path.name.isascii() else f"chat{path.suffix}"  # it goes into a header
         chat.app.deliver_text(io.StringIO(text), save_filename=name)
@@ -144,6 +154,43 @@ async def export(chat: ChatScreen, argument: str) -> None:
     except OSError as error:
         raise RequestError(f"{path}: cannot be written: {error.strerror}. Give another name: /export NAME.") from error
     chat.show_note(f"Written to {path.absolute()}")
+
+
+async def import_chats(chat: ChatScreen, argument: str) -> None:
+    """Import the chats of a file that localllm or another program exported, after asking."""
+    from localllm.chats.importing import KNOWN, Found, compare, read_export, take
+    from tui.screens.question import QuestionScreen
+
+    if not argument:
+        raise RequestError(f"Name the file of exported chats: /import FILE. It may be {KNOWN}.")
+    path, file = user_path(argument), chat.conversation.store.file
+
+    def look() -> Found:
+        with closing(SessionStore(file)) as store:
+            return compare(read_export(path), store)
+
+    def store_them() -> list[int]:
+        with closing(SessionStore(file)) as store:
+            return take(found.new, store)
+
+    async def do() -> None:
+        stored = await in_thread(store_them)
+        chat.notify(f"Imported {counted(len(stored), 'chat')}. F3 lists them.")
+        if len(stored) == 1:
+            await open_session(chat, stored[0])
+
+    def chosen(sure: bool | None) -> None:
+        if sure:
+            chat.app.run_worker(chat.attempt(do()))
+
+    found = await in_thread(look)
+    if not found.new:
+        chat.show_note(f"{found.summary} There is nothing to import.")
+        return
+    titles = [chat.title for chat in found.new]
+    more = f"\n... and {len(titles) - MOST_TITLES} more" if len(titles) > MOST_TITLES else ""
+    question = "\n".join([found.summary, *titles[:MOST_TITLES]]) + more
+    chat.app.push_screen(QuestionScreen(question, "Do not import", "Import"), chosen)
 
 
 async def leave(chat: ChatScreen, _argument: str) -> None:
@@ -176,13 +223,6 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
         for call in message.calls:
             parts.append(f"```json\n{json.dumps(asdict(call), ensure_ascii=False)}\n```\n")
     return "\n".join(parts)
-
-
-def as_json(title: str, messages: Sequence[Message]) -> str:
-    """All stored fields of the given messages as JSON."""
-    return json.dumps(
-        {"title": title, "messages": [asdict(message) for message in messages]}, ensure_ascii=False, indent=2
-    )
 
 
 async def open_tab(chat: ChatScreen, _argument: str) -> None:

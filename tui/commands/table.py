@@ -58,6 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("undo", "Restore a deleted chat, or undo a file edit", sessions.undo),
     Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Export the chat to a .md or .json file", sessions.export, argument="[FILE]"),
+    Command("import", "Import exported chats", sessions.import_chats, argument="FILE"),
     Command("regenerate", "Regenerate the answer", answers.regenerate, "ctrl+r"),
     Command("editor", "Write the prompt in your editor", answers.write_in_editor),
     Command("queue", "Take a waiting prompt back, or all", answers.take_back, argument="[N]"),

@@ -197,7 +197,12 @@ class ChatScreen(ChatView):
             known = [*(editing.attachments if editing else ()), *self.pasted()]
             files = await self.folder.attachments(text, known, strict=text != self._missing)
             if editing:
-                self.conversation.edit(editing, text, files)
+                unnamed = [
+                    file
+                    for file in editing.attachments
+                    if not (file.line or file.name == OUTPUT or file.name in editing.content)
+                ]
+                self.conversation.edit(editing, text, (*unnamed, *files))
                 self.prompt.end_edit()
                 await self.show_conversation()
             else:
